@@ -1,0 +1,118 @@
+# plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
+#   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
+#   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
+#   NCCL=0                  build without NCCL                              SAN=asan|tsan   sanitizer build (CPU only)
+MAKEFLAGS += -j$(shell nproc) --no-print-directory
+BACKEND ?= auto
+MARCH ?= native
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v nvcc || echo /usr/local/cuda/bin/nvcc))
+NVCC ?= $(CUDA_HOME)/bin/nvcc
+HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
+ifeq ($(BACKEND),auto)
+  override BACKEND := $(if $(and $(wildcard $(NVCC)),$(filter-out 0,$(HAVE_GPU))),cuda,cpu)
+endif
+ifeq ($(filter $(BACKEND),cpu cuda),)
+  $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
+endif
+GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
+ARCH ?= $(or $(patsubst 90,90a,$(filter-out 0,$(GPU_ARCH))),80 90a)
+BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
+
+# ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
+ROOMS := kernels attention runtime data eval
+SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+ifeq ($(BACKEND),cpu)
+  SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
+endif
+OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
+TEST_SOURCES := $(sort $(wildcard test/*_test.cu test/*_test.cpp))
+TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
+
+# ---- flags
+HAVE_PCRE2 := $(shell printf '\#define PCRE2_CODE_UNIT_WIDTH 8\n\#include <pcre2.h>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0)
+# g++ 12 invents overlaps in std::string (GCC bug 105651)
+WARNINGS := -Wall -Wextra -Wno-restrict
+DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(CPPFLAGS)
+LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
+OPTIMIZE := -O3
+ifeq ($(SAN),asan)
+  OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else ifeq ($(SAN),tsan)
+  OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+else ifneq ($(SAN),)
+  $(error SAN=$(SAN) is unknown; use asan or tsan)
+endif
+HOST := -std=c++20 -fno-strict-aliasing $(WARNINGS) $(DEFINES)
+ifeq ($(BACKEND),cpu)
+  # cpu/ holds what stands in for the CUDA toolkit's headers (cuda_runtime.h, cuda_bf16.h, ...)
+  CXX_CPU := $(CXX) $(HOST) $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -Icpu
+  COMPILE_CU := $(CXX_CPU) -Wno-unknown-pragmas -x c++
+  COMPILE_CPP := $(CXX_CPU)
+  LINK := $(CXX) $(OPTIMIZE)
+  LIBRARIES += -lopenblas
+else
+  NVCC_FLAGS := -std=c++20 -O3 -lineinfo $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
+  COMPILE_CU := $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
+  # registers, shared memory and spills of every kernel, beside its object
+  KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
+  COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
+  LINK := $(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt
+endif
+
+# ---- rules
+.PHONY: all test check check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+all: train
+train: $(BUILD)/train
+	@ln -sfn $(BUILD)/train train
+
+$(BUILD)/train: $(BUILD)/main.cu.o $(OBJECTS)
+	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+
+# Objects are rebuilt when the flags change: their text is kept in a file that only changes with it.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
+$(BUILD)/version.h: FORCE
+	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "'$$(git describe --always --dirty 2>/dev/null || echo unknown)'"'; \
+	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
+
+$(BUILD)/main.cu.o $(BUILD)/bench/step_bench.cu.o: $(BUILD)/version.h
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
+$(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+$(BUILD)/test_%: $(BUILD)/test/%_test.cu.o $(OBJECTS)
+	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+$(BUILD)/test_%: $(BUILD)/test/%_test.cpp.o $(OBJECTS)
+	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+$(BUILD)/planted_bugs: $(BUILD)/test/cpu_planted_bugs.cu.o $(OBJECTS)
+	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+$(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
+	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+.PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+
+tests: $(TESTS)                    ## build every test program
+test: train $(TESTS)               ## run every test of this build
+	@bash test/run.sh $(BUILD)
+check-asan:                        ## the kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
+	@$(MAKE) BACKEND=cpu SAN=asan sanitizer-tests && bash test/run.sh build/cpu-asan
+check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
+	@$(MAKE) BACKEND=cpu SAN=tsan sanitizer-tests && bash test/run.sh build/cpu-tsan
+sanitizer-tests: $(TESTS) $(BUILD)/planted_bugs
+check-full: test                   ## everything, the long sanitizer runs included
+	@FULL=1 $(MAKE) check-asan check-tsan -j1
+bench: $(BUILD)/bench_step         ## time of a training step by kernel
+	$(BUILD)/bench_step
+quickstart:                        ## train, evaluate and plot a small model
+	bash scripts/quickstart.sh
+cuda-subset:                       ## compile the CUDA build for one target; what ptxas says is in build/cuda/ptxas.log
+	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) build/cuda/train
+	@cat build/cuda/*.ptxas build/cuda/*/*.ptxas > build/cuda/ptxas.log
+clean:                             ## remove build/ and ./train
+	rm -rf build train
+help:                              ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t16; sed -n '1,5s/^# \?//p' Makefile

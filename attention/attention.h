@@ -1,0 +1,70 @@
+// Causal attention: what can be set, and the two calls that the trainer makes. README.md has the equations.
+// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous.
+// Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were folded in before (prepare.cuh).
+// Memory is linear in T, results are the same bits in every run; no atomics. T = float | bf16; sums are taken in float32.
+#pragma once
+#include <cstddef>
+#include <iterator>
+#include <string>
+
+#include "kernels/gpu.cuh"
+
+// From scores z to weights P. The names are the config's, in the enumerators' order.
+enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };
+enum class QkNorm { none, l2, rms };
+enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
+enum class Sink { none, one, learned };
+enum class RopeScaling { none, linear, ntk, yarn };
+inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
+inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
+inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
+inline constexpr const char* sink_names[] = {"none", "one", "learned"};
+inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
+
+// The enumerator of that name; another name is a user_error that lists the table.
+Kind kind_from_name(const std::string& name);
+QkNorm qk_norm_from_name(const std::string& name);
+Scale scale_from_name(const std::string& name);
+Sink sink_from_name(const std::string& name);
+RopeScaling rope_scaling_from_name(const std::string& name);
+
+struct AttentionSettings {
+  Kind kind = Kind::softmax;
+  QkNorm qk_norm = QkNorm::none;
+  Scale scale = Scale::rsqrt_d;
+  float scale_number = 1;     // of Scale::number
+  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, not 1 only with yarn
+  int context = 1024;         // the trained length, for Scale::logn and Kind::sigmoid
+  float power = 15;           // lssar
+  float offset = 1;
+  int offset_free_rows = 3;
+  Sink sink = Sink::none;     // softmax
+};
+
+// The learned numbers of a layer, where the settings have any, and their gradients. Each [H].
+template <class T>
+struct AttentionLearned {
+  const T* ssmax_scale = nullptr;
+  float* dssmax_scale = nullptr;  // +=
+  const T* sink = nullptr;
+  float* dsink = nullptr;         // +=
+};
+
+// A user_error naming the key if these settings have no kernels here; call it when the config has been read.
+void attention_check(const AttentionSettings& settings, int D);
+
+// Floats saved per row (b, h, t) for the backward, one [B, H, T] array after the other. (lssar saves a vector of D more.)
+int attention_statistics(const AttentionSettings& settings, int D);
+
+size_t attention_backward_workspace(int B, int T, int H, int D);  // bytes: 32 per row (b, h, t), so linear in T
+
+// out = , stats = (only if training; may be nullptr otherwise).
+template <class T>
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H, int D,
+                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+
+// dqkv = , from what the forward read and wrote.
+template <class T>
+void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
+                        const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
+                        const AttentionLearned<T>& learned = {});

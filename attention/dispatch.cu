@@ -1,0 +1,96 @@
+// The one place where the settings of a run become template arguments, and the tables of names.
+#include "attention/attention.h"
+#include "attention/general.cuh"
+
+namespace {
+
+// The kinds whose kernels are built. Adding a kind adds its row here and its struct in policies.cuh.
+template <class F>
+void with_kind(Kind kind, F f) {
+  switch (kind) {
+    case Kind::softmax: return f.template operator()<Softmax>();
+    default: break;
+  }
+  user_error("config: attention.kind = \"%s\" has no kernels in this build (built: softmax); choose one of these.",
+             kind_names[int(kind)]);
+}
+
+PolicySettings policy_settings(const AttentionSettings& s) {
+  return {.power = s.power,
+          .offset = s.offset,
+          .log_context = logf(float(s.context)),
+          .offset_free_rows = s.offset_free_rows,
+          .sink = s.sink == Sink::none ? -INFINITY : 0.0f};
+}
+
+template <class T>
+const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
+  if (s.sink == Sink::learned && !learned.sink) failure("attention: the sink is learned, but no array of sinks was given.");
+  return s.sink == Sink::learned ? learned.sink : nullptr;
+}
+
+template <class Enum, size_t N>
+Enum from_name(const char* key, const char* const (&names)[N], const std::string& name) {
+  std::string allowed;
+  for (size_t i = 0; i < N; i++) {
+    if (name == names[i]) return Enum(i);
+    allowed += (i ? ", " : "") + std::string(names[i]);
+  }
+  user_error("config: %s = \"%s\" is unknown; choose one of %s.", key, name.c_str(), allowed.c_str());
+}
+
+}  // namespace
+
+Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
+QkNorm qk_norm_from_name(const std::string& name) { return from_name<QkNorm>("attention.qk_norm", qk_norm_names, name); }
+Scale scale_from_name(const std::string& name) { return from_name<Scale>("attention.scale", scale_names, name); }
+Sink sink_from_name(const std::string& name) { return from_name<Sink>("attention.sink", sink_names, name); }
+RopeScaling rope_scaling_from_name(const std::string& name) {
+  return from_name<RopeScaling>("eval.rope_scaling", rope_scaling_names, name);
+}
+
+void attention_check(const AttentionSettings& settings, int D) {
+  if (D < 1 || D > 512) user_error("config: model.head_dim = %d has no kernels; 1 to 512 have.", D);
+  with_kind(settings.kind, []<class Policy>() {});
+}
+
+int attention_statistics(const AttentionSettings& settings, int D) {
+  int count = 0;
+  with_kind(settings.kind, [&]<class Policy>() { count = Policy::SAVED + (Policy::VALUES - 1) * D; });
+  return count;
+}
+
+size_t attention_backward_workspace(int B, int T, int H, int) { return size_t(8) * sizeof(float) * B * H * T; }
+
+template <class T>
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H, int D,
+                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
+  attention_check(settings, D);
+  with_kind(settings.kind, [&]<class Policy>() {
+    if (training)
+      general_forward<T, Policy>(out, stats, qkv, policy_settings(settings), sink_of(settings, learned), B, T_, H, D, stream);
+    else
+      general_forward<T, typename Policy::Evaluation>(out, nullptr, qkv, policy_settings(settings), sink_of(settings, learned),
+                                                      B, T_, H, D, stream);
+  });
+}
+
+template <class T>
+void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
+                        const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
+                        const AttentionLearned<T>& learned) {
+  attention_check(settings, D);
+  with_kind(settings.kind, [&]<class Policy>() {
+    static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
+    general_backward<T, Policy>(dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), policy_settings(settings),
+                                sink_of(settings, learned), learned.dsink, B, T_, H, D, stream);
+  });
+}
+
+#define INSTANTIATE(T)                                                                                                     \
+  template void attention_forward(T*, float*, const T*, const AttentionSettings&, int, int, int, int, bool, cudaStream_t, \
+                                  const AttentionLearned<T>&);                                                            \
+  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSettings&, int,  \
+                                   int, int, int, cudaStream_t, const AttentionLearned<T>&);
+INSTANTIATE(float)
+INSTANTIATE(bf16)

@@ -1,0 +1,415 @@
+#include "attention/general.cuh"
+
+#include "attention/tiles.cuh"
+#include "kernels/reduce.cuh"
+
+namespace {
+
+constexpr int SINK_THREADS = 128;
+
+struct Shape {
+  int T, H, D;
+  bool wide;
+  __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
+  __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
+};
+
+// Part 0 q, 1 k, 2 v of qkv [B, T, 3, H, D], and a tensor [B, T, H, D].
+template <class T>
+__device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
+  size_t A = size_t(s.H) * s.D;
+  return {qkv + size_t(b) * s.T * 3 * A + part * A + size_t(h) * s.D, 3 * A, s.T, s.D, s.wide};
+}
+template <class T>
+__device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
+  size_t A = size_t(s.H) * s.D;
+  return {out + size_t(b) * s.T * A + size_t(h) * s.D, A, s.T, s.D, s.wide};
+}
+
+// Which tile of rows and which chunk of channels a block makes; rows with the most to do come first.
+struct Place {
+  int b, h, row, chunk, chunks;
+};
+template <class Tile>
+__device__ Place place_of_block(const Shape& s, bool last_rows_first) {
+  int chunks = s.chunks(Tile::CHANNELS), tiles = gridDim.x / chunks, tile = blockIdx.x / chunks;
+  if (last_rows_first) tile = tiles - 1 - tile;
+  return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
+}
+
+// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time. The block's
+// own chunk comes last, so that its stream tiles are in shared memory afterwards. The held tiles stay where one chunk is
+// all; they are loaded when `fresh`. Begins with a barrier.
+template <class Tile, int N, class T>
+__device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
+                                   const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0, const Place& place,
+                                   bool fresh) {
+  for (int n = 0; n < N; n++)
+    for (int x = 0; x < Tile::X; x++)
+      for (int e = 0; e < E; e++) z[n][x][e] = 0;
+  for (int k = 1; k <= place.chunks; k++) {
+    int c0 = (place.chunk + k) % place.chunks * Tile::CHANNELS;
+    __syncthreads();
+    for (int n = 0; n < N; n++) {
+      if (fresh || place.chunks > 1) load_held<Tile>(held_tiles + n * Tile::HELD_FLOATS, held[n], r0, c0);
+      load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, c0);
+    }
+    __syncthreads();
+    int depth = min(Tile::CHANNELS, round_up_8(held[0].D - c0));
+    for (int n = 0; n < N; n++)
+      add_scores<Tile>(z[n], stream_tiles + n * Tile::STREAM_FLOATS, held_tiles + n * Tile::HELD_FLOATS, depth);
+  }
+}
+
+// ---- forward: queries are held, keys and then values stream past
+
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
+  constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, STATE = Policy::STATE;
+  DYNAMIC_SHARED(float, shared);
+  float* query_tile = shared;
+  float* stream_tile = query_tile + Tile::HELD_FLOATS;
+  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                 // [VALUES]
+  float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;            // [STATE][SHARERS][HELD]
+  float* factors = partial + (STATE + 1) * Tile::SHARERS * Tile::HELD;    // [VALUES][HELD]
+  Place place = place_of_block<Tile>(shape, true);
+  ScorePlace<Tile> mine;
+  SumPlace<Tile> ours;
+  int i0 = place.row, last_query = min(i0 + Tile::HELD, shape.T) - 1;
+  int chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
+  Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
+  Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
+  Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
+
+  float sum[VALUES][R][E] = {}, state[STATE + 1][E], z[1][X][E];
+  auto load_state = [&](float (&s)[STATE + 1], int e) {
+    for (int n = 0; n < STATE; n++) s[n] = state[n][e];
+  };
+  auto keep_state = [&](const float (&s)[STATE + 1], int e) {
+    for (int n = 0; n < STATE; n++) state[n][e] = s[n];
+  };
+  for (int e = 0; e < E; e++) {
+    float s[STATE + 1];
+    policy.start(s, mine.first == 0);
+    keep_state(s, e);
+  }
+  for (int pass = 0; pass < Policy::PASSES; pass++) {
+    bool weighing = pass == Policy::PASSES - 1;
+    for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
+      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, pass == 0 && j0 == 0);
+      if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+        for (int x = 0; x < X; x++)
+          for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+      if (!weighing) {
+        for (int x = 0; x < X; x++)
+          for (int e = 0; e < E; e++) {
+            float s[STATE + 1];
+            load_state(s, e);
+            policy.look(z[0][x][e], s);
+            keep_state(s, e);
+          }
+        continue;
+      }
+      if constexpr (Policy::RAISES) {
+        float top[E];
+        for (int e = 0; e < E; e++) top[e] = z[0][0][e];
+        for (int x = 1; x < X; x++)
+          for (int e = 0; e < E; e++) top[e] = max(top[e], z[0][x][e]);
+        write_neighbours(partial + mine.first * Tile::HELD + mine.held, top);
+      }
+      __syncthreads();  // the keys have been read, the maxima written
+      load_stream<Tile>(stream_tile, v, j0, chunk0);
+      if constexpr (Policy::RAISES) {
+        float top[E], factor[E];
+        read_neighbours(top, partial + mine.held);
+        for (int n = 1; n < Tile::SHARERS; n++) {
+          float other[E];
+          read_neighbours(other, partial + n * Tile::HELD + mine.held);
+          for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
+        }
+        for (int e = 0; e < E; e++) {
+          float s[STATE + 1];
+          load_state(s, e);
+          factor[e] = policy.raise(s, top[e]);
+          keep_state(s, e);
+        }
+        if (mine.first == 0) write_neighbours(factors + mine.held, factor);
+      }
+      for (int x = 0; x < X; x++) {
+        float weights[VALUES][E];
+        for (int e = 0; e < E; e++) {
+          float s[STATE + 1], w[VALUES];
+          load_state(s, e);
+          policy.weigh(z[0][x][e], s, w);
+          keep_state(s, e);
+          for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
+        }
+        for (int n = 0; n < VALUES; n++)
+          write_neighbours(weight_tile + n * Tile::WEIGHT_FLOATS + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held),
+                           weights[n]);
+      }
+      __syncthreads();
+      if (ours.channel >= width) continue;
+      if constexpr (Policy::RAISES)
+        for (int r = 0; r < R; r++)
+          for (int n = 0; n < VALUES; n++)
+            for (int e = 0; e < E; e++) sum[n][r][e] *= factors[ours.held + r];
+      for (int n = 0; n < VALUES; n++) add_sums<Tile>(sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
+    }
+    // the threads that share a row put together what they have seen, all in the same order
+    for (int n = 0; n < STATE; n++)
+      write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, state[n]);
+    __syncthreads();
+    for (int e = 0; e < E; e++) {
+      float s[STATE + 1], other[STATE + 1];
+      for (int m = 0; m < Tile::SHARERS; m++) {
+        for (int n = 0; n < STATE; n++) other[n] = partial[(n * Tile::SHARERS + m) * Tile::HELD + mine.held + e];
+        if (m == 0) for (int n = 0; n < STATE; n++) s[n] = other[n];
+        else policy.merge(pass, s, other);
+      }
+      if (!weighing) policy.turn(i0 + mine.held + e + 1, s);
+      keep_state(s, e);
+    }
+    __syncthreads();
+  }
+
+  for (int e = 0; e < E; e++) {
+    float s[STATE + 1], factor[VALUES], saved[Policy::SAVED + 1];
+    int i = i0 + mine.held + e;
+    load_state(s, e);
+    policy.finish(i + 1, s, factor, saved);
+    if (mine.first != 0) continue;
+    for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + mine.held + e] = factor[n];
+    if (!stats || place.chunk != 0 || i >= shape.T) continue;
+    for (int n = 0; n < Policy::SAVED; n++)
+      stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
+  }
+  __syncthreads();
+  size_t A = size_t(shape.H) * shape.D;
+  for (int r = 0; r < R; r++) {
+    int i = i0 + ours.held + r;
+    if (i >= shape.T || ours.channel >= width) continue;
+    for (int n = 0; n < VALUES; n++)
+      for (int e = 0; e < E; e++) sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
+    T* to = out + (size_t(place.b) * shape.T + i) * A + size_t(place.h) * shape.D;
+    store_channels(to, sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
+    if constexpr (VALUES > 1)
+      if (stats) {
+        float* second = stats + Policy::SAVED * shape.rows(gridDim.z);
+        second += ((size_t(place.b) * shape.H + place.h) * shape.T + i) * shape.D;
+        store_channels(second, sum[1][r], chunk0 + ours.channel, shape.D, false);
+      }
+  }
+}
+
+// ---- backward
+
+// rows [ROWS][B, H, T] = what the two kernels below read per row, from what the forward saved and the dot products dO_i . O_i
+// (and dO_i . O2_i). A thread has a row; its 16-byte pieces come through the first-level cache.
+template <class T, class Policy>
+__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats, PolicySettings settings,
+                                      Shape shape, int B) {
+  size_t count = shape.rows(B), r = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+  if (r >= count) return;
+  int t = r % shape.T, h = r / shape.T % shape.H, b = r / shape.T / shape.H;
+  Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
+  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROWS + 1];
+  const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
+  constexpr int W = Pack<T>::size;
+  if (shape.wide) {
+    for (int c = 0; c < shape.D; c += W) {
+      Pack<T> a = load16(x + c), b = load16(dx + c);
+      for (int i = 0; i < W; i++) dot[0] += to_float(a[i]) * to_float(b[i]);
+    }
+  } else {
+    for (int c = 0; c < shape.D; c++) dot[0] += to_float(x[c]) * to_float(dx[c]);
+  }
+  if constexpr (Policy::VALUES > 1) {
+    const float* second = stats + Policy::SAVED * count + r * shape.D;
+    for (int c = 0; c < shape.D; c++) dot[1] += second[c] * to_float(dx[c]);
+  }
+  Policy policy(settings, 0);
+  for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
+  policy.backward_row(t + 1, saved, dot, row);
+  for (int n = 0; n < Policy::ROWS; n++) rows[n * count + r] = row[n];
+}
+
+// Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
+  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  DYNAMIC_SHARED(float, shared);
+  float* held_tiles = shared;                                       // k, v
+  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // q, dO
+  float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
+  float* p_tile = dz_tile + Tile::WEIGHT_FLOATS;
+  Place place = place_of_block<Tile>(shape, false);
+  ScorePlace<Tile> mine;
+  SumPlace<Tile> ours;
+  int j0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
+  Head<T> held[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
+  Head<T> streamed[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
+  size_t count = shape.rows(gridDim.z);
+  rows += (size_t(place.b) * shape.H + place.h) * shape.T;
+  Policy policy(settings, 0);
+
+  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E];
+  int first = j0 / Tile::STREAM * Tile::STREAM;
+  for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
+    score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
+    for (int x = 0; x < X; x++) {
+      int i = i0 + mine.streamed(x);
+      float row[ROWS + 1], p[E], dz[E];
+      for (int n = 0; n < ROWS; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
+      for (int e = 0; e < E; e++) {
+        float score = j0 + mine.held + e > i ? -INFINITY : z[0][x][e];
+        policy.grad(score, z[1][x][e], row, p[e], dz[e]);
+      }
+      write_neighbours(p_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), p);
+      write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
+    }
+    __syncthreads();
+    if (ours.channel >= width) continue;
+    add_sums<Tile>(dk, dz_tile, stream_tiles);
+    add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
+  }
+  size_t A = size_t(shape.H) * shape.D;
+  for (int r = 0; r < R; r++) {
+    int j = j0 + ours.held + r;
+    if (j >= shape.T || ours.channel >= width) continue;
+    T* to = dqkv + (size_t(place.b) * shape.T + j) * 3 * A + A + size_t(place.h) * shape.D;
+    store_channels(to, dk[r], chunk0 + ours.channel, shape.D, shape.wide);
+    store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
+  }
+}
+
+// Queries are held, keys stream past: dq = sum of dz k, over the keys up to the diagonal.
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
+                                  Shape shape) {
+  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  DYNAMIC_SHARED(float, shared);
+  float* held_tiles = shared;                                       // q, dO
+  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // k, v
+  float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
+  Place place = place_of_block<Tile>(shape, true);
+  ScorePlace<Tile> mine;
+  SumPlace<Tile> ours;
+  int i0 = place.row, last_query = min(i0 + Tile::HELD, shape.T) - 1;
+  int chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
+  Head<T> held[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
+  Head<T> streamed[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
+  size_t count = shape.rows(gridDim.z);
+  rows += (size_t(place.b) * shape.H + place.h) * shape.T;
+  Policy policy(settings, 0);
+
+  float dq[R][E] = {}, z[2][X][E], row[ROWS + 1][E];
+  for (int n = 0; n < ROWS; n++)
+    for (int e = 0; e < E; e++) row[n][e] = i0 + mine.held + e < shape.T ? rows[n * count + i0 + mine.held + e] : 0;
+  for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
+    score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
+    for (int x = 0; x < X; x++) {
+      float dz[E];
+      for (int e = 0; e < E; e++) {
+        float r[ROWS + 1], p;
+        for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
+        float score = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+        policy.grad(score, z[1][x][e], r, p, dz[e]);
+      }
+      write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
+    }
+    __syncthreads();
+    if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
+  }
+  size_t A = size_t(shape.H) * shape.D;
+  for (int r = 0; r < R; r++) {
+    int i = i0 + ours.held + r;
+    if (i >= shape.T || ours.channel >= width) continue;
+    T* to = dqkv + (size_t(place.b) * shape.T + i) * 3 * A + size_t(place.h) * shape.D;
+    store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
+  }
+}
+
+// dS_h -= sum over rows of P_sink D, P_sink = e^(S_h - lse) the sink's weight. One block per head.
+template <class T, class Policy>
+__global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, Shape shape, int B) {
+  __shared__ float shared[SINK_THREADS / WARP];
+  int h = blockIdx.x;
+  float sum = 0, logit = to_float(sink[h]);
+  for (int b = 0; b < B; b++)
+    for (int t = threadIdx.x; t < shape.T; t += SINK_THREADS)
+      sum += Policy::sink_grad(logit, rows + (size_t(b) * shape.H + h) * shape.T + t, shape.rows(B));
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) dsink[h] += sum;
+}
+
+// ---- launchers
+
+template <class T>
+Shape shape_of(int T_, int H, int D, std::initializer_list<const void*> arrays) {
+  bool wide = D % Pack<T>::size == 0;
+  for (const void* array : arrays) wide = wide && reinterpret_cast<size_t>(array) % 16 == 0;
+  return {T_, H, D, wide};
+}
+
+template <class Tile>
+dim3 grid_of(const Shape& s, int B) {
+  return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
+}
+
+// f.operator()<Tile>() with the smaller of the tiles whose channels hold D, else with the last.
+template <class Tile, class... More, class F>
+void with_tile(int D, F f) {
+  if constexpr (sizeof...(More) == 0) f.template operator()<Tile>();
+  else if (D <= Tile::CHANNELS) f.template operator()<Tile>();
+  else with_tile<More...>(D, f);
+}
+
+}  // namespace
+
+// Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
+// Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
+template <class T, class Policy>
+void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
+                     int D, cudaStream_t stream) {
+  Shape shape = shape_of<T>(T_, H, D, {out, qkv});
+  with_tile<Tile<32, 64, 64, 64>, Tile<64, 64, 32, 64>, Tile<128, 64, 32, 128>>(D, [&]<class Tile>() {
+    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * (Tile::WEIGHT_FLOATS + Tile::HELD) +
+                    (Policy::STATE + 1) * Tile::SHARERS * Tile::HELD;
+    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),
+           stream, out, stats, qkv, sink, settings, shape);
+  });
+}
+
+// Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
+template <class T, class Policy>
+void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, float* workspace,
+                      const PolicySettings& settings, const T* sink, float* dsink, int B, int T_, int H, int D,
+                      cudaStream_t stream) {
+  Shape shape = shape_of<T>(T_, H, D, {dqkv, dout, out, qkv});
+  size_t rows = shape.rows(B);
+  launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, stream, workspace, dout, out,
+         stats, settings, shape, B);
+  const float* row_values = workspace;
+  if constexpr (Policy::HAS_SINK)
+    if (sink && dsink)
+      launch((attention_sink_kernel<T, Policy>), dim3(H), dim3(SINK_THREADS), 0, stream, dsink, sink, row_values, shape, B);
+  with_tile<Tile<32, 64, 32, 64>, Tile<64, 64, 32, 64>, Tile<128, 32, 32, 128>>(D, [&]<class Tile>() {
+    size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
+    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+           floats * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
+    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+           (floats - Tile::WEIGHT_FLOATS) * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
+  });
+}
+
+#define INSTANTIATE(T, Policy)                                                                                             \
+  template void general_forward<T, Policy>(T*, float*, const T*, const PolicySettings&, const T*, int, int, int, int,     \
+                                           cudaStream_t);                                                                 \
+  template void general_backward<T, Policy>(T*, const T*, const T*, const float*, const T*, float*, const PolicySettings&, \
+                                            const T*, float*, int, int, int, int, cudaStream_t);
+INSTANTIATE(float, Softmax)
+INSTANTIATE(bf16, Softmax)

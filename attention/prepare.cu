@@ -1,0 +1,287 @@
+// The contract is in prepare.cuh. A row is read once for its norm (it stays in the first-level cache) and once to be changed.
+#include "attention/prepare.cuh"
+
+#include <cmath>
+
+#include "kernels/reduce.cuh"
+
+namespace {
+
+constexpr float L2_EPS = 1e-12f, RMS_EPS = 1e-6f;
+constexpr int THREADS = 128;
+
+// alpha_i = constant x (ln i)^log_power x (s_h)^learned: every scale is one of these products.
+template <class T>
+struct RowScale {
+  float constant;
+  bool log_rows;
+  const T* learned;  // [H] or nullptr
+  __device__ float operator()(int t, int h) const {
+    float alpha = constant;
+    if (log_rows) alpha *= logf(float(t + 1));
+    if (learned) alpha *= to_float(learned[h]);
+    return alpha;
+  }
+};
+
+template <class T>
+RowScale<T> row_scale(const AttentionSettings& s, int D, const T* ssmax_scale) {
+  double root = 1 / std::sqrt(double(D)), constant = 0;
+  bool log_rows = false;
+  switch (s.scale) {
+    case Scale::rsqrt_d: constant = root; break;
+    case Scale::logd_logn: constant = std::log(double(D)), log_rows = true; break;
+    case Scale::logn: constant = root / std::log(double(s.context)), log_rows = true; break;
+    case Scale::ssmax: constant = root, log_rows = true; break;
+    case Scale::number: constant = s.scale_number; break;
+  }
+  return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
+}
+
+// Which row a group of lanes has. Rows past the end repeat the last one's reads and write nothing, as shuffles need all lanes.
+struct Row {
+  bool inside, is_q;
+  int n, h;         // position b T + t, head
+  size_t offset;    // of its first element in qkv
+  size_t norm;      // of its norm in norms
+};
+__device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D) {
+  int r = int((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
+  Row row;
+  row.inside = r < rows;
+  if (!row.inside) r = rows - 1;
+  int part_head = r % (parts * H);
+  row.n = r / (parts * H);
+  row.is_q = part_head < H;
+  row.h = part_head % H;
+  row.offset = (size_t(row.n) * 3 * H + part_head) * D;
+  row.norm = size_t(row.n) * 2 * H + part_head;
+  return row;
+}
+
+__device__ inline float group_sum(float v, int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+  return v;
+}
+
+// W neighbouring elements: one 16-byte access, or one element.
+template <int W, class T>
+__device__ inline void read(float (&v)[W], const T* x) {
+  if constexpr (W == 1) {
+    v[0] = to_float(*x);
+  } else {
+    Pack<T> pack = load16(x);
+    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+  }
+}
+template <int W, class T>
+__device__ inline void write(T* x, const float (&v)[W]) {
+  if constexpr (W == 1) {
+    *x = from_float<T>(v[0]);
+  } else {
+    Pack<T> pack;
+    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
+    store16(x, pack);
+  }
+}
+
+// A row's lanes take its pieces of W elements in turn.
+struct Lanes {
+  int lane, count;
+};
+
+// sum of x y over a row, this lane's share of it
+template <int W, class T>
+__device__ float dot_share(const T* x, const T* y, int D, Lanes lanes) {
+  float sum = 0;
+  for (int d = lanes.lane * W; d < D; d += lanes.count * W) {
+    float a[W], b[W];
+    read(a, x + d);
+    read(b, y + d);
+    for (int i = 0; i < W; i++) sum += a[i] * b[i];
+  }
+  return sum;
+}
+
+// x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only where along is used: pass x itself otherwise.
+template <int W, int SIGN, class T>
+__device__ void scale_and_rotate(T* x, const T* y, float scale, float along, const float2* angles, int D, Lanes lanes) {
+  if (!angles) {
+    for (int d = lanes.lane * W; d < D; d += lanes.count * W) {
+      float a[W], b[W];
+      read(a, x + d);
+      read(b, y + d);
+      for (int i = 0; i < W; i++) a[i] = scale * a[i] - along * b[i];
+      write(x + d, a);
+    }
+    return;
+  }
+  int half = D / 2;
+  for (int d = lanes.lane * W; d < half; d += lanes.count * W) {
+    float a[W], b[W], ya[W], yb[W];
+    read(a, x + d);
+    read(b, x + half + d);
+    read(ya, y + d);
+    read(yb, y + half + d);
+    for (int i = 0; i < W; i++) {
+      float2 angle = angles[d + i];
+      float u = scale * a[i] - along * ya[i], v = scale * b[i] - along * yb[i], sine = SIGN * angle.y;
+      a[i] = u * angle.x - v * sine;
+      b[i] = v * angle.x + u * sine;
+    }
+    write(x + d, a);
+    write(x + half + d, b);
+  }
+}
+
+template <int W, class T>
+__device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_norm, float alpha, int D, Lanes lanes,
+                            bool inside) {
+  float inverse = 1;
+  if (qk_norm != QkNorm::none) {
+    float squares = group_sum(dot_share<W>(x, x, D, lanes), lanes.count);
+    inverse = qk_norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / D + RMS_EPS);
+    if (lanes.lane == 0 && inside) *norm = inverse;
+  }
+  if (inside) scale_and_rotate<W, 1>(x, x, alpha * inverse, 0, angles, D, lanes);
+}
+
+template <class T>
+__global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope, QkNorm qk_norm, RowScale<T> scale, int rows,
+                                       int lane_count, int parts, int T_, int H, int D, bool wide) {
+  Row row = row_of_thread(rows, lane_count, parts, H, D);
+  Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
+  int t = row.n % T_;
+  float alpha = row.is_q ? scale(t, row.h) : 1;
+  const float2* angles = rope ? rope + size_t(t) * (D / 2) : nullptr;
+  T* x = qkv + row.offset;
+  float* norm = norms ? norms + row.norm : nullptr;
+  if (wide) forward_row<Pack<T>::size>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
+  else forward_row<1>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
+}
+
+// With y = norm(R x) and x' = alpha y as the forward left it: dy = alpha dx', d(R x) = (dy - y (y . dy) [/ D for rms]) / length.
+// y . dy = x' . dx', so y itself is not needed; where alpha is 0 so is the gradient.
+template <int W, class T>
+__device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
+                             float* row_dot, int D, Lanes lanes, bool inside) {
+  float along = 0;
+  if (qk_norm != QkNorm::none || row_dot) {
+    float dot = group_sum(dot_share<W>(x, dx, D, lanes), lanes.count);
+    if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
+    if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
+    if (qk_norm == QkNorm::rms) along = dot / D;
+    along = alpha == 0 ? 0 : along * inverse / alpha;
+  }
+  if (inside) scale_and_rotate<W, -1>(dx, x, alpha * inverse, along, angles, D, lanes);
+}
+
+template <class T>
+__global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norms, const float2* rope, QkNorm qk_norm,
+                                        RowScale<T> scale, float* row_dots, int rows, int lane_count, int parts, int T_, int H,
+                                        int D, bool wide) {
+  Row row = row_of_thread(rows, lane_count, parts, H, D);
+  Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
+  int t = row.n % T_, b = row.n / T_;
+  float alpha = row.is_q ? scale(t, row.h) : 1, inverse = norms ? norms[row.norm] : 1;
+  const float2* angles = rope ? rope + size_t(t) * (D / 2) : nullptr;
+  T* dx = dqkv + row.offset;
+  const T* x = qkv + row.offset;
+  float* row_dot = nullptr;
+  if (row_dots && row.is_q) row_dot = row_dots + (size_t(b) * H + row.h) * T_ + t;
+  if (wide) backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dot, D, lanes, row.inside);
+  else backward_row<1>(dx, x, inverse, angles, qk_norm, alpha, row_dot, D, lanes, row.inside);
+}
+
+// ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. One block per head.
+// s_h = 0 loses the direction of q, so its gradient counts as 0.
+template <class T>
+__global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* row_dots, int B, int T_, int H) {
+  __shared__ float shared[THREADS / WARP];
+  int h = blockIdx.x;
+  float sum = 0;
+  for (int b = 0; b < B; b++)
+    for (int t = threadIdx.x; t < T_; t += THREADS) sum += row_dots[(size_t(b) * H + h) * T_ + t];
+  sum = block_sum(sum, shared);
+  float s = to_float(scale[h]);
+  if (threadIdx.x == 0 && s != 0) dscale[h] += sum / s;
+}
+
+// 16-byte accesses need rows (with rope: their halves) that are whole packs, and aligned arrays.
+template <class T>
+bool can_be_wide(int D, const float2* rope, const void* a, const void* b) {
+  int unit = Pack<T>::size * (rope ? 2 : 1);
+  return D % unit == 0 && reinterpret_cast<size_t>(a) % 16 == 0 && reinterpret_cast<size_t>(b) % 16 == 0;
+}
+
+// A lane has at most 32 elements of a row, while there are lanes.
+int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
+
+dim3 grid_for(int rows, int lanes) { return dim3(unsigned((size_t(rows) * lanes + THREADS - 1) / THREADS)); }
+
+}  // namespace
+
+// Floor: 4 N A elements moved (q and k read and written; k stays where nothing changes it: 2 N A).
+template <class T>
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings, int B, int T_, int H, int D,
+                     cudaStream_t stream, const AttentionLearned<T>& learned) {
+  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
+  int lanes = lanes_for(D);
+  launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
+         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, can_be_wide<T>(D, rope, qkv, qkv));
+}
+
+size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int T, int H) {
+  return settings.scale == Scale::ssmax ? size_t(B) * T * H * sizeof(float) : 0;
+}
+
+// Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
+template <class T>
+void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings, int B,
+                      int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned, void* workspace) {
+  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
+  int lanes = lanes_for(D);
+  float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
+  launch(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
+         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, T_, H, D,
+         can_be_wide<T>(D, rope, dqkv, qkv));
+  if (row_dots)
+    launch(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
+           static_cast<const float*>(row_dots), B, T_, H);
+}
+
+std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor) {
+  constexpr double pi = 3.14159265358979323846;
+  int half = D / 2;
+  double trained = length / factor;
+  if (factor <= 1) scaling = RopeScaling::none;
+  if (scaling == RopeScaling::ntk && D > 2) base *= std::pow(factor, double(D) / (D - 2));
+  std::vector<float2> table(size_t(length) * half);
+  for (int k = 0; k < half; k++) {
+    double frequency = std::pow(base, -2.0 * k / D);
+    if (scaling == RopeScaling::linear) frequency /= factor;
+    if (scaling == RopeScaling::yarn) {
+      // frequencies that turn often within the trained length stay, those that turn less than once are squeezed
+      double turns = trained * frequency / (2 * pi), keep = std::fmin(std::fmax((turns - 1) / (32 - 1), 0.0), 1.0);
+      frequency *= keep + (1 - keep) / factor;
+    }
+    for (int t = 0; t < length; t++)
+      table[size_t(t) * half + k] = make_float2(float(std::cos(t * frequency)), float(std::sin(t * frequency)));
+  }
+  return table;
+}
+
+float rope_scale_factor(RopeScaling scaling, double factor) {
+  if (scaling != RopeScaling::yarn || factor <= 1) return 1;
+  double attention = 0.1 * std::log(factor) + 1;
+  return float(attention * attention);
+}
+
+template void prepare_forward(float*, float*, const float2*, const AttentionSettings&, int, int, int, int, cudaStream_t,
+                              const AttentionLearned<float>&);
+template void prepare_forward(bf16*, float*, const float2*, const AttentionSettings&, int, int, int, int, cudaStream_t,
+                              const AttentionLearned<bf16>&);
+template void prepare_backward(float*, const float*, const float*, const float2*, const AttentionSettings&, int, int, int, int,
+                               cudaStream_t, const AttentionLearned<float>&, void*);
+template void prepare_backward(bf16*, const bf16*, const float*, const float2*, const AttentionSettings&, int, int, int, int,
+                               cudaStream_t, const AttentionLearned<bf16>&, void*);

@@ -1,0 +1,179 @@
+// What the general attention kernels are made of. A block holds a tile of rows of one sequence (queries, or keys) and lets the
+// rows of the other stream past it, in float32 whatever the type in memory.
+// held tile    [channel][row]     transposed, so that a thread reads E neighbouring rows at once
+// stream tile  [row][channel]     as in memory
+// weight tile  [streamed row][held row]
+// Two products are all there is: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
+// neighbouring floats by single ones that its neighbours read too. E = 8: two 16-byte reads on a GPU, one AVX register here.
+#pragma once
+#include <utility>
+
+#include "kernels/gpu.cuh"
+
+inline constexpr int E = 8;
+
+// f(0), ..., f(N - 1) written out, so that arrays indexed by the argument stay in registers on both machines.
+template <int N, class F>
+__device__ __forceinline__ void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) { (f(I), ...); }(std::make_integer_sequence<int, N>());
+}
+
+// Column c of a row in shared memory: 4 floats of padding after every 32, so that the E-float reads of 4 neighbouring threads
+// and those of the next 4 fall into different banks.
+__host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
+
+// CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
+template <int CHANNELS_, int HELD_, int STREAM_, int THREADS_>
+struct Tile {
+  static constexpr int CHANNELS = CHANNELS_, HELD = HELD_, STREAM = STREAM_, THREADS = THREADS_;
+  static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (CHANNELS % 128 ? 0 : 4);
+  static constexpr int HELD_FLOATS = CHANNELS * HELD_STRIDE, STREAM_FLOATS = STREAM * STREAM_STRIDE,
+                       WEIGHT_FLOATS = STREAM * HELD_STRIDE;
+  // scores: a thread has E held rows x X streamed rows, streamed rows lie SHARERS apart
+  static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
+  // sums: a thread has R held rows x E channels
+  static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
+  static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
+  static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
+  static_assert(THREADS % HELD == 0 || HELD % THREADS == 0);
+};
+
+// One head of one sequence in memory: row r at x + r stride, D channels. wide: 16-byte accesses are possible.
+template <class T>
+struct Head {
+  const T* x;
+  size_t stride;
+  int rows, D;
+  bool wide;
+};
+
+__host__ __device__ constexpr int round_up_8(int n) { return (n + 7) / 8 * 8; }
+
+// W channels from channel d of row r, 0 outside the matrix. W is 1 or a pack (D is a multiple of the pack then).
+template <int W, class T>
+__device__ __forceinline__ void read_channels(float (&v)[W], const Head<T>& head, int r, int d) {
+  if (r >= head.rows || d >= head.D) {
+    for (int i = 0; i < W; i++) v[i] = 0;
+  } else if constexpr (W == 1) {
+    v[0] = to_float(head.x[r * head.stride + d]);
+  } else {
+    Pack<T> pack = load16(head.x + r * head.stride + d);
+    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+  }
+}
+
+// tile [channel][at(row)] = rows r0.. , channels c0.. up to the next multiple of 8 beyond the head's last.
+template <class Tile, int W, class T>
+__device__ __forceinline__ void load_held_by(float* tile, const Head<T>& head, int r0, int c0) {
+  constexpr int ROWS = Tile::HELD < Tile::THREADS ? Tile::HELD : Tile::THREADS, PARTS = Tile::THREADS / ROWS;
+  int depth = min(Tile::CHANNELS, round_up_8(head.D - c0));
+  for (int r = threadIdx.x % ROWS; r < Tile::HELD; r += ROWS) {
+    for (int d = int(threadIdx.x) / ROWS * W; d < depth; d += PARTS * W) {
+      float v[W];
+      read_channels(v, head, r0 + r, c0 + d);
+      for (int i = 0; i < W; i++) tile[(d + i) * Tile::HELD_STRIDE + at(r)] = v[i];
+    }
+  }
+}
+template <class Tile, class T>
+__device__ __forceinline__ void load_held(float* tile, const Head<T>& head, int r0, int c0) {
+  if (head.wide) load_held_by<Tile, Pack<T>::size>(tile, head, r0, c0);
+  else load_held_by<Tile, 1>(tile, head, r0, c0);
+}
+
+// tile [row][at(channel)], the same range.
+template <class Tile, int W, class T>
+__device__ __forceinline__ void load_stream_by(float* tile, const Head<T>& head, int r0, int c0) {
+  constexpr int PER_ROW = Tile::CHANNELS / W;
+  int depth = min(Tile::CHANNELS, round_up_8(head.D - c0));
+  for (int n = threadIdx.x; n < Tile::STREAM * PER_ROW; n += Tile::THREADS) {
+    int r = n / PER_ROW, d = n % PER_ROW * W;
+    if (d >= depth) continue;
+    float v[W];
+    read_channels(v, head, r0 + r, c0 + d);
+    float* to = tile + r * Tile::STREAM_STRIDE + at(d);
+    if constexpr (W == 1) {
+      to[0] = v[0];
+    } else {
+      for (int i = 0; i < W; i += 4) store16(to + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
+    }
+  }
+}
+template <class Tile, class T>
+__device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, int r0, int c0) {
+  if (head.wide) load_stream_by<Tile, Pack<T>::size>(tile, head, r0, c0);
+  else load_stream_by<Tile, 1>(tile, head, r0, c0);
+}
+
+__device__ __forceinline__ void read_neighbours(float (&v)[E], const float* x) {
+  Pack<float> a = load16(x), b = load16(x + 4);
+  for (int i = 0; i < 4; i++) v[i] = a[i], v[4 + i] = b[i];
+}
+__device__ __forceinline__ void write_neighbours(float* x, const float (&v)[E]) {
+  store16(x, Pack<float>{{v[0], v[1], v[2], v[3]}});
+  store16(x + 4, Pack<float>{{v[4], v[5], v[6], v[7]}});
+}
+
+// Where a thread's part of the scores begins: E held rows from `held`, streamed rows first, first + SHARERS, ...
+template <class Tile>
+struct ScorePlace {
+  int held = int(threadIdx.x) % (Tile::HELD / E) * E, first = int(threadIdx.x) / (Tile::HELD / E);
+  __device__ __forceinline__ int streamed(int x) const { return first + x * Tile::SHARERS; }
+};
+
+// z[x][e] += sum over channels of stream[row x][channel] held[channel][row e]; depth channels, a multiple of 8.
+template <class Tile>
+__device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* stream, const float* held, int depth) {
+  ScorePlace<Tile> place;
+  stream += place.first * Tile::STREAM_STRIDE;
+  held += at(place.held);
+  for (int d0 = 0; d0 < depth; d0 += 8) {
+    const float* s = stream + at(d0);
+    for (int d = 0; d < 8; d++) {
+      float h[E];
+      read_neighbours(h, held + (d0 + d) * Tile::HELD_STRIDE);
+      unrolled<Tile::X>([&](int x) {
+        float single = s[x * Tile::SHARERS * Tile::STREAM_STRIDE + d];
+        for (int e = 0; e < E; e++) z[x][e] += single * h[e];
+      });
+    }
+  }
+}
+
+// Where a thread's part of the sums begins: R held rows from `held`, E channels from `channel`.
+template <class Tile>
+struct SumPlace {
+  int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::R, channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * E;
+};
+
+// sum[r][e] += sum over streamed rows s of weights[s][row r] stream[s][channel e].
+template <class Tile>
+__device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* weights, const float* stream, int begin = 0,
+                                int end = Tile::STREAM) {
+  SumPlace<Tile> place;
+  weights += at(place.held);
+  stream += at(place.channel);
+  for (int s = begin; s < end; s++) {
+    float v[E];
+    read_neighbours(v, stream + s * Tile::STREAM_STRIDE);
+    unrolled<Tile::R>([&](int r) {
+      float w = weights[s * Tile::HELD_STRIDE + r];
+      for (int e = 0; e < E; e++) sum[r][e] += w * v[e];
+    });
+  }
+}
+
+// The thread's E channels from c of a row of D channels that begins at `to`; channels beyond D are dropped.
+template <class T>
+__device__ __forceinline__ void store_channels(T* to, const float (&v)[E], int c, int D, bool wide) {
+  if (wide) {
+    for (int i = 0; i < E; i += Pack<T>::size) {
+      Pack<T> pack;
+      for (int k = 0; k < Pack<T>::size; k++) pack[k] = from_float<T>(v[i + k]);
+      if (c + i < D) store16(to + c + i, pack);
+    }
+  } else {
+    for (int i = 0; i < E; i++)
+      if (c + i < D) to[c + i] = from_float<T>(v[i]);
+  }
+}

@@ -1,0 +1,35 @@
+// GPT-2's byte-level BPE over the published vocabulary files; see tokenizer.h for what it promises.
+// Text is cut into pieces (words with their leading space, numbers, punctuation, white space); the bytes of a piece are
+// merged pair by pair, always the pair that stands first in the list of merges, all its occurrences from left to right.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/tokenizer.h"
+
+class Gpt2Tokenizer : public Tokenizer {
+ public:
+  explicit Gpt2Tokenizer(const std::string& dir);
+  std::vector<int> encode(const std::string& text) const override;
+  std::string decode(const std::vector<int>& tokens) const override;
+  int vocab() const override { return int(bytes_of_.size()); }
+  int end_of_text() const override { return end_of_text_; }
+
+ private:
+  struct Merge { int rank, token; };
+  using Ids = std::unordered_map<std::string, int>;
+  Ids load_vocabulary(const std::string& path);
+  void load_merges(const std::string& path, const std::string& vocabulary_path, const Ids& ids);
+  void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
+
+  std::vector<std::string> bytes_of_;             // [vocab] what a token stands for
+  int token_of_byte_[256];
+  std::unordered_map<uint64_t, Merge> merges_;    // (left token << 32 | right token)
+  int end_of_text_ = -1;
+};
+
+// GPT-2's pieces of valid UTF-8 text, in order; together they are the whole text.
+std::vector<std::string_view> split_gpt2(std::string_view text);

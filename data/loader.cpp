@@ -1,0 +1,115 @@
+#include "data/loader.h"
+
+#include <algorithm>
+
+#include "runtime/error.h"
+
+namespace {
+
+uint64_t mix(uint64_t x) {  // the finaliser of splitmix64: every output bit depends on every input bit
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+// The swap-or-not shuffle (Hoang, Morris and Rogaway, 2012): round i pairs every x with k_i - x modulo total and swaps
+// the two or not by one random bit that both of them compute. It needs no power of two and no cycle walking, and
+// O(log total) rounds make it a random permutation: 128 are plenty for any number of windows.
+int64_t permute(int64_t position, int64_t total, uint64_t seed, int64_t epoch) {
+  constexpr int rounds = 128;
+  constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+  const uint64_t n = total, key = mix(mix(seed + golden) + uint64_t(epoch) * golden + 1);
+  uint64_t x = position;
+  for (int round = 0; round < rounds; round++) {
+    const uint64_t round_key = mix(key + (round + 1) * golden), k = round_key % n;
+    const uint64_t partner = k >= x ? k - x : k + n - x;
+    if (mix(mix(round_key) + std::max(x, partner)) >> 63) x = partner;
+  }
+  return int64_t(x);
+}
+
+int64_t window_of(const LoaderSettings& s, int64_t total, int64_t step, int micro_step, int row) {
+  const int64_t number = ((step * s.micro_steps + micro_step) * s.ranks + s.rank) * s.micro + row;
+  const int64_t position = number % total;
+  return s.shuffle ? permute(position, total, s.seed, number / total) : position;
+}
+
+Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(std::move(reader)), settings_(settings) {
+  const LoaderSettings& s = settings;
+  if (s.T != reader_.T() || s.micro < 1 || s.micro_steps < 1 || s.rank < 0 || s.rank >= s.ranks)
+    failure("loader: impossible settings: T %d (reader %d), micro batch %d, micro steps %d, rank %d of %d", s.T,
+            reader_.T(), s.micro, s.micro_steps, s.rank, s.ranks);
+  for (Batch& batch : batches_) {
+    batch.inputs.resize(size_t(s.micro) * s.T);
+    batch.targets.resize(size_t(s.micro) * s.T);
+  }
+  start(0);
+}
+
+Loader::~Loader() { stop(); }
+
+void Loader::seek(int64_t step) {
+  if (step < 0) failure("loader: step %lld was sought", (long long)step);
+  stop();
+  start(step);
+}
+
+const Batch& Loader::next() {
+  std::unique_lock lock(mutex_);
+  taken_++;
+  changed_.notify_all();                  // the batch returned before may be refilled
+  changed_.wait(lock, [&] { return filled_ >= taken_ || error_; });
+  if (filled_ >= taken_) return batches_[(taken_ - 1) % slots];
+  taken_--;                               // so that calling again throws again
+  std::rethrow_exception(error_);
+}
+
+void Loader::start(int64_t step) {
+  first_step_ = step;
+  filled_ = taken_ = 0;
+  stopping_ = false;
+  error_ = nullptr;
+  thread_ = std::thread(&Loader::run, this);
+}
+
+void Loader::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void Loader::run() {
+  std::unique_lock lock(mutex_);
+  try {
+    while (true) {
+      // Batch filled_ goes where batch filled_ - slots was: that one must no longer be in the caller's hands.
+      changed_.wait(lock, [&] { return stopping_ || filled_ - slots < taken_ - 1; });
+      if (stopping_) return;
+      const int64_t number = filled_;
+      lock.unlock();
+      fill(batches_[number % slots], number);
+      lock.lock();
+      filled_++;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+void Loader::fill(Batch& batch, int64_t number) const {
+  batch.step = first_step_ + number / settings_.micro_steps;
+  batch.micro_step = int(number % settings_.micro_steps);
+  for (int row = 0; row < settings_.micro; row++) {
+    const size_t offset = size_t(row) * settings_.T;
+    reader_.read(window_of(settings_, reader_.windows(), batch.step, batch.micro_step, row), &batch.inputs[offset],
+                 &batch.targets[offset]);
+  }
+}

@@ -1,0 +1,63 @@
+// Batches of windows in the one fixed order, prepared ahead by a background thread.
+// Optimizer step s, micro step m of M, rank r of R, row b of B takes window number ((s M + m) R + r) B + b. Numbers
+// beyond the total go on in the next epoch. Unshuffled, number n is window n modulo the total; shuffled, each epoch has
+// a permutation of its own drawn from (seed, epoch): a bijection computed in integers and in constant memory, so the
+// order is the same on every machine and any step can be sought at once. A batch larger than all the data wraps around.
+// What goes wrong in the thread (a token beyond the vocabulary, a file cut short) is thrown by next().
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "data/shards.h"
+
+struct LoaderSettings {
+  int T = 0;             // tokens of a window, as in the WindowReader
+  int micro = 1;         // B, rows of a micro batch
+  int micro_steps = 1;   // M, micro batches of an optimizer step on one rank
+  int rank = 0, ranks = 1;
+  bool shuffle = true;
+  uint64_t seed = 0;
+};
+
+struct Batch {
+  int64_t step = 0;      // optimizer step and micro step that it belongs to
+  int micro_step = 0;
+  std::vector<int> inputs, targets;  // [B, T]
+};
+
+int64_t window_of(const LoaderSettings& settings, int64_t total, int64_t step, int micro_step, int row);
+
+// A bijection of [0, total), drawn from (seed, epoch).
+int64_t permute(int64_t position, int64_t total, uint64_t seed, int64_t epoch);
+
+class Loader {
+ public:
+  Loader(WindowReader reader, const LoaderSettings& settings);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+  void seek(int64_t step);  // the next next() returns the first micro batch of this step; a new loader is at step 0
+  const Batch& next();      // valid until the following next() or seek()
+
+ private:
+  static constexpr int slots = 3;  // one in the caller's hands, one ready, one being filled
+  void start(int64_t step);
+  void stop();
+  void run();
+  void fill(Batch& batch, int64_t number) const;
+
+  WindowReader reader_;
+  LoaderSettings settings_;
+  int64_t first_step_ = 0;
+  Batch batches_[slots];
+  std::mutex mutex_;               // guards what follows
+  std::condition_variable changed_;
+  int64_t filled_ = 0, taken_ = 0;  // batches since first_step_
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};

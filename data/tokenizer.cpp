@@ -1,0 +1,47 @@
+#include "data/tokenizer.h"
+
+#include "data/gpt2_bpe.h"
+#include "data/utf8.h"
+#include "runtime/error.h"
+
+namespace {
+
+const char* const replacement = "\xef\xbf\xbd";  // U+FFFD
+
+class ByteTokenizer : public Tokenizer {
+ public:
+  std::vector<int> encode(const std::string& text) const override {
+    std::vector<int> tokens;
+    for (unsigned char byte : text) tokens.push_back(byte);
+    return tokens;
+  }
+  std::string decode(const std::vector<int>& tokens) const override {
+    std::string text;
+    for (int token : tokens) {
+      if (token >= 0 && token < 256) text += char(token);
+      else text += replacement;
+    }
+    return text;
+  }
+  int vocab() const override { return 256; }
+  int end_of_text() const override { return -1; }
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::string& dir) {
+  if (kind == "bytes") return std::make_unique<ByteTokenizer>();
+  if (kind == "gpt2") return std::make_unique<Gpt2Tokenizer>(dir);
+  user_error("generate.tokenizer = \"%s\" is unknown (gpt2, bytes)", kind.c_str());
+}
+
+std::string valid_utf8(const std::string& text) {
+  std::string valid;
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = utf8_length(text, i);
+    if (length) valid.append(text, i, length);
+    else valid += replacement;
+    i += length ? length : 1;
+  }
+  return valid;
+}

@@ -1,0 +1,53 @@
+#include "eval/evaluate.h"
+
+#include <algorithm>
+
+#include "runtime/log.h"
+
+size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
+  size_t rows = 0;
+  for (int length : lengths) rows = std::max(rows, size_t(eval_batch(config, length)) * length);
+  return rows;
+}
+
+LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
+  const Config& config = model.config();
+  WindowReader reader(shards, length, config.model.vocab);
+  int64_t windows = std::min(tokens / length, reader.windows());
+  if (tokens < length)
+    user_error("config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter length  [%s]",
+               (long long)tokens, length, config.file.c_str());
+  if (windows == 0)
+    user_error("data.val: no shard holds a window of %d tokens and its last target; give longer shards or evaluate a shorter length",
+               length);
+  int batch = int(std::min<int64_t>(eval_batch(config, length), windows));
+  std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
+  std::vector<float> losses(inputs.size());
+  std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order
+  model.set_rope(length);
+  ProgressBar progress(format("eval length %d", length), windows);
+  for (int64_t window = 0; window < windows; window += batch) {
+    int count = int(std::min<int64_t>(batch, windows - window));
+    for (int row = 0; row < batch; row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
+      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
+    model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
+    for (int row = 0; row < count; row++)
+      for (int t = 0; t < length; t++) by_position[t] += losses[size_t(row) * length + t];
+    progress.update(window + count);
+  }
+  model.set_rope(config.model.context);
+
+  LengthLoss result{length, 0, 0, windows * length, {}};
+  int bin = std::clamp(length / 32, 1, 256), last = std::min(1024, length);
+  for (int t = 0; t < length; t++) {
+    if (t % bin == 0) result.by_position.push_back(0);
+    result.by_position.back() += by_position[t];
+    result.loss += by_position[t];
+    if (t >= length - last) result.last_loss += by_position[t];
+  }
+  for (size_t i = 0; i < result.by_position.size(); i++)
+    result.by_position[i] /= double(windows) * std::min<double>(bin, length - double(i) * bin);
+  result.loss /= double(windows) * length;
+  result.last_loss /= double(windows) * last;
+  return result;
+}

@@ -1,0 +1,208 @@
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; the only PTX of the project)
+// and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no #ifdef.
+// Warp operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
+// them into the same instructions, the CPU layer pays for one meeting of the warp.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <type_traits>
+#include <utility>
+#include "runtime/error.h"
+
+using bf16 = __nv_bfloat16;
+using fp16 = __half;
+constexpr int WARP = 32;
+template <class T> struct TypeTag {};
+
+// Host side -----------------------------------------------------------------------------------------------------------
+
+inline void cuda_check(cudaError_t error, const char* what, const char* file, int line) {
+  if (error != cudaSuccess) failure("%s failed at %s:%d: %s.", what, file, line, cudaGetErrorString(error));
+}
+#define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
+
+// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Instances of templates
+// with several arguments take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
+#define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
+
+// What only the CPU layer can vary; a GPU ignores all three. Results must not depend on them.
+enum class CpuOrder { forward, reverse, random };
+void set_cpu_threads(int n);                         // OS threads that run kernels; n < 1: one per core
+void set_cpu_order(CpuOrder, unsigned seed = 1);     // of blocks, warps and lanes
+void set_cpu_poison(bool on);                        // NaN in shared memory before each block and in new device memory
+
+// CUDA keeps an obsolete function of this name.
+#define ballot(v) warp_ballot(v)
+
+// Both sides ----------------------------------------------------------------------------------------------------------
+
+// Conversions round to nearest even; NaN stays NaN.
+__host__ __device__ inline float to_float(float v) { return v; }
+__host__ __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
+__host__ __device__ inline float to_float(fp16 v) { return __half2float(v); }
+template <class T> __host__ __device__ T from_float(float v);
+template <> __host__ __device__ inline float from_float<float>(float v) { return v; }
+template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
+template <> __host__ __device__ inline fp16 from_float<fp16>(float v) { return __float2half_rn(v); }
+
+// What one 16-byte access moves. load16, store16: the address must be a multiple of 16. The streaming forms are for data
+// that is not used again soon: it leaves the caches first.
+template <class T>
+struct alignas(16) Pack {
+  static constexpr int size = 16 / sizeof(T);
+  T x[size];
+  __host__ __device__ T& operator[](int i) { return x[i]; }
+  __host__ __device__ const T& operator[](int i) const { return x[i]; }
+};
+
+#ifdef PLUSGPT_CPU
+#include "cpu/device.h"
+#else
+constexpr bool on_cpu = false;
+inline void set_cpu_threads(int) {}
+inline void set_cpu_order(CpuOrder, unsigned) {}
+inline void set_cpu_poison(bool) {}
+#endif
+
+#ifdef __CUDACC__
+
+// Parameters and arguments are two packs, so that an int can be passed where the kernel takes a size_t.
+template <class... P, class... A>
+void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, A&&... arguments) {
+  static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
+  if (shared_bytes > 48 * 1024) {  // beyond this a kernel has to ask
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(shared_bytes));
+    if (error != cudaSuccess)
+      failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
+  }
+  kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
+  cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess)
+    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads with %zu bytes of shared memory failed: %s.",
+            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, cudaGetErrorString(error));
+}
+
+// DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, the same for every such line of a kernel.
+#define DYNAMIC_SHARED(type, name)                            \
+  extern __shared__ __align__(128) char dynamic_shared_bytes[]; \
+  type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
+
+template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
+template <class T> __device__ inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
+template <class T> __device__ inline Pack<T> load16_streaming(const T* p) {
+  int4 raw = __ldcs(reinterpret_cast<const int4*>(p));
+  Pack<T> v;
+  memcpy(&v, &raw, 16);
+  return v;
+}
+template <class T> __device__ inline void store16_streaming(T* p, const Pack<T>& v) {
+  int4 raw;
+  memcpy(&raw, &v, 16);
+  __stcs(reinterpret_cast<int4*>(p), raw);
+}
+
+// T: float, int or unsigned. shuffle_down and shuffle_up past the warp's ends return the lane's own value.
+constexpr unsigned all_lanes = 0xffffffffu;
+template <class T> __device__ inline T shuffle(T v, int lane) { return __shfl_sync(all_lanes, v, lane); }
+template <class T> __device__ inline T shuffle_xor(T v, int mask) { return __shfl_xor_sync(all_lanes, v, mask); }
+template <class T> __device__ inline T shuffle_down(T v, int delta) { return __shfl_down_sync(all_lanes, v, delta); }
+template <class T> __device__ inline T shuffle_up(T v, int delta) { return __shfl_up_sync(all_lanes, v, delta); }
+__device__ inline unsigned warp_ballot(bool v) { return __ballot_sync(all_lanes, v); }
+__device__ inline void warp_sync() { __syncwarp(); }
+
+// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max drops NaN
+// where it can, as fmaxf does.
+template <int X> __device__ inline void warp_sum(float (&v)[X]) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2)
+#pragma unroll
+    for (int i = 0; i < X; ++i) v[i] += shuffle_xor(v[i], mask);
+}
+template <int X> __device__ inline void warp_max(float (&v)[X]) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2)
+#pragma unroll
+    for (int i = 0; i < X; ++i) v[i] = fmaxf(v[i], shuffle_xor(v[i], mask));
+}
+__device__ inline float warp_sum(float v) {
+  float one[1] = {v};
+  warp_sum(one);
+  return one[0];
+}
+__device__ inline float warp_max(float v) {
+  float one[1] = {v};
+  warp_max(one);
+  return one[0];
+}
+
+// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8, T = bf16 or fp16 in, float32 sums.
+// With g = lane / 4, q = lane % 4, and two 16-bit elements to a register, the lower column (A) or row (B) in the low half:
+//   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
+//   d[r]: row g + 8 (r / 2), column 2q + r % 2
+__device__ inline void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ inline void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<fp16>) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <int M, int N, class T>
+__device__ inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2],
+                                    TypeTag<T> type) {
+#pragma unroll
+  for (int i = 0; i < M; ++i)
+#pragma unroll
+    for (int j = 0; j < N; ++j) mma_m16n8k16(d[i][j], a[i], b[j], type);
+}
+
+__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// X times four 8 x 8 matrices of 16-bit elements from shared memory. Lane 8i + j gives the address (a multiple of 16) of row
+// j of matrix i; with g = lane / 4, q = lane % 4 the lane gets in r[x][i] row g, columns 2q and 2q + 1 of matrix i; _trans:
+// column g, rows 2q and 2q + 1.
+template <int X> __device__ inline void ldmatrix_x4(unsigned (&r)[X][4], const void* const (&row)[X]) {
+#pragma unroll
+  for (int x = 0; x < X; ++x)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
+}
+template <int X> __device__ inline void ldmatrix_x4_trans(unsigned (&r)[X][4], const void* const (&row)[X]) {
+#pragma unroll
+  for (int x = 0; x < X; ++x)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
+}
+
+// 16 bytes from global to shared memory behind the thread's back; valid = false writes zeros and reads nothing. Copies
+// since the last commit form a group; wait<N> returns when all but the newest N groups of this thread have arrived.
+__device__ inline void cp_async16(void* shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf, erff,
+// powf: those are calls). The fast ones are for loops bound by the special-function unit: one or two instructions on a GPU.
+// Relative error of fast_exp2 2^-22, 0 below 2^-126; fast_exp x 2^-23 more; the logarithms 2^-22, near 1 absolutely.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_log2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }
+__device__ inline float fast_log(float x) { return fast_log2(x) * 0.693147181f; }
+
+#endif

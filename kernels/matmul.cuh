@@ -1,0 +1,57 @@
+// Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
+// kernels/matmul.cu does them with cuBLASLt, cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
+#pragma once
+#include <string>
+#include <type_traits>
+
+#include "kernels/gpu.cuh"
+#include "runtime/error.h"
+
+enum class Epilogue {
+  none,
+  bias,        // D = AB + bias
+  bias_gelu,   // aux = AB + bias (before GELU, kept for the backward; may be nullptr), D = gelu(AB + bias)
+  dgelu,       // D = AB gelu'(aux)
+};
+
+// A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row; 0 =
+// contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D overlaps
+// none of the others.
+template <class TIn, class TOut = TIn>
+struct Matmul {
+  TOut* d;
+  const TIn* a;
+  const TIn* b;
+  int m, n, k;
+  bool trans_a = false, trans_b = false;
+  int ldd = 0, lda = 0, ldb = 0;
+  float beta = 0;
+  Epilogue epilogue = Epilogue::none;
+  const TIn* bias = nullptr;   // [n]
+  TIn* aux = nullptr;          // [m, n]
+};
+
+// Fills in contiguous leading dimensions; refuses what has no meaning.
+template <class TIn, class TOut>
+void check_matmul(Matmul<TIn, TOut>& p) {
+  if (p.ldd == 0) p.ldd = p.n;
+  if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
+  if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
+  bool plain = p.epilogue == Epilogue::none;
+  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible.", p.m, p.n, p.k);
+  if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type.");
+  if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias) failure("matmul: the bias is missing.");
+  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing.");
+}
+
+// <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32).
+// On the GPU the first call of a shape outside graph capture measures cuBLASLt's candidates and keeps the fastest; during
+// capture an unmeasured shape takes the heuristic's first. Same shape, same choice, same bits.
+template <class TIn, class TOut>
+void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
+
+// Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the file.
+void matmul_cache_file(const std::string& path);
+// All choices of this process as text, and back: a checkpoint carries them, so that a resumed run makes the same ones.
+std::string matmul_choices();
+void matmul_set_choices(const std::string& text);

@@ -1,0 +1,68 @@
+// Time by kernel, for benchmarks. Off unless a benchmark switches it on: then launch() and matmul() put an event before and after
+// what they start, and profile_collect() adds up the times by name.
+//   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
+#pragma once
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+struct ProfileLine {
+  std::string name;
+  int calls = 0;
+  double ms = 0;
+};
+
+struct ProfileEvent {
+  std::string name;
+  cudaEvent_t start, stop;
+};
+inline bool profile_on = false;
+inline std::vector<ProfileEvent> profile_events;
+
+// Times the work put on the stream while the object lives.
+class ProfileScope {
+ public:
+  ProfileScope(const char* name, cudaStream_t stream) : stream_(stream) {
+    if (!profile_on) return;
+    profile_events.push_back({name, {}, {}});
+    cudaEventCreate(&profile_events.back().start);
+    cudaEventCreate(&profile_events.back().stop);
+    cudaEventRecord(profile_events.back().start, stream);
+    index_ = int(profile_events.size()) - 1;
+  }
+  ~ProfileScope() {
+    if (index_ >= 0) cudaEventRecord(profile_events[index_].stop, stream_);
+  }
+  ProfileScope(const ProfileScope&) = delete;
+
+ private:
+  cudaStream_t stream_;
+  int index_ = -1;
+};
+
+inline void profile_start() { profile_on = true; }
+
+// Waits for the device, switches profiling off; the lines with the most time first.
+inline std::vector<ProfileLine> profile_collect() {
+  profile_on = false;
+  cudaDeviceSynchronize();
+  std::map<std::string, ProfileLine> by_name;
+  for (ProfileEvent& event : profile_events) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, event.start, event.stop);
+    cudaEventDestroy(event.start);
+    cudaEventDestroy(event.stop);
+    ProfileLine& line = by_name[event.name];
+    line.name = event.name;
+    line.calls++;
+    line.ms += ms;
+  }
+  profile_events.clear();
+  std::vector<ProfileLine> lines;
+  for (auto& [name, line] : by_name) lines.push_back(line);
+  std::sort(lines.begin(), lines.end(), [](const ProfileLine& a, const ProfileLine& b) { return a.ms > b.ms; });
+  return lines;
+}

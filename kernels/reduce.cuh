@@ -1,0 +1,30 @@
+// Sums and maxima, in a fixed order.
+#pragma once
+#include "kernels/gpu.cuh"
+
+// Every thread of the block gets the sum (maximum) of v over the block. shared: one float per warp. One barrier; the caller
+// puts another one between two uses of the same shared array.
+__device__ inline float block_sum(float v, float* shared) {
+  v = warp_sum(v);
+  if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = v;
+  __syncthreads();
+  float sum = 0;
+  for (int w = 0; w < int(blockDim.x) / WARP; w++) sum += shared[w];
+  return sum;
+}
+
+__device__ inline float block_max(float v, float* shared) {
+  v = warp_max(v);
+  if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = v;
+  __syncthreads();
+  float largest = shared[0];
+  for (int w = 1; w < int(blockDim.x) / WARP; w++) largest = fmaxf(largest, shared[w]);
+  return largest;
+}
+
+// out [1] += sum of x [n]; one block, meant for a micro batch's losses. Floor: n floats read, by one multiprocessor.
+void sum_to(float* out, const float* x, size_t n, cudaStream_t stream);
+
+// out0 [n0] += column sums of the left n0 columns of partial [count, n0 + n1], out1 [n1] += those of the right n1.
+// The second stage of deterministic column sums. Floor: count (n0 + n1) floats read.
+void add_column_sums(float* out0, int n0, float* out1, int n1, const float* partial, int count, cudaStream_t stream);

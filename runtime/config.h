@@ -1,0 +1,150 @@
+// The settings of a run: read from JSON and --set, checked, completed.
+// Defaults are the initialisers below; what each key may be and means is THE table in config_table.cpp, which drives
+// reading, --set, --print-config, the resolved JSON and the documentation. Choices are strings checked against
+// the table, so whoever maps them to an enum may treat anything else as a bug. 0 or "" marked "auto" is filled in where
+// the comment says. What is wrong with a configuration is a user_error naming key, value, what is allowed, and file.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct Config {
+  std::string name = "run";         // output goes to runs/NAME
+  uint64_t seed = 1337;
+  std::string init;                 // folder with model.safetensors to start from; "" = fresh
+  std::string precision;            // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
+  int threads = 0;                  // CPU only; 0 = auto: cores / ranks
+
+  struct Model {
+    int layers = 12;
+    int heads = 12;
+    int channels = 768;
+    int head_dim = 0;               // auto: channels / heads (never 0 after loading)
+    int context = 1024;
+    int vocab = 50257;
+    double mlp_ratio = 4.0;
+    std::string position = "rope";  // rope | learned | none
+    double rope_base = 10000;
+    int mlp_width() const;          // round(mlp_ratio * channels)
+  } model;
+
+  struct Gate {
+    std::string activation = "none";          // none | sigmoid | softplus | silu | relu | tanh | exp
+    std::string granularity = "elementwise";  // elementwise | headwise
+    std::string op = "multiply";              // multiply | add
+    std::string position = "sdpa";            // sdpa | value | key | query | output
+    std::string weight_init = "normal";       // normal | zero
+    bool bias = true;
+    double bias_init = 0;
+  };
+
+  // `scale` in JSON is a name or a number.
+  struct Scale {
+    std::string name = "rsqrt_d";   // rsqrt_d | logd_logn | logn | ssmax | number
+    double number = 0;              // used where name is "number", else 0
+    bool operator==(const Scale&) const = default;
+  };
+
+  struct Attention {
+    std::string variant = "softmax";  // where the keys below get their values from unless given themselves
+    std::string qk_norm = "none";     // none | l2 | rms
+    Scale scale;
+    std::string kind = "softmax";     // softmax | lssa | lssar | sigmoid | relu | relu2
+    double power = 15;
+    double offset = 1;
+    int offset_free_rows = 3;
+    std::string sink = "none";        // none | one | learned
+    Gate gate;
+  } attention;
+
+  struct Data {
+    std::vector<std::string> train, val;  // globs or files
+    bool shuffle = true;
+  } data;
+
+  struct Batch {
+    int64_t tokens = 524288;        // per optimizer step, over all ranks
+    int micro = 0;                  // sequences; 0 = auto: resolve_batch()
+  } batch;
+
+  struct Optimizer {
+    double lr = 6e-4;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double grad_clip = 1.0;           // 0 = off
+    std::string schedule = "cosine";  // cosine | linear | wsd | constant
+    int64_t warmup_steps = 700;
+    double final_lr_fraction = 0;
+    double decay_fraction = 0.2;
+    double skip_spikes = 0;           // 0 = off
+  } optimizer;
+
+  struct Train {
+    int64_t steps = 18865;            // after loading always the number of steps, also where `tokens` was given
+    int64_t tokens = 0;
+    std::string recompute = "none";   // none | gelu | block
+    int zero_stage = 1;               // 0 | 1
+  } train;
+
+  struct Eval {
+    int64_t every = 250;              // 0 = never
+    int64_t tokens = 10485760;
+    std::vector<int> lengths;         // auto: [context] (never empty after loading)
+    int batch = 0;                    // sequences; 0 = auto: eval_batch()
+    std::string rope_scaling = "none";  // none | linear | ntk | yarn
+  } eval;
+
+  struct Checkpoint {
+    int64_t every = 5000;             // 0 = only at_end
+    int keep = 2;
+    bool at_end = true;
+  } checkpoint;
+
+  struct Generate {
+    int64_t every = 0;
+    int tokens = 64;
+    std::string prompt;
+    double temperature = 1.0;
+    int top_k = 0;
+    std::string tokenizer = "gpt2";   // gpt2 | bytes
+    std::string tokenizer_dir;
+  } generate;
+
+  struct Log {
+    int64_t every = 1;
+  } log;
+
+  // Not settings: where they came from.
+  std::string file;                           // as the user named it
+  std::map<std::string, std::string> origins; // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
+  std::vector<std::string> warnings;          // complete sentences, to be printed once
+};
+
+// Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived.
+Config load_config(const std::string& path, const std::vector<std::string>& sets = {});
+// The same with the file's content at hand; `file` is its name in error texts.
+Config parse_config(std::string_view json, const std::string& file, const std::vector<std::string>& sets = {});
+
+// What depends on the ranks and on the memory. `fits`: the largest micro batch that the memory plan allows.
+// Where batch.micro is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
+// micro x context x ranks. A batch.micro that was given is only checked to divide.
+void resolve_batch(Config& config, int ranks, int64_t fits);
+int64_t micro_steps(const Config& config, int ranks);  // per optimizer step; needs batch.micro > 0
+
+// Evaluation lengths, also those of --lengths: `what` is the key or the flag, for the error text.
+std::vector<int> parse_lengths(const std::string& text, const char* what);  // "1024,2048" -> {1024, 2048}
+// Within the learned positions, and at least one window within eval.tokens. parse_config calls it for eval.lengths.
+void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
+int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
+
+std::string print_config(const Config& config);  // one line a key: value and origin
+// The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.
+std::string config_json(const Config& config, const std::vector<std::string>& sections = {});
+std::string config_help(bool markdown = false);  // keys with type, default, allowed values and meaning; variants
+
+// `; did you mean "x"?` with the candidate nearest to `word` by edits; "" when none is near. For flags and keys alike.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates);

@@ -1,0 +1,100 @@
+#include "runtime/model_file.h"
+
+#include <algorithm>
+
+#include "runtime/error.h"
+#include "runtime/safetensors.h"
+
+int64_t NamedArray::count() const {
+  int64_t count = 1;
+  for (int64_t extent : shape) count *= extent;
+  return count;
+}
+
+void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, float* out)>& read) {
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (const NamedArray& array : arrays) tensors.push_back({array.name, array.shape});
+  SafetensorsWriter writer(path, tensors);
+  std::vector<float> values;
+  for (size_t i = 0; i < arrays.size(); i++) {
+    values.resize(arrays[i].count());
+    read(i, values.data());
+    writer.write(values.data(), int64_t(values.size()));
+  }
+  writer.finish();
+}
+
+static bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// The name without Hugging Face's prefix; "" for what is not a parameter.
+static std::string plain_name(std::string name) {
+  if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
+  bool buffer = name == "lm_head.weight" || ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  return buffer ? "" : name;
+}
+
+void load_arrays(const std::string& dir, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, const float* values)>& write) {
+  SafetensorsReader file(dir + "/model.safetensors");
+  std::map<std::string, const TensorInfo*> found;
+  for (const TensorInfo& tensor : file.tensors())
+    if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
+      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"", file.path().c_str(), name.c_str());
+
+  std::string problems;
+  int count = 0;
+  auto problem = [&](const std::string& text) {
+    if (++count <= 8) problems += "\n  " + text;
+  };
+  for (const NamedArray& array : arrays) {
+    auto it = found.find(array.name);
+    if (it == found.end()) {
+      problem(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
+      continue;
+    }
+    const TensorInfo& tensor = *it->second;
+    if (tensor.shape != array.shape)
+      problem(format("%s has shape %s, the model's is %s", array.name.c_str(), shape_text(tensor.shape).c_str(), shape_text(array.shape).c_str()));
+    else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
+      problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
+  }
+  for (auto& [name, tensor] : found)
+    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == name; }))
+      problem(format("%s %s is not a parameter of this model", name.c_str(), shape_text(tensor->shape).c_str()));
+  if (count > 8) problems += format("\n  and %d more", count - 8);
+  if (count > 0)
+    user_error("%s does not fit the model that the configuration describes; set model.* and attention.* as in the config.json beside it:%s",
+               file.path().c_str(), problems.c_str());
+
+  std::vector<float> values;
+  for (size_t i = 0; i < arrays.size(); i++) {
+    const TensorInfo& tensor = *found.at(arrays[i].name);
+    values.resize(tensor.count);
+    file.read(tensor, 0, tensor.count, values.data());
+    write(i, values.data());
+  }
+}
+
+std::string model_config_json(const Config& config) {
+  const Config::Model& m = config.model;
+  const Config::Attention& a = config.attention;
+  bool gpt2 = m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
+              a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+  std::string own = config_json(config, {"model", "attention"});
+  while (!own.empty() && own.back() == '\n') own.pop_back();
+  for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
+  return format(
+      "{\n"
+      "  \"model_type\": \"%s\",\n"
+      "  \"architectures\": [\"%s\"],\n"
+      "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d, \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
+      "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
+      "  \"tie_word_embeddings\": true, \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0, \"torch_dtype\": \"float32\",\n"
+      "  \"plusgpt\": %s\n"
+      "}\n",
+      gpt2 ? "gpt2" : "plusgpt", gpt2 ? "GPT2LMHeadModel" : "PlusGPTLMHeadModel", m.layers, m.heads, m.channels, m.mlp_width(), m.context,
+      m.context, m.vocab, own.c_str());
+}

@@ -1,0 +1,28 @@
+// A folder that holds a model: model.safetensors, all parameters by name, float32, in Hugging Face's names and layouts; config.json.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/config.h"
+
+struct NamedArray {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t count() const;
+};
+
+// Writes the arrays in order; read(i, out) fills out = [arrays[i].count()]. Holds one array at a time. On the disk when it returns.
+void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, float* out)>& read);
+
+// Reads dir/model.safetensors and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight, *.attn.bias
+// and *.attn.masked_bias, which Hugging Face keeps beside the parameters, are ignored. Missing, further or mis-shaped tensors are a user_error
+// that lists them, before anything was written.
+void load_arrays(const std::string& dir, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, const float* values)>& write);
+
+// config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D = C/H) it is
+// what transformers' GPT2LMHeadModel reads; everything else has model_type "plusgpt". "plusgpt" in it holds our own settings.
+std::string model_config_json(const Config& config);

@@ -1,0 +1,140 @@
+#include "runtime/run_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "runtime/error.h"
+
+namespace fs = std::filesystem;
+
+// Every call takes a std::error_code: the exceptions of std::filesystem would not say what to do.
+static void check(const std::error_code& error, const char* what, const std::string& path) {
+  if (error) failure("cannot %s %s: %s", what, path.c_str(), error.message().c_str());
+}
+
+static std::vector<std::string> names_in(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  check(error, "list", path);
+  for (; entries != fs::directory_iterator(); entries.increment(error)) {
+    names.push_back(entries->path().filename().string());
+    check(error, "list", path);
+  }
+  return names;
+}
+
+static void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  check(error, "remove", path);
+}
+
+std::string step_folder_name(int64_t step) { return format("step_%08ld", step); }
+
+std::vector<StepFolder> step_folders(const std::string& run_path) {
+  std::vector<StepFolder> found;
+  for (auto& name : names_in(run_path)) {
+    if (name.size() < 13 || name.size() > 20 || name.rfind("step_", 0) != 0) continue;
+    if (name.find_first_not_of("0123456789", 5) != std::string::npos) continue;
+    int64_t step = std::stoll(name.substr(5));
+    std::error_code error;
+    if (name == step_folder_name(step) && fs::is_directory(run_path + "/" + name, error))
+      found.push_back({step, run_path + "/" + name});
+  }
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.step > b.step; });
+  return found;
+}
+
+RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + "/" + name) {
+  std::error_code error;
+  fs::create_directories(path_, error);
+  if (error == std::errc::not_a_directory || error == std::errc::file_exists)
+    user_error(
+      "runs: %s cannot be created, a file of that name is in the way: remove it, or choose another name "
+      "(--set name=...)",
+      path_.c_str());
+  check(error, "create the folder", path_);
+  lock_ = File::open_to_append(path_ + "/.lock");
+  int locked;
+  do locked = ::flock(lock_.descriptor(), LOCK_EX | LOCK_NB);
+  while (locked != 0 && errno == EINTR);
+  if (locked != 0 && errno == EWOULDBLOCK) {
+    char owner[64] = "";
+    if (::pread(lock_.descriptor(), owner, sizeof owner - 1, 0) > 0) owner[std::strcspn(owner, "\n")] = 0;
+    user_error(
+      "runs: another process%s%s is writing to %s (it holds %s): wait for it or stop it, or choose another name "
+      "(--set name=...)",
+      owner[0] ? ", " : "", owner, path_.c_str(), lock_.path().c_str());
+  }
+  if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
+  // The lock ends with the process, however that ends; the file stays, its text only says who holds it.
+  lock_.truncate(0);
+  std::string owner = format("pid %d\n", static_cast<int>(::getpid()));
+  lock_.write(owner.data(), owner.size());
+}
+
+// Out of sight by one rename before it is taken apart: half a checkpoint is never called step_*.
+void RunDir::remove_step(const StepFolder& folder) {
+  std::string removed = path_ + "/.tmp_removed_" + step_folder_name(folder.step);
+  remove_tree(removed);
+  std::error_code error;
+  fs::rename(folder.path, removed, error);
+  check(error, "rename", folder.path);
+  remove_tree(removed);
+}
+
+void RunDir::keep_newest(size_t count) {
+  auto steps = step_folders(path_);
+  for (size_t i = count; i < steps.size(); i++) remove_step(steps[i]);
+}
+
+void RunDir::start_fresh(bool overwrite) {
+  auto steps = step_folders(path_);
+  if (!steps.empty() && !overwrite)
+    user_error(
+      "runs: %s already has checkpoints up to step %ld: continue it with --resume, replace it with --overwrite, or "
+      "choose another name (--set name=...)",
+      path_.c_str(), steps[0].step);
+  for (auto& folder : steps) remove_step(folder);
+  for (auto& name : names_in(path_))
+    if (name.rfind(".tmp_", 0) == 0 || name.rfind("bad_", 0) == 0 || name == "metrics.jsonl")
+      remove_tree(path_ + "/" + name);
+}
+
+std::string RunDir::begin_step(int64_t step) {
+  std::string folder = path_ + "/.tmp_" + step_folder_name(step);
+  remove_tree(folder);
+  std::error_code error;
+  fs::create_directory(folder, error);
+  check(error, "create the folder", folder);
+  return folder;
+}
+
+std::string RunDir::publish_step(int64_t step) {
+  std::string folder = path_ + "/.tmp_" + step_folder_name(step), target = path_ + "/" + step_folder_name(step);
+  for (auto& name : names_in(folder)) sync_path(folder + "/" + name);
+  sync_path(folder);
+  // A run that went back to an earlier step meets its old folder again. The two change places, so that one is always there.
+  std::string old = folder;
+  std::error_code error;
+  if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
+    old = path_ + "/.tmp_replaced_" + step_folder_name(step);
+    remove_tree(old);
+    if (fs::exists(target, error)) fs::rename(target, old, error);  // on file systems that cannot exchange
+    check(error, "rename", target);
+    fs::rename(folder, target, error);
+    check(error, "rename", folder);
+  }
+  sync_path(path_);
+  remove_tree(old);
+  return target;
+}

@@ -1,0 +1,42 @@
+// The folder of a run, runs/NAME: who may write into it, and how step folders come and go.
+//   RunDir run(name);  run.start_fresh(overwrite);
+//   std::string folder = run.begin_step(1000);  ... files are written into the folder ...
+//   run.publish_step(1000);        // runs/NAME/step_00001000 appears, complete and on the disk, by one rename
+// Step folders are complete by construction: what is being written is called .tmp_*, and nothing else is ever step_*.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/file.h"
+
+struct StepFolder {
+  int64_t step;
+  std::string path;
+};
+// The step_* folders of a run, newest first; none where the folder does not exist. Needs no lock.
+std::vector<StepFolder> step_folders(const std::string& run_path);
+std::string step_folder_name(int64_t step);  // step_00001000
+
+class RunDir {
+ public:
+  // Creates runs/NAME below the working directory and locks it, until the end of this object's life or of the process.
+  // A run that another process has locked is a user_error.
+  explicit RunDir(const std::string& name, const std::string& root = "runs");
+  const std::string& path() const { return path_; }
+  std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
+  std::string config_path() const { return path_ + "/config.json"; }
+
+  // Before training without --resume: a run that has step folders is a user_error, with `overwrite` they are removed.
+  // Either way metrics.jsonl and what an interrupted process left (.tmp_*, bad_*) are removed.
+  void start_fresh(bool overwrite);
+
+  std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed
+  std::string publish_step(int64_t step);  // syncs what is in it and renames; returns the step folder
+  void keep_newest(size_t count);          // removes the other step folders
+
+ private:
+  void remove_step(const StepFolder& folder);
+  std::string path_;
+  File lock_;
+};

@@ -1,0 +1,28 @@
+# Sourced by the other shell scripts.
+
+# The first Python that has what apt's python3-numpy and python3-matplotlib bring: python3 on the PATH may be another one.
+find_python() {
+  local python
+  for python in ${PYTHON:-} python3 /usr/bin/python3; do
+    "$python" -c 'import numpy, matplotlib' 2>/dev/null && echo "$python" && return
+  done
+  echo "No python3 with numpy and matplotlib was found; scripts/install_deps.sh installs one." >&2
+  return 2
+}
+
+# phase NAME: what follows, up to the next phase, is timed under that name. `phases` ends the last and prints the table.
+phase_lines=()
+phase_name=
+phase_start=0
+phase() {
+  [ -z "$phase_name" ] || phase_lines+=("$(printf '%5d s  %s' $((SECONDS - phase_start)) "$phase_name")")
+  phase_name=$1
+  phase_start=$SECONDS
+  [ -z "$1" ] || printf '\n=== %s\n' "$1"
+}
+phases() {
+  phase ""
+  printf '\n'
+  printf '%s\n' "${phase_lines[@]}"
+  printf '%5d s  in all\n' "$SECONDS"
+}

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Downloads FineWeb-10B, tokenised for GPT-2: a validation shard and up to 103 training shards.
+
+    python3 scripts/download_fineweb.py               everything, 10 billion tokens, 20.6 GB
+    python3 scripts/download_fineweb.py --shards 10   the first billion training tokens, 2.2 GB
+
+From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/. Needs only
+Python 3.8. May be interrupted and run again: complete files are kept, one that is not (NAME.part) is continued.
+Every file's size is checked against its own header and against the server's; it gets its name only then.
+Exit 2: something to fix; 1: something failed.
+"""
+import argparse
+import fcntl
+import http.client
+import os
+import random
+import re
+import shutil
+import struct
+import sys
+import time
+import urllib.error
+import urllib.request
+
+MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
+BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
+TRAIN_SHARDS = 103
+BLOCK = 1 << 20
+
+
+class UserError(Exception):
+  pass
+
+
+class Failure(Exception):
+  pass
+
+
+class Damaged(Failure):
+  """What the server has, or what is there already, is not the shard."""
+
+
+class Interrupted(Exception):
+  """The transfer broke off; trying again may help."""
+
+  def __init__(self, text, wait=None):
+    super().__init__(text)
+    self.wait = wait  # seconds the server asked for
+
+
+def size_by_header(header, what):
+  """The size in bytes of the shard that begins with header."""
+  magic, version, tokens = struct.unpack("<3i", header[:12])
+  if magic != MAGIC or version != VERSION or tokens < 0:
+    raise Damaged("%s is not a token shard: it begins with %r; is --base-url right?" % (what, header[:16]))
+  return HEADER_BYTES + 2 * tokens
+
+
+def complete(path):
+  """Whether path is a whole shard."""
+  with open(path, "rb") as file:
+    header = file.read(HEADER_BYTES)
+    try:
+      return len(header) == HEADER_BYTES and os.fstat(file.fileno()).st_size == size_by_header(header, path)
+    except Damaged:
+      return False
+
+
+class Download:
+  """One file. Its state is the part file: whatever is there is right as far as it goes."""
+
+  def __init__(self, url, path, args, progress, files_left):
+    self.url, self.path, self.args, self.progress, self.files_left = url, path, args, progress, files_left
+    self.expected = None     # size by the header, once that has arrived
+    self.continued = False   # the server goes on where the part file ends
+
+  def run(self):
+    part = self.path + ".part"
+    with open(part, "a+b") as self.file:
+      try:
+        fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError:
+        raise UserError("%s is being written by another download; wait for it or stop it" % part)
+      try:
+        self._check_header()
+      except Damaged:
+        self._discard()
+      try:
+        self._run()
+      except Damaged:
+        self._discard()
+        raise
+      os.fsync(self.file.fileno())
+      os.replace(part, self.path)
+
+  def _run(self):
+    failures = 0
+    while True:
+      have = self._size()
+      try:
+        if have != self.expected:
+          self._transfer(have)
+        return
+      except Interrupted as error:
+        if self.continued and self._size() > have:
+          failures = 0
+        failures += 1
+        if failures > self.args.retries:
+          raise Failure("%s: gave up after %d tries: %s; run the same command again to go on from byte %d" % (
+              self.url, failures, error, self._size()))
+        wait = min(60, self.args.retry_wait * 2 ** (failures - 1)) * random.uniform(0.75, 1.25)
+        if error.wait is not None:
+          wait = max(wait, min(error.wait, 300))
+        self.progress.say("%s: %s; trying again in %.0f s" % (self.url, error, wait))
+        time.sleep(wait)
+
+  def _size(self):
+    return os.fstat(self.file.fileno()).st_size
+
+  def _discard(self):
+    self.file.truncate(0)
+    self.expected = None
+
+  def _check_header(self):
+    if self.expected is None and self._size() >= HEADER_BYTES:
+      self.file.seek(0)
+      self.expected = size_by_header(self.file.read(HEADER_BYTES), self.url)
+      self.progress.file_size = self.expected
+      free = shutil.disk_usage(os.path.dirname(self.path)).free
+      need = self.expected * self.files_left - self._size()
+      if need > free:
+        raise UserError("%s has %.1f GB free, but %d more files of %.1f GB do not fit; give fewer --shards or "
+                        "another --out" % (os.path.dirname(self.path), free / 1e9, self.files_left,
+                                           self.expected / 1e9))
+    if self.expected is not None and self._size() > self.expected:
+      raise Damaged("%s has more bytes than the %d its header promises" % (self.url, self.expected))
+
+  def _transfer(self, have):
+    self.continued = False
+    request = urllib.request.Request(self.url, headers={"User-Agent": "plusgpt", "Accept-Encoding": "identity"})
+    if have:
+      request.add_header("Range", "bytes=%d-" % have)
+    try:
+      with urllib.request.urlopen(request, timeout=self.args.timeout) as response:
+        total = self._begin(response, have)
+        while True:
+          block = response.read1(BLOCK)  # what has arrived, so that little is lost when it breaks off
+          if not block:
+            break
+          self._write(block)
+          self._check_header()
+          if self.expected is not None and total is not None and total != self.expected:
+            raise Damaged("%s has %d bytes, but its header promises %d: the file on the server is damaged"
+                          % (self.url, total, self.expected))
+    except urllib.error.HTTPError as error:
+      if error.code == 416:  # what we have does not fit what the server has
+        self._discard()
+        raise Interrupted("cannot be continued from byte %d, starting again" % have)
+      if error.code in (408, 425, 429) or error.code >= 500:
+        after = error.headers.get("Retry-After", "")
+        raise Interrupted("the server answered %d %s" % (error.code, error.reason),
+                          float(after) if after.isdigit() else None)
+      raise UserError("%s: the server answered %d %s; check --base-url" % (self.url, error.code, error.reason))
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+      raise Interrupted(str(getattr(error, "reason", "") or error or type(error).__name__))
+    size = self._size()
+    if self.expected is None or size < self.expected:
+      if total is not None and size >= total:
+        raise Damaged("%s has only %d bytes, too few for a token shard" % (self.url, size))
+      raise Interrupted("the connection ended at byte %d" % size)
+
+  def _begin(self, response, have):
+    """The file's size by the server, None if it does not say. Starts again where it ignores the range."""
+    length = response.headers.get("Content-Length")
+    if response.status == 206:
+      match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+      if not match or int(match.group(1)) != have:
+        self._discard()
+        raise Interrupted("the server sent another range than asked, starting again")
+      self.continued = True
+      return int(match.group(2)) if match.group(2) != "*" else None
+    self._discard()
+    return int(length) if length is not None else None
+
+  def _write(self, block):
+    try:
+      self.file.write(block)
+      self.file.flush()
+    except OSError as error:  # not the network's fault: trying again does not help
+      raise Failure("writing %s.part failed: %s" % (self.path, error.strerror))
+    self.progress.add(len(block), self._size())
+
+
+class Progress:
+  def __init__(self, files):
+    self.files, self.index = files, 0
+    self.file_size, self.received, self.begin, self.shown = None, 0, time.monotonic(), 0
+    self.terminal = sys.stderr.isatty()
+
+  def add(self, amount, size):
+    self.received += amount
+    now = time.monotonic()
+    if not self.terminal or now - self.shown < 0.2 or not self.file_size:
+      return
+    self.shown = now
+    speed = self.received / max(now - self.begin, 1e-3)
+    left = (self.file_size * (self.files - self.index) - size) / max(speed, 1)
+    sys.stderr.write("\rfile %d/%d %5.1f%% | %.1f MB/s | eta %d:%02d:%02d   " % (
+        self.index + 1, self.files, 100 * size / self.file_size, speed / 1e6, left // 3600, left % 3600 // 60,
+        left % 60))
+    sys.stderr.flush()
+
+  def say(self, text):
+    sys.stderr.write(("\r" + " " * 60 + "\r" if self.terminal else "") + text + "\n")
+    sys.stderr.flush()
+
+
+def parse_arguments():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--shards", type=int, default=TRAIN_SHARDS, metavar="N",
+                      help="training shards, 0 to %d [%%(default)s]; the validation shard comes first" % TRAIN_SHARDS)
+  parser.add_argument("--out", default="data/shards/fineweb10B", metavar="DIR", help="[%(default)s]")
+  parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help="folder of the files [%(default)s]")
+  parser.add_argument("--retries", type=int, default=6, help="tries in a row that may fail [%(default)s]")
+  parser.add_argument("--retry-wait", type=float, default=1, metavar="SECONDS",
+                      help="wait before the first retry, doubled each time [%(default)s]")
+  parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS",
+                      help="silence that ends a try [%(default)s]")
+  args = parser.parse_args()
+  if not 0 <= args.shards <= TRAIN_SHARDS:
+    raise UserError("--shards %d is not between 0 and %d" % (args.shards, TRAIN_SHARDS))
+  if not re.match(r"https?://", args.base_url):
+    raise UserError("--base-url %s does not begin with http:// or https://" % args.base_url)
+  if args.retries < 0 or args.retry_wait < 0 or args.timeout <= 0:
+    raise UserError("--retries and --retry-wait must not be negative, --timeout must be positive")
+  return args
+
+
+def main():
+  args = parse_arguments()
+  names = ["fineweb_val_000000.bin"] + ["fineweb_train_%06d.bin" % i for i in range(1, args.shards + 1)]
+  try:
+    os.makedirs(args.out, exist_ok=True)
+  except OSError as error:
+    raise UserError("--out %s: %s" % (args.out, error.strerror))
+  wanted = []
+  for name in names:
+    path = os.path.join(args.out, name)
+    if os.path.exists(path) and not complete(path) and not os.path.exists(path + ".part"):
+      os.replace(path, path + ".part")  # cut short by another program: go on from there
+    if not os.path.exists(path) or not complete(path):
+      wanted.append(name)
+  print("%d of %d files are complete in %s" % (len(names) - len(wanted), len(names), args.out), flush=True)
+  progress = Progress(len(wanted))
+  for progress.index, name in enumerate(wanted):
+    path = os.path.join(args.out, name)
+    Download(args.base_url.rstrip("/") + "/" + name, path, args, progress, len(wanted) - progress.index).run()
+    progress.say("%s  %d bytes  (%d/%d)" % (path, os.path.getsize(path), progress.index + 1, len(wanted)))
+  print('for the configuration: "data": {"train": "%s", "val": "%s"}, "model": {"vocab": 50257}' % (
+      os.path.join(args.out, "fineweb_train_*.bin"), os.path.join(args.out, "fineweb_val_*.bin")))
+
+
+if __name__ == "__main__":
+  try:
+    main()
+  except UserError as error:
+    sys.exit(print("download_fineweb: %s" % error, file=sys.stderr) or 2)
+  except (Failure, OSError) as error:
+    sys.exit(print("download_fineweb: failed: %s" % error, file=sys.stderr) or 1)
+  except KeyboardInterrupt:
+    sys.exit(print("\ndownload_fineweb: interrupted; run the same command again to go on", file=sys.stderr) or 130)

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Draws the loss curve and the loss by length of one or several runs, and prints the second as a Markdown table.
+
+    python3 scripts/plot.py runs/a runs/b [--out FILE.png]
+
+Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is RUN/loss.png of the first run.
+"""
+import argparse
+import json
+import os
+import sys
+
+COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
+
+
+class Run:
+  """What metrics.jsonl says: config, (step, loss) of training, {length: (step, loss, last_loss or None)} of evaluation."""
+
+  def __init__(self, folder):
+    path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
+    self.folder = os.path.dirname(path) or "."
+    self.label = os.path.basename(os.path.abspath(self.folder))
+    self.config, self.train, self.curve, self.by_length = {}, [], [], {}
+    with open(path, encoding="utf-8") as lines:
+      for line in lines:
+        try:
+          self.add(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+          continue
+
+  def add(self, entry):
+    kind, loss = entry["type"], entry.get("loss")
+    if kind == "start":
+      self.config = entry["config"]
+    elif kind == "train" and loss is not None:
+      self.train.append((entry["step"], loss))
+    elif kind in ("val", "eval") and loss is not None:
+      step, length = entry["step"], entry["length"]
+      if kind == "val" and length == self.context():
+        self.curve.append((step, loss))
+      if step >= self.by_length.get(length, (-1,))[0]:
+        self.by_length[length] = (step, loss, entry.get("last_loss"))
+
+  def context(self):
+    return self.config.get("model", {}).get("context")
+
+
+def smooth(losses):
+  """The mean over a window around each step, a fiftieth of the run wide; narrower at the start, where the loss falls."""
+  sums = [0.0]
+  for loss in losses:
+    sums.append(sums[-1] + loss)
+  result = []
+  for i in range(len(losses)):
+    before = min(i, max(1, len(losses) // 100))
+    after = min(before, len(losses) - 1 - i)
+    result.append((sums[i + after + 1] - sums[i - before]) / (before + after + 1))
+  return result
+
+
+def table(runs):
+  lengths = sorted({length for run in runs for length in run.by_length})
+  rows = ["| validation loss at length | " + " | ".join(str(length) for length in lengths) + " |",
+          "|---|" + "---|" * len(lengths)]
+  for run in runs:
+    cells = ["%.3f" % run.by_length[length][1] if length in run.by_length else "-" for length in lengths]
+    rows.append("| " + " | ".join([run.label] + cells) + " |")
+  return "\n".join(rows)
+
+
+def draw(runs, path):
+  import matplotlib
+  matplotlib.use("Agg")
+  from matplotlib import pyplot, ticker
+  pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                          "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
+                          "axes.axisbelow": True, "legend.frameon": False})
+  figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+  for number, run in enumerate(runs):
+    colour = COLOURS[number % len(COLOURS)]
+    if run.train:
+      steps, losses = zip(*run.train)
+      left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
+      left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=run.label)
+    if run.curve:
+      left.plot(*zip(*run.curve), "o", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.6,
+                label=None if run.train else run.label)
+    if run.by_length:
+      lengths = sorted(run.by_length)
+      right.plot(lengths, [run.by_length[length][1] for length in lengths], "o-", color=colour, linewidth=1.6,
+                 markersize=5, label=run.label)
+  left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve for run in runs) else ""),
+           xlabel="step", ylabel="loss (nats per token)")
+  # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
+  late = [loss for run in runs for loss in smooth([loss for _, loss in run.train])[len(run.train) // 30:]]
+  late += [loss for run in runs for step, loss in run.curve if step > 0]
+  if late:
+    spread = max(late) - min(late) or 1.0
+    left.set_ylim(min(late) - 0.08 * spread, max(late) + 0.12 * spread)
+  lengths = sorted({length for run in runs for length in run.by_length})
+  right.set(title="Validation loss by length", xlabel="evaluated length (tokens)", ylabel="loss (nats per token)")
+  if lengths:
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_locator(ticker.FixedLocator(lengths))
+    right.xaxis.set_major_formatter(ticker.FuncFormatter(
+        lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
+    right.xaxis.set_minor_locator(ticker.NullLocator())
+    right.margins(x=0.06, y=0.12)
+  for context in sorted({run.context() for run in runs if run.context()}):
+    right.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    right.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
+                   textcoords="offset points", va="top", fontsize=8.5, color="#666666")
+  for axes in (left, right):
+    if axes.get_legend_handles_labels()[0]:
+      axes.legend(loc="best")
+  if not lengths:
+    right.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=right.transAxes, color="#888888")
+  figure.savefig(path, dpi=150)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
+  parser.add_argument("--out", metavar="FILE.png", help="the picture [loss.png in the first run's folder]")
+  arguments = parser.parse_args()
+  try:
+    runs = [Run(folder) for folder in arguments.runs]
+  except OSError as error:
+    sys.exit(f"plot.py: {error.filename}: {error.strerror}")
+  for run in runs:
+    if not run.train and not run.by_length:
+      sys.exit(f"plot.py: {run.folder}/metrics.jsonl holds no losses yet")
+  path = arguments.out or os.path.join(runs[0].folder, "loss.png")
+  if any(run.by_length for run in runs):
+    print(table(runs))
+  draw(runs, path)
+  print(f"\npicture: {path}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""Turns text files into token shards for training and validation.
+
+    python3 scripts/prepare_text.py book.txt --out data/shards/book --name book
+    zcat dump.txt.gz | python3 scripts/prepare_text.py - --out data/shards/dump --name dump \\
+        --tokenizer gpt2 --tokenizer-dir DIR
+
+Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8.
+Files are taken in the order given; "-" is standard input. Validation text is the end of the input: from where the given
+fraction is left, moved on to the next start of a document if one is near, else to the next line.
+
+bytes: one token per byte, files simply joined (model.vocab 256).
+gpt2:  GPT-2's BPE with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir (model.vocab 50257),
+       as data/gpt2_bpe.cpp does it. Every file is a document, and <|endoftext|> in a file begins another; each that is
+       not empty has one token 50256 before it.
+
+Nothing appears under its final name before everything is written. Exit 2: something to fix; 1: something failed.
+"""
+import argparse
+import array
+import codecs
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import unicodedata
+
+MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
+MARKER = "<|endoftext|>"
+BLOCK = 4 << 20
+
+
+class UserError(Exception):
+  pass
+
+
+# ------------------------------------------------------------------------------------------------------------ input
+
+class Text:
+  """Several files as one long text, addressed by byte offset. What cannot be sought is copied to a temporary file."""
+
+  def __init__(self, names, temporary):
+    self.names, self.paths, self.starts = [], [], [0]
+    for name in names:
+      path = name
+      if name == "-" or (os.path.exists(name) and not os.path.isdir(name) and not os.path.isfile(name)):
+        path = os.path.join(temporary, "input_%d" % len(self.paths))
+        with open(path, "wb") as copy:
+          if name == "-":
+            shutil.copyfileobj(sys.stdin.buffer, copy, BLOCK)
+          else:
+            with open(name, "rb") as source:
+              shutil.copyfileobj(source, copy, BLOCK)
+      try:
+        with open(path, "rb") as file:
+          size = file.seek(0, os.SEEK_END)
+      except OSError as error:
+        raise UserError("%s cannot be read: %s; name text files" % (name, error.strerror))
+      self.names.append("standard input" if name == "-" else name)
+      self.paths.append(path)
+      self.starts.append(self.starts[-1] + size)
+    self.size = self.starts[-1]
+
+  def files(self, start, end):
+    """(name, first byte within the file, blocks) of every file that has text in [start, end)."""
+    for name, path, file_start, file_end in zip(self.names, self.paths, self.starts, self.starts[1:]):
+      first, last = max(start, file_start), min(end, file_end)
+      if first < last:
+        yield name, first - file_start, self._blocks(name, path, first - file_start, last - first)
+
+  def read(self, start, end):
+    return b"".join(block for _, _, blocks in self.files(start, end) for block in blocks)
+
+  @staticmethod
+  def _blocks(name, path, offset, length):
+    with open(path, "rb") as file:
+      file.seek(offset)
+      while length > 0:
+        block = file.read(min(BLOCK, length))
+        if not block:
+          raise UserError("%s became shorter while it was read" % name)
+        length -= len(block)
+        yield block
+
+
+def validation_start(text, fraction):
+  """The offset where validation begins: where a document starts if one does nearby, else a line, else a character."""
+  if fraction in (0, 1):
+    return 0 if fraction else text.size
+  start = text.size - int(round(text.size * fraction))
+  near = start + (text.size - start) // 2  # at least half of the wanted validation text remains
+  file_starts = [at for at in text.starts[1:-1] if start <= at <= near]
+  if file_starts:
+    return file_starts[0]
+  ahead = text.read(start, min(text.size, near, start + (64 << 20)))
+  marker, line = ahead.find(MARKER.encode()), ahead.find(b"\n", 0, 1 << 16)
+  if marker >= 0:
+    return start + marker
+  if line >= 0:
+    return start + line + 1
+  while start < text.size and text.read(start, start + 1)[0] & 0xC0 == 0x80:
+    start += 1
+  return start
+
+
+# ------------------------------------------------------------------------------------------------------- tokenizers
+
+# Both have tokens(text, start, end, errors), which yields (bytes of text read, their tokens as the bytes of uint16).
+
+class Bytes:
+  vocab = 256
+
+  @staticmethod
+  def tokens(text, start, end, errors):
+    for _, _, blocks in text.files(start, end):
+      for block in blocks:
+        wide = bytearray(2 * len(block))
+        wide[::2] = block
+        yield len(block), wide
+
+
+class Gpt2:
+  def __init__(self, directory):
+    vocabulary = self._find(directory, "vocab.json", "encoder.json")
+    merges = self._find(directory, "merges.txt", "vocab.bpe")
+    visible = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
+    others = [b for b in range(256) if b not in visible]
+    self.letter = [chr(b) if b in visible else chr(256 + others.index(b)) for b in range(256)]
+    self.ids = self._load_vocabulary(vocabulary)
+    self.ranks = self._load_merges(merges, vocabulary)
+    self.separator = self.ids.get(MARKER)
+    if self.separator is None:
+      raise UserError("%s lacks %s, the token before each document" % (vocabulary, MARKER))
+    self.vocab = len(self.ids)
+    self.pattern = gpt2_pattern()
+    self.known = {}  # piece -> its tokens; text repeats itself
+
+  @staticmethod
+  def _find(directory, *names):
+    for name in names:
+      if os.path.exists(os.path.join(directory, name)):
+        return os.path.join(directory, name)
+    raise UserError("--tokenizer-dir %s has neither %s nor %s (published with the GPT-2 models)" % (
+        (directory,) + names))
+
+  def _load_vocabulary(self, path):
+    try:
+      with open(path, encoding="utf-8") as file:
+        ids = json.load(file)
+    except OSError as error:
+      raise UserError("%s cannot be read: %s" % (path, error.strerror))
+    except ValueError as error:
+      raise UserError("%s is not valid JSON, likely cut short or damaged: %s" % (path, error))
+    if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()) or \
+            sorted(ids.values()) != list(range(len(ids))) or len(ids) > 1 << 16:
+      raise UserError("%s must map at most 65536 tokens to the numbers 0, 1, 2, ..." % path)
+    missing = [b for b in range(256) if self.letter[b] not in ids]
+    if missing:
+      raise UserError("%s lacks the token for byte %d: it is not a byte-level BPE vocabulary like GPT-2's" % (
+          path, missing[0]))
+    return ids
+
+  def _load_merges(self, path, vocabulary):
+    ranks, made = {}, set(self.letter)
+    try:
+      with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+          line = line.rstrip("\r\n")
+          if not line or (number == 1 and line.startswith("#version")):
+            continue
+          pair = tuple(line.split(" "))
+          if len(pair) != 2 or not all(pair):
+            raise UserError("%s line %d: %r is not two tokens with a space between them" % (
+                path, number, line))
+          for token in pair + ("".join(pair),):
+            if token not in self.ids:
+              raise UserError("%s line %d: %r is not in %s: one of the two is damaged or belongs to "
+                              "another vocabulary" % (path, number, token, vocabulary))
+          ranks.setdefault(pair, len(ranks))
+          made.add("".join(pair))
+    except OSError as error:
+      raise UserError("%s cannot be read: %s" % (path, error.strerror))
+    except UnicodeDecodeError as error:
+      raise UserError("%s is not UTF-8: %s" % (path, error))
+    for token in self.ids:
+      if token not in made and token[:1] not in ("<", "["):
+        raise UserError("%s: no merge makes token %d, %r, of %s: one of the two is incomplete or belongs to "
+                        "another vocabulary" % (path, self.ids[token], token, vocabulary))
+    return ranks
+
+  def _merge(self, piece):
+    word = [self.letter[byte] for byte in piece.encode("utf-8")]
+    never = len(self.ranks)
+    while len(word) > 1:
+      first, second = min(zip(word, word[1:]), key=lambda pair: self.ranks.get(pair, never))
+      if (first, second) not in self.ranks:
+        break
+      merged, i = [], 0
+      while i < len(word):
+        if word[i] == first and i + 1 < len(word) and word[i + 1] == second:
+          merged.append(first + second)
+          i += 2
+        else:
+          merged.append(word[i])
+          i += 1
+      word = merged
+    return [self.ids[token] for token in word]
+
+  def encode(self, text):
+    """Tokens of text without special tokens."""
+    tokens = []
+    for piece in self.pattern.findall(text):
+      known = self.known.get(piece)
+      if known is None:
+        if len(self.known) > 1000000:
+          self.known.clear()
+        known = self.known[piece] = self._merge(piece)
+      tokens += known
+    return tokens
+
+  def tokens(self, text, start, end, errors):
+    for name, offset, blocks in text.files(start, end):
+      decoder = codecs.getincrementaldecoder("utf-8")(errors)
+      rest, fresh = "", True  # fresh: the separator of this document is still to come
+      for block in self._with_end(blocks):
+        try:
+          rest += decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+          at = offset - len(decoder.getstate()[0]) + error.start
+          raise UserError("%s is not UTF-8 at byte %d: convert it (iconv -t UTF-8) or use --errors replace" %
+                          (name, at))
+        offset += len(block)
+        cut = safe_cut(rest) if block else len(rest)
+        documents, rest = rest[:cut].split(MARKER), rest[cut:]
+        tokens = array.array("H")
+        for i, document in enumerate(documents):
+          fresh = fresh or i > 0
+          if document and fresh:
+            tokens.append(self.separator)
+            fresh = False
+          tokens.extend(self.encode(document))
+        yield len(block), tokens.tobytes()
+
+  @staticmethod
+  def _with_end(blocks):
+    yield from blocks
+    yield b""
+
+
+def safe_cut(text):
+  """The last place where text can be cut without changing its tokens: between a visible character and white space,
+  where a piece always ends and nothing looks back. 0 if there is none."""
+  at = len(text)
+  while at > 0:
+    at = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at))
+    if at > 0 and not text[at - 1].isspace():
+      return at
+  return 0
+
+
+def gpt2_pattern():
+  """GPT-2's pieces. `re` has no \\p{L}, so the classes are spelt out from Python's own Unicode tables."""
+  ranges = {"L": [], "N": []}
+  kind, first = None, 0
+  for code in range(sys.maxunicode + 2):
+    now = unicodedata.category(chr(code))[0] if code <= sys.maxunicode else None
+    if now != kind:
+      if kind in ranges:
+        ranges[kind].append("\\U%08x-\\U%08x" % (first, code - 1))
+      kind, first = now, code
+  letters, numbers = "".join(ranges["L"]), "".join(ranges["N"])
+  # Not \s, which in Python also takes the separators U+001C to U+001F.
+  space = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
+  return re.compile("'(?:[stmd]|re|ve|ll)| ?[%s]+| ?[%s]+| ?[^%s]+|[%s]+(?![^%s])|[%s]+" % (
+      letters, numbers, space + letters + numbers, space, space, space))
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+
+class ShardWriter:
+  def __init__(self, directory, stem, shard_tokens):
+    self.directory, self.stem, self.shard_tokens = directory, stem, shard_tokens
+    self.counts, self.file = [], None  # tokens of each shard
+
+  def write(self, data):
+    data = memoryview(data)
+    while len(data):
+      if self.file is None or self.counts[-1] == self.shard_tokens:
+        self.close()
+        self.file = open(os.path.join(self.directory, self.name(len(self.counts))), "wb")
+        self.file.write(bytes(4 * HEADER_INTS))
+        self.counts.append(0)
+      part = data[:2 * (self.shard_tokens - self.counts[-1])]
+      self.file.write(part)
+      self.counts[-1] += len(part) // 2
+      data = data[len(part):]
+
+  def close(self):
+    if self.file is not None:
+      self.file.seek(0)
+      self.file.write(struct.pack("<3i", MAGIC, VERSION, self.counts[-1]))
+      self.file.flush()
+      os.fsync(self.file.fileno())
+      self.file.close()
+      self.file = None
+
+  def name(self, index):
+    return "%s_%06d.bin" % (self.stem, index)
+
+
+class Progress:
+  """A line that rewrites itself on a terminal; a line every half minute elsewhere."""
+
+  def __init__(self, total):
+    self.total, self.done, self.begin = max(total, 1), 0, time.monotonic()
+    self.terminal = sys.stderr.isatty()
+    self.shown = self.begin
+
+  def add(self, amount):
+    self.done += amount
+    now = time.monotonic()
+    if now - self.shown < (0.2 if self.terminal else 30):
+      return
+    self.shown = now
+    left = (now - self.begin) / max(self.done, 1) * (self.total - self.done)
+    sys.stderr.write("%s%5.1f%% | %.1f MB/s | eta %d:%02d:%02d%s" % (
+        "\r" if self.terminal else "", 100 * self.done / self.total, self.done / 1e6 / (now - self.begin),
+        left // 3600, left % 3600 // 60, left % 60, "" if self.terminal else "\n"))
+    sys.stderr.flush()
+
+  def end(self):
+    if self.terminal:
+      sys.stderr.write("\r" + " " * 60 + "\r")
+
+
+def parse_arguments():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("files", nargs="+", metavar="FILE", help='text files; "-" is standard input')
+  parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
+  parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
+  parser.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
+  parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
+                      help="share of the text for validation, 0 to 1 [0.1]")
+  parser.add_argument("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
+  parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
+                      help="gpt2: what to do with bytes that are not UTF-8: stop, or put U+FFFD [strict]")
+  parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
+  args = parser.parse_args()
+  if not re.fullmatch(r"[\w.+-]+", args.name):
+    raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
+  if not 0 <= args.val_fraction <= 1:
+    raise UserError("--val-fraction %g is not between 0 and 1" % args.val_fraction)
+  if not 1 <= args.shard_tokens < 1 << 31:
+    raise UserError("--shard-tokens %d is not between 1 and %d" % (args.shard_tokens, (1 << 31) - 1))
+  if args.tokenizer == "gpt2" and not args.tokenizer_dir:
+    raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocab.json or encoder.json and "
+                    "merges.txt or vocab.bpe")
+  return args
+
+
+def prepare(args, tokenizer, temporary):
+  text = Text(args.files, temporary)
+  if text.size == 0:
+    raise UserError("there is no text in %s" % ", ".join(text.names))
+  start = validation_start(text, args.val_fraction)
+  if args.val_fraction not in (0, 1) and start in (0, text.size):
+    raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
+                    "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
+  writers = []
+  progress = Progress(text.size)
+  for split, first, last in (("train", 0, start), ("val", start, text.size)):
+    writer = ShardWriter(temporary, "%s_%s" % (args.name, split), args.shard_tokens)
+    for read, tokens in tokenizer.tokens(text, first, last, args.errors):
+      writer.write(tokens)
+      progress.add(read)
+    writer.close()
+    if writer.counts:
+      writers.append(writer)
+  progress.end()
+  return writers
+
+
+def existing_shards(args):
+  splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
+  pattern = re.compile(r"%s_(%s)_\d{6,}\.bin" % (re.escape(args.name), "|".join(splits)))
+  return [os.path.join(args.out, name) for name in sorted(os.listdir(args.out)) if pattern.fullmatch(name)]
+
+
+def main():
+  args = parse_arguments()
+  tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.tokenizer_dir)
+  try:
+    os.makedirs(args.out, exist_ok=True)
+    old = existing_shards(args)
+    if old and not args.overwrite:
+      raise UserError("%s exists; use --overwrite to replace the shards of this name, or another --name" % old[0])
+    temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=args.out)
+  except OSError as error:
+    raise UserError("--out %s: %s" % (args.out, error.strerror))
+  try:
+    writers = prepare(args, tokenizer, temporary)
+    for path in old:
+      os.remove(path)  # also those that the new text no longer fills: they would be read along with the new ones
+    for writer in writers:
+      for index, count in enumerate(writer.counts):
+        path = os.path.join(args.out, writer.name(index))
+        os.replace(os.path.join(temporary, writer.name(index)), path)
+        print("%s  %s tokens" % (path, format(count, ",")))
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+  data = {writer.stem[len(args.name) + 1:]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
+  print('for the configuration: "data": %s, "model": {"vocab": %d}' % (json.dumps(data), tokenizer.vocab))
+
+
+if __name__ == "__main__":
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through finally, which removes the temporary folder
+  try:
+    main()
+  except UserError as error:
+    sys.exit(print("prepare_text: %s" % error, file=sys.stderr) or 2)
+  except OSError as error:
+    sys.exit(print("prepare_text: failed: %s" % error, file=sys.stderr) or 1)
+  except KeyboardInterrupt:
+    sys.exit(print("\nprepare_text: interrupted; nothing was written", file=sys.stderr) or 130)

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# All checks of a fresh checkout, with all their set-up: under fifteen minutes on two cores, no GPU needed.
+#
+#   bash scripts/test.sh
+#
+# Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under AddressSanitizer
+# and ThreadSanitizer. Where nvcc exists a part of the CUDA build is compiled too, and a kernel that spills registers is a
+# failure; where a GPU exists the tests run there as well. The last line is "N passed, M failed"; exit 1 on any failure.
+# Longer checks: make check-full.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/common.sh
+
+case "${1:-}" in
+  "") ;;
+  -h | --help) sed -n '2,9s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+  *) echo "test.sh: unknown argument \"$1\" (--help)" >&2; exit 2 ;;
+esac
+
+passed=0
+failed=0
+logs=build/test_logs
+mkdir -p "$logs"
+
+# Reads what GoogleTest and unittest print and gives "passed failed"; many programs may have written into one log.
+count() {
+  awk '
+    /^\[  PASSED  \] [0-9]+ test/ { passed += $4 }
+    /^\[  FAILED  \] [0-9]+ test/ { failed += $4 }
+    /^Ran [0-9]+ tests? in / { ran = $2 }
+    /^(OK|FAILED)( \(.*\))?$/ && ran != "" {
+      bad = out = 0
+      while (match($0, /[a-z ]+=[0-9]+/)) {
+        split(substr($0, RSTART, RLENGTH), pair, "=")
+        if (pair[1] ~ /skipped/) out += pair[2]; else if (pair[1] !~ /expected/) bad += pair[2]
+        $0 = substr($0, RSTART + RLENGTH)
+      }
+      passed += ran - bad - out; failed += bad; ran = ""
+    }
+    END { print passed + 0, failed + 0 }' "$1"
+}
+
+# suite NAME COMMAND...: runs a command that prints test results and adds them up. A command that fails without a failed
+# test, or passes without a test, counts as one failure.
+suite() {
+  local name=$1 rc=0 good bad
+  local log=$logs/${name// /_}.log
+  shift
+  phase "$name"
+  "$@" 2>&1 | tee "$log" || rc=$?
+  read -r good bad <<<"$(count "$log")"
+  if [ $bad = 0 ] && { [ $rc != 0 ] || [ $good = 0 ]; }; then bad=1; fi
+  passed=$((passed + good))
+  failed=$((failed + bad))
+  echo "--- $name: $good passed, $bad failed"
+  [ $bad = 0 ] || failed_suites+=("$name (exit $rc, $log)")
+}
+failed_suites=()
+
+# Compiles a part of the CUDA build and names each kernel whose registers ptxas had to spill; one test, as `count` reads it.
+cuda_subset() {
+  make cuda-subset || return 1
+  awk '
+    /Function properties for/ { name = $NF }
+    /bytes spill stores/ { kernels++; if ($0 !~ / 0 bytes spill stores, 0 bytes spill loads/) { bad++; print "spills: " name ":" $0 } }
+    END {
+      printf "%d kernels and device functions, %d with spilled registers\n", kernels, bad
+      if (bad || !kernels) { print "[  FAILED  ] 1 test"; exit 1 }
+      print "[  PASSED  ] 1 test"
+    }' build/cuda/ptxas.log
+}
+
+phase "install what is missing"
+bash scripts/install_deps.sh --tests
+python=$(find_python)
+
+phase "build for the CPU"
+make BACKEND=cpu
+
+export TRAIN=$PWD/build/cpu/train
+suite "C++ tests" make BACKEND=cpu test
+suite "Python tests" "$python" -m unittest discover -s test -p 'test_*.py'
+suite "AddressSanitizer" make check-asan
+suite "ThreadSanitizer" make check-tsan
+if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+  suite "CUDA subset" cuda_subset
+  if nvidia-smi -L >/dev/null 2>&1; then
+    suite "C++ tests on the GPU" make BACKEND=cuda test
+  fi
+fi
+
+phases
+[ ${#failed_suites[@]} = 0 ] || printf 'failed: %s\n' "${failed_suites[@]}"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,89 @@
+// Device arrays for tests, on both machines: freed at the end, filled with NaN until written, and guarded: 256 bytes before
+// and after the elements must be unchanged when the array dies (under ASan there are no guards; ASan sees more).
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/gpu.cuh"
+
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr size_t GUARD = 0;
+#else
+inline constexpr size_t GUARD = 256;   // keeps the alignment cudaMalloc gives
+#endif
+
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(size_t n) : n_(n) {
+    CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));   // + 1: an array of nothing still has an address
+    CUDA_CHECK(cudaMemset(base_, 0xA5, bytes() + 2 * GUARD + 1));
+    poison();
+  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
+  DeviceArray(DeviceArray&& other) noexcept : base_(std::exchange(other.base_, nullptr)), n_(other.n_) {}
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(n_, other.n_);
+    return *this;
+  }
+  ~DeviceArray() {
+    if (!base_) return;
+    EXPECT_TRUE(guards_intact()) << "a kernel wrote outside an array of " << n_ << " elements";
+    cudaFree(base_);
+  }
+
+  T* get() const { return reinterpret_cast<T*>(base_ + GUARD); }
+  operator T*() const { return get(); }
+  size_t size() const { return n_; }
+  size_t bytes() const { return n_ * sizeof(T); }
+
+  void upload(const std::vector<T>& values) {
+    ASSERT_EQ(values.size(), n_);
+    if (n_) CUDA_CHECK(cudaMemcpy(get(), values.data(), bytes(), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> download() const {
+    std::vector<T> values(n_);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (n_) CUDA_CHECK(cudaMemcpy(values.data(), get(), bytes(), cudaMemcpyDeviceToHost));
+    return values;
+  }
+  // All bits one: NaN in every floating-point type, -1 in int.
+  void poison() {
+    if (n_) CUDA_CHECK(cudaMemset(get(), 0xFF, bytes()));
+  }
+  bool guards_intact() const {
+    unsigned char guard[2 * GUARD + 1];
+    cudaDeviceSynchronize();
+    if (GUARD) cudaMemcpy(guard, base_, GUARD, cudaMemcpyDeviceToHost);
+    cudaMemcpy(guard + GUARD, base_ + GUARD + bytes(), GUARD + 1, cudaMemcpyDeviceToHost);
+    for (unsigned char byte : guard)
+      if (byte != 0xA5) return false;
+    return true;
+  }
+
+ private:
+  char* base_ = nullptr;
+  size_t n_ = 0;
+};
+
+// Normal numbers, the same for the same seed on every machine of one standard library.
+template <class T>
+std::vector<T> random_normal(size_t n, unsigned seed, float scale = 1, float mean = 0) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<T> values(n);
+  for (T& x : values) x = from_float<T>(mean + scale * normal(generator));
+  return values;
+}
+
+inline std::vector<int> random_ints(size_t n, unsigned seed, int limit) {
+  std::mt19937 generator(seed);
+  std::vector<int> values(n);
+  for (int& x : values) x = int(generator() % unsigned(limit));
+  return values;
+}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs every test program of a build folder: test/run.sh build/cpu. Sanitizer builds run what is quick, or all with FULL=1,
+# and then the planted bugs, which must be found. Exit 1 when anything failed.
+set -u
+build=$1
+failed=0
+for test in "$build"/test_*; do
+  [ -x "$test" ] && [ -f "$test" ] || continue
+  case "$test" in *.d | *.o) continue ;; esac
+  filter='*'
+  case "$build:${FULL:-0}" in *-asan:0 | *-tsan:0) filter='-*Long*' ;; esac
+  echo "=== $test"
+  "$test" --gtest_brief=1 --gtest_filter="$filter" || failed=1
+done
+case "$build" in *-asan | *-tsan | *-plain) bash test/planted_bugs.sh "$build" || failed=1 ;; esac
+exit $failed

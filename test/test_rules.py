@@ -1,0 +1,58 @@
+"""The rules of CONTRIBUTING.md that a program can check. Standard library only."""
+import os
+import re
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOMS = ("kernels", "attention", "runtime", "data", "eval", "cpu", "bench", "test", "scripts")
+
+
+def sources(*endings):
+  """(path from the root, text) of every source file with one of the endings."""
+  folders = [(ROOT, os.listdir(ROOT))] + [(folder, names) for room in ROOMS
+                                          for folder, _, names in os.walk(os.path.join(ROOT, room))]
+  for folder, names in folders:
+    for name in sorted(names):
+      path = os.path.join(folder, name)
+      if name.endswith(endings) and os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+          yield os.path.relpath(path, ROOT), file.read()
+
+
+class Rules(unittest.TestCase):
+  def nothing(self, pattern, files, allowed=lambda path: False):
+    found = [f"{path}:{number}: {line.strip()}" for path, text in files if not allowed(path)
+             for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
+    self.assertEqual(found, [])
+
+  def test_no_tabs_no_trailing_space(self):
+    self.nothing(r"\t|[ \t]$", sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".md"))
+
+  def test_only_the_portability_layer_knows_the_machine(self):
+    self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),
+                 lambda path: path == "kernels/gpu.cuh" or path.startswith("cpu/"))
+
+  def test_one_way_to_launch(self):
+    self.nothing("<<<", sources(".cuh", ".cu"), lambda path: path == "kernels/gpu.cuh")
+
+  def test_no_atomics_in_kernels(self):
+    self.nothing(r"\batomic(Add|Sub|Exch|CAS|Max|Min)\b", sources(".cuh", ".cu"), lambda path: path.startswith("test/"))
+
+  def test_nothing_includes_test(self):
+    self.nothing(r'#include "test/', sources(".h", ".cuh", ".cu", ".cpp"),
+                 lambda path: path.startswith(("test/", "bench/")))
+
+  def test_files_stay_short(self):
+    long = [(path, text.count("\n")) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh")
+            if text.count("\n") > 650 and path != "train_gpt2.cu"]
+    self.assertEqual(long, [])
+
+  def test_what_the_documents_name_exists(self):
+    named = re.compile(r"(?:%s)/[\w./]+\.(?:sh|py|json|cuh?|h|cpp)\b" % "|".join(ROOMS + ("configs",)))
+    missing = [f"{path}: {name}" for path, text in sources(".md") for name in named.findall(text)
+               if "NAME" not in name and not os.path.exists(os.path.join(ROOT, name))]
+    self.assertEqual(missing, [])
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,575 @@
+// GPT-2, forward and backward, by hand. Read it from top to bottom: the parameter table, the memory plan, the forward pass,
+// and in reverse order the backward pass, then the update.
+//
+// Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded vocabulary,
+// N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
+// optimizer's state are float32. Everything runs on one stream; the host waits only to report.
+#include "train_gpt2.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "attention/prepare.cuh"
+#include "kernels/bias.cuh"
+#include "kernels/convert.cuh"
+#include "kernels/cross_entropy.cuh"
+#include "kernels/embedding.cuh"
+#include "kernels/gelu.cuh"
+#include "kernels/grad_norm.cuh"
+#include "kernels/layernorm.cuh"
+#include "kernels/matmul.cuh"
+#include "kernels/random.cuh"
+#include "kernels/reduce.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Parameters
+
+enum Parameter {
+  WTE, WPE,
+  LN1_W, LN1_B, QKV_W, QKV_B, ATT_PROJ_W, ATT_PROJ_B,
+  LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
+  LNF_W, LNF_B, PARAMETERS
+};
+
+struct ParameterRow {
+  Parameter id;
+  const char* name;  // after "h.LAYER." where it is per layer
+  std::vector<int> shape;
+  Init init;
+  bool decays, per_layer;
+};
+
+// THE parameter table: allocation, initialisation, AdamW, checkpoints, gradient dumps and tests all go by it.
+// A row whose shape holds a 0 is a parameter that this configuration does not have.
+static std::vector<ParameterRow> parameter_table(const Config& config) {
+  const Config::Model& m = config.model;
+  int C = m.channels, A = m.heads * m.head_dim, F = m.mlp_width();
+  return {
+      {WTE, "wte.weight", {m.vocab, C}, Init::normal, true, false},
+      {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, Init::normal, true, false},
+      {LN1_W, "ln_1.weight", {C}, Init::one, false, true},
+      {LN1_B, "ln_1.bias", {C}, Init::zero, false, true},
+      {QKV_W, "attn.c_attn.weight", {C, 3 * A}, Init::normal, true, true},
+      {QKV_B, "attn.c_attn.bias", {3 * A}, Init::zero, false, true},
+      {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, Init::residual, true, true},
+      {ATT_PROJ_B, "attn.c_proj.bias", {C}, Init::zero, false, true},
+      {LN2_W, "ln_2.weight", {C}, Init::one, false, true},
+      {LN2_B, "ln_2.bias", {C}, Init::zero, false, true},
+      {FC_W, "mlp.c_fc.weight", {C, F}, Init::normal, true, true},
+      {FC_B, "mlp.c_fc.bias", {F}, Init::zero, false, true},
+      {MLP_PROJ_W, "mlp.c_proj.weight", {F, C}, Init::residual, true, true},
+      {MLP_PROJ_B, "mlp.c_proj.bias", {C}, Init::zero, false, true},
+      {LNF_W, "ln_f.weight", {C}, Init::one, false, false},
+      {LNF_B, "ln_f.bias", {C}, Init::zero, false, false},
+  };
+}
+
+static constexpr size_t VOCAB_PADDING = 128;  // rows of wte; keeps the output product on tensor cores' favourite shapes
+static constexpr size_t ALIGNMENT = 64;       // elements between tensors: 16-byte accesses everywhere
+
+static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, VOCAB_PADDING)); }
+
+// The table unrolled over the layers, and where each parameter of each layer lies.
+struct ParameterLayout {
+  std::vector<Tensor> tensors;
+  std::vector<size_t> offset[PARAMETERS];  // by layer; one entry where not per layer; empty where absent
+  size_t total = 0;                        // elements of the parameter, gradient and moment arrays
+
+  explicit ParameterLayout(const Config& config) {
+    std::vector<ParameterRow> table = parameter_table(config);
+    auto place = [&](const ParameterRow& row, const std::string& name) {
+      size_t size = 1;
+      for (int extent : row.shape) size *= extent;
+      if (size == 0) return;
+      size_t stored = row.id == WTE ? size_t(padded_vocab(config)) * row.shape[1] : size;
+      tensors.push_back({name, row.shape, row.init, row.decays, total, size, stored});
+      offset[row.id].push_back(total);
+      total += round_up(stored, ALIGNMENT);
+    };
+    for (size_t i = 0, end; i < table.size(); i = end) {
+      end = i + 1;
+      if (!table[i].per_layer) {
+        place(table[i], table[i].name);
+        continue;
+      }
+      while (end < table.size() && table[end].per_layer) end++;
+      for (int l = 0; l < config.model.layers; l++)
+        for (size_t k = i; k < end; k++) place(table[k], format("h.%d.%s", l, table[k].name));
+    }
+  }
+};
+
+int64_t parameter_count(const Config& config) {
+  int64_t count = 0;
+  for (const Tensor& tensor : ParameterLayout(config).tensors) count += int64_t(tensor.size);
+  return count;
+}
+
+double flops_per_token(const Config& config) {
+  const Config::Model& m = config.model;
+  return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
+}
+
+AttentionSettings attention_settings(const Config& config) {
+  const Config::Attention& a = config.attention;
+  AttentionSettings s;
+  s.kind = kind_from_name(a.kind);
+  s.qk_norm = qk_norm_from_name(a.qk_norm);
+  s.scale = scale_from_name(a.scale.name);
+  s.scale_number = float(a.scale.number);
+  s.power = float(a.power);
+  s.offset = float(a.offset);
+  s.offset_free_rows = a.offset_free_rows;
+  s.sink = sink_from_name(a.sink);
+  s.context = config.model.context;
+  return s;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Memory
+
+template <class Real>
+struct LayerActivations {
+  Real* x;        // [N, C]  the residual stream that enters the layer
+  Real* ln1;      // [N, C]
+  Real* qkv;      // [N, 3A] q and k already prepared (rotated, normalised, scaled)
+  Real* att;      // [N, A]  output of attention
+  Real* mid;      // [N, C]  the residual stream between attention and MLP
+  Real* ln2;      // [N, C]
+  Real* fc;       // [N, F]  before GELU
+  Real* gelu;     // [N, F]
+  float *mean1, *rstd1, *mean2, *rstd2;  // [N]
+  float* qk_norms;                       // [N, 2, H] or nullptr
+  float* att_stats;                      // [statistics, B, H, T]
+};
+
+// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (config.train.recompute says which
+// it computes again instead); evaluation has one layer's arrays that all layers use in turn.
+template <class Real>
+struct Activations {
+  std::vector<LayerActivations<Real>> layers;
+  Real* x_final;            // [N, C]  the residual stream that leaves the last layer
+  Real* lnf;                // [N, C]
+  float *meanf, *rstdf;     // [N]
+  Real* projected;          // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
+  Real* logits;             // [logit_rows, Vp]
+  int logit_rows;
+  float* losses;            // [N]
+  int *inputs, *targets;    // [N]
+
+  void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
+    const Config::Model& m = config.model;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
+    AttentionSettings attention = attention_settings(config);
+    bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
+    layers.assign(m.layers, {});
+    auto per_layer = [&](auto member, size_t count, bool kept) {
+      for (size_t l = 0; l < layers.size(); l++)
+        if (kept || l == 0) plan.add(&(layers[l].*member), count, category);
+        else plan.alias(&(layers[l].*member), &(layers[0].*member));
+    };
+    using Layer = LayerActivations<Real>;
+    per_layer(&Layer::x, N * C, training);
+    for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
+    for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
+    per_layer(&Layer::qkv, N * 3 * A, keep);
+    per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
+    per_layer(&Layer::att, N * A, keep);
+    per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
+    per_layer(&Layer::fc, N * F, keep);
+    per_layer(&Layer::gelu, N * F, keep_gelu);
+    plan.add(&x_final, N * C, category);
+    plan.add(&lnf, N * C, category);
+    plan.add(&meanf, N, category);
+    plan.add(&rstdf, N, category);
+    plan.add(&projected, N * C, category);
+    plan.add(&losses, N, category);
+    plan.add(&inputs, N, category);
+    plan.add(&targets, N, category);
+    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they exist for equal chunks of rows.
+    size_t Vp = padded_vocab(config), most = size_t(1) << 28;
+    size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
+    logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
+    plan.add(&logits, size_t(logit_rows) * Vp, training ? "logits" : category);
+  }
+};
+
+template <class Real>
+struct Buffers {
+  float* masters;         // [total]  the parameters in float32
+  Real* parameters;       // [total]  what the kernels read; the masters themselves where Real is float
+  float *gradients, *adam_m, *adam_v;  // [total]
+  float2* rope;           // [longest length, D/2]
+  float* norm_partials;   // [blocks]
+  float* loss_sum;        // [1]
+  float* norm_and_scale;  // [2]
+  Activations<Real> training, evaluation;
+  Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
+  Real* dwide;            // [N, max(3A, F)]
+  Real* datt;             // [N, A]
+  void* workspace;        // bytes
+
+  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
+    const Config::Model& m = config.model;
+    size_t total = ParameterLayout(config).total, context = m.context;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
+    constexpr bool own_masters = !std::is_same_v<Real, float>;
+    plan.add(&masters, total, own_masters ? "masters" : "parameters");
+    if constexpr (own_masters) plan.add(&parameters, total, "parameters");
+    else plan.alias(&parameters, &masters);
+    bool rotates = m.position == "rope";
+    plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
+    plan.add(&loss_sum, 1, "workspace");
+    plan.add(&norm_and_scale, 2, "workspace");
+    size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
+    if (train) {
+      plan.add(&gradients, total, "gradients");
+      plan.add(&adam_m, total, "moments");
+      plan.add(&adam_v, total, "moments");
+      plan.add(&norm_partials, square_sums_count(total), "workspace");
+    }
+    size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
+    if (train) {
+      training.plan(plan, config, N, true, "activations");
+      plan.add(&dx, N * C, "activation gradients");
+      plan.add(&dwide, N * std::max(3 * A, F), "activation gradients");
+      plan.add(&datt, N * A, "activation gradients");
+      size_t workspace_bytes = 0;
+      for (size_t bytes : {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)), layernorm_backward_workspace(int(N), m.channels),
+                           bias_backward_workspace(int(N), int(std::max({3 * A, F, C}))),
+                           attention_backward_workspace(micro, m.context, m.heads, m.head_dim)})
+        workspace_bytes = std::max(workspace_bytes, bytes);
+      plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
+      plan.rewind(shared);
+    }
+    evaluation.plan(plan, config, rows, false, "evaluation");
+    plan.end_sharing();
+  }
+};
+
+MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training) {
+  MemoryPlan plan;  // the pointers of `buffers` are never set: a plan that is not allocated only counts
+  if (config.precision == "bf16") {
+    Buffers<bf16> buffers;
+    buffers.plan(plan, config, micro, eval_rows, eval_length, training);
+  } else {
+    Buffers<float> buffers;
+    buffers.plan(plan, config, micro, eval_rows, eval_length, training);
+  }
+  return plan;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The model
+
+template <class Real>
+class Gpt2 final : public Model {
+ public:
+  Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training)
+      : config_(config), settings_(attention_settings(config)), layout_(config) {
+    const Config::Model& m = config.model;
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config);
+    MemoryPlan plan;
+    b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
+    memory_ = DeviceBlock(plan);
+    size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    for (Staging& s : staging_) {
+      CUDA_CHECK(cudaMallocHost(&s.tokens, 2 * rows * sizeof(int)));
+      CUDA_CHECK(cudaEventCreate(&s.copied));
+    }
+    CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
+    set_rope(m.context);
+  }
+  ~Gpt2() override {
+    for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
+    cudaFreeHost(report_);
+    cudaStreamDestroy(stream);
+  }
+
+  const Config& config() const override { return config_; }
+  const std::vector<Tensor>& tensors() const override { return layout_.tensors; }
+
+  void init_random() override;
+  void read(const Tensor& tensor, Part part, float* out) const override;
+  void write(const Tensor& tensor, const float* values) override;
+  void set_rope(int length) override;
+  void begin_step() override;
+  void forward_backward(const int* inputs, const int* targets) override;
+  StepResult end_step(const AdamW& settings, float grad_clip) override;
+  StepResult finish(float grad_clip) override;
+  void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void next_token_logits(float* logits, const int* tokens, int count) override;
+
+ private:
+  using Layer = LayerActivations<Real>;
+  const Real* weight(Parameter id, int layer = 0) const {
+    return layout_.offset[id].empty() ? nullptr : b.parameters + layout_.offset[id][layer];
+  }
+  float* gradient(Parameter id, int layer = 0) const {
+    return layout_.offset[id].empty() ? nullptr : b.gradients + layout_.offset[id][layer];
+  }
+  void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
+  void forward(Activations<Real>& act, int B, int T, bool training);
+  void layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
+  void classify(Activations<Real>& act, int N, float dloss);
+  void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N, int in,
+                       int out, Real* before_gelu = nullptr);
+  void backward(Activations<Real>& act, int B, int T);
+
+  Config config_;
+  AttentionSettings settings_;
+  ParameterLayout layout_;
+  int L, C, H, D, A, F, V, Vp;
+  Buffers<Real> b{};
+  DeviceBlock memory_;
+  cudaStream_t stream;
+  struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
+  int next_staging_ = 0;
+  float* report_;          // pinned [2]
+  int64_t rows_seen_ = 0;  // of this step
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// inputs, targets [N] -> device. The host waits only if the copy before last has not been done yet.
+template <class Real>
+void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
+  Staging& s = staging_[next_staging_];
+  next_staging_ ^= 1;
+  CUDA_CHECK(cudaEventSynchronize(s.copied));
+  std::memcpy(s.tokens, inputs, N * sizeof(int));
+  std::memcpy(s.tokens + N, targets, N * sizeof(int));
+  CUDA_CHECK(cudaMemcpyAsync(act.inputs, s.tokens, N * sizeof(int), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaMemcpyAsync(act.targets, s.tokens + N, N * sizeof(int), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaEventRecord(s.copied, stream));
+}
+
+// act.lnf = the whole network up to the final layernorm, from act.inputs.
+template <class Real>
+void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
+  int N = B * T;
+  Layer& first = act.layers[0];
+  embedding_forward(first.x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
+  layernorm_forward(first.ln1, first.mean1, first.rstd1, first.x, weight(LN1_W, 0), weight(LN1_B, 0), N, C, stream);
+  for (int l = 0; l < L; l++) {
+    Layer& a = act.layers[l];
+    layer_hidden(a, act, l, B, T, training);
+    matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
+                        .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
+    if (l + 1 < L) {
+      Layer& next = act.layers[l + 1];
+      residual_layernorm_forward(next.x, next.ln1, next.mean1, next.rstd1, a.mid, act.projected, weight(LN1_W, l + 1),
+                                 weight(LN1_B, l + 1), N, C, stream);
+    } else {
+      residual_layernorm_forward(act.x_final, act.lnf, act.meanf, act.rstdf, a.mid, act.projected, weight(LNF_W), weight(LNF_B),
+                                 N, C, stream);
+    }
+  }
+}
+
+// One layer from a.x and a.ln1 up to a.gelu; what remains is the MLP's output projection.
+template <class Real>
+void Gpt2<Real>::layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
+  int N = B * T;
+  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = 3 * A, .k = C,
+                      .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
+  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream);
+  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream);
+  matmul<Real, Real>({.d = act.projected, .a = a.att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
+                      .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
+  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
+  matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
+                      .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
+}
+
+// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because the logits of a
+// chunk are overwritten by the next: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the losses.
+template <class Real>
+void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
+  for (int row = 0; row < N; row += act.logit_rows) {
+    int n = std::min(act.logit_rows, N - row);
+    Real* x = act.lnf + size_t(row) * C;
+    matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
+    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
+    if (dloss == 0) continue;
+    matmul<Real, Real>({.d = act.projected + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
+    matmul<Real, float>({.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Backward: the same steps from the last to the first. Gradients of parameters are +=, gradients of activations =.
+
+// Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is given.
+template <class Real>
+void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
+                                 int in, int out, Real* before_gelu) {
+  matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
+  bias_backward(gradient(bias, l), doutput, b.workspace, N, out, out, stream);
+  matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
+                      .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
+}
+
+// From act.projected = d lnf, left by classify().
+template <class Real>
+void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
+  int N = B * T;
+  bool again = config_.train.recompute == "block";
+  CUDA_CHECK(cudaMemsetAsync(b.dx, 0, size_t(N) * C * sizeof(Real), stream));
+  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf, weight(LNF_W),
+                     b.workspace, N, C, stream);
+  for (int l = L - 1; l >= 0; l--) {
+    Layer& a = act.layers[l];
+    if (again) {
+      layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
+      layer_hidden(a, act, l, B, T, true);
+    } else if (config_.train.recompute == "gelu") {
+      gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+    }
+    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = act.projected;
+    // x + MLP: dx is the gradient of the sum, so of both terms
+    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, a.fc);
+    linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F);
+    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace,
+                       N, C, stream);
+    // x + attention
+    linear_backward(b.datt, b.dx, a.att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream);
+    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream);
+    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, 3 * A);
+    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N,
+                       C, stream);
+  }
+  embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The step
+
+template <class Real>
+void Gpt2<Real>::begin_step() {
+  CUDA_CHECK(cudaMemsetAsync(b.gradients, 0, layout_.total * sizeof(float), stream));
+  CUDA_CHECK(cudaMemsetAsync(b.loss_sum, 0, sizeof(float), stream));
+  rows_seen_ = 0;
+}
+
+template <class Real>
+void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
+  int B = config_.batch.micro, T = config_.model.context, N = B * T;
+  Activations<Real>& act = b.training;
+  upload(act, inputs, targets, N);
+  forward(act, B, T, true);
+  classify(act, N, 1.0f / float(config_.batch.tokens));  // the mean over the whole batch
+  sum_to(b.loss_sum, act.losses, N, stream);
+  backward(act, B, T);
+  rows_seen_ += N;
+}
+
+template <class Real>
+StepResult Gpt2<Real>::finish(float grad_clip) {
+  float *norm = b.norm_and_scale, *scale = b.norm_and_scale + 1;
+  square_sums(b.norm_partials, b.gradients, layout_.total, stream);
+  clip_scale(norm, scale, b.norm_partials, int(square_sums_count(layout_.total)), grad_clip, stream);
+  CUDA_CHECK(cudaMemcpyAsync(report_, b.loss_sum, sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaMemcpyAsync(report_ + 1, norm, sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  return {report_[0] / float(rows_seen_), report_[1]};
+}
+
+template <class Real>
+StepResult Gpt2<Real>::end_step(const AdamW& settings, float grad_clip) {
+  StepResult result = finish(grad_clip);
+  for (const Tensor& tensor : layout_.tensors) {
+    AdamW own = settings;
+    if (!tensor.decays) own.weight_decay = 0;
+    size_t at = tensor.offset;
+    adamw_update(b.parameters + at, b.masters + at, b.adam_m + at, b.adam_v + at, b.gradients + at, b.norm_and_scale + 1,
+                 tensor.stored, own, stream);
+  }
+  return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Evaluation
+
+template <class Real>
+void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
+  int N = B * T;
+  Activations<Real>& act = b.evaluation;
+  upload(act, inputs, targets, N);
+  forward(act, B, T, false);
+  classify(act, N, 0);
+  CUDA_CHECK(cudaMemcpyAsync(losses, act.losses, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
+  int T = config_.model.context;
+  std::vector<int> padded(T, 0);  // what follows cannot influence what precedes it; one length means one set of matrix shapes
+  std::memcpy(padded.data(), tokens, count * sizeof(int));
+  Activations<Real>& act = b.evaluation;
+  upload(act, padded.data(), padded.data(), T);
+  forward(act, 1, T, false);
+  matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(count - 1) * C, .b = weight(WTE), .m = 1, .n = Vp, .k = C,
+                      .trans_b = true}, stream);
+  std::vector<Real> row(V);
+  CUDA_CHECK(cudaMemcpyAsync(row.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  for (int v = 0; v < V; v++) logits[v] = to_float(row[v]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Parameters in and out
+
+template <class Real>
+void Gpt2<Real>::init_random() {
+  float residual_std = 0.02f / std::sqrt(2.0f * float(L));
+  for (size_t i = 0; i < layout_.tensors.size(); i++) {
+    const Tensor& tensor = layout_.tensors[i];
+    float* masters = b.masters + tensor.offset;
+    if (tensor.init == Init::normal || tensor.init == Init::residual) {
+      uint64_t seed = config_.seed + (uint64_t(i) << 40);  // a stream of random numbers for every tensor
+      normal_fill(masters, tensor.size, tensor.init == Init::normal ? 0.02f : residual_std, seed, stream);
+      if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, masters, tensor.stored, stream);
+    } else {
+      write(tensor, std::vector<float>(tensor.size, tensor.init == Init::one ? 1.0f : 0.0f).data());
+    }
+  }
+}
+
+template <class Real>
+void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
+  const float* from = part == Part::parameters ? b.masters : b.gradients;
+  CUDA_CHECK(cudaMemcpyAsync(out, from + tensor.offset, tensor.size * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::write(const Tensor& tensor, const float* values) {
+  float* masters = b.masters + tensor.offset;
+  CUDA_CHECK(cudaMemcpyAsync(masters, values, tensor.size * sizeof(float), cudaMemcpyHostToDevice, stream));
+  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, masters, tensor.stored, stream);
+  CUDA_CHECK(cudaStreamSynchronize(stream));  // the values may go away now
+}
+
+template <class Real>
+void Gpt2<Real>::set_rope(int length) {
+  if (!b.rope) return;
+  const Config::Model& m = config_.model;
+  RopeScaling scaling = rope_scaling_from_name(config_.eval.rope_scaling);
+  double factor = std::max(1.0, double(length) / m.context);
+  std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
+  settings_.scale_factor = rope_scale_factor(scaling, factor);
+  CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training) {
+  if (config.precision == "bf16") return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training);
+  return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training);
+}

@@ -1,0 +1,68 @@
+// GPT-2 as the rest of the program sees it: parameters by name, one micro step, one update, losses and logits.
+// The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D head dim,
+// A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "kernels/adamw.cuh"
+#include "runtime/config.h"
+#include "runtime/device_memory.h"
+
+enum class Init { zero, one, normal, residual };  // normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream
+
+// One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
+struct Tensor {
+  std::string name;        // "h.0.attn.c_attn.weight"
+  std::vector<int> shape;  // as in the file
+  Init init;
+  bool decays;             // weight decay: matrices and embeddings only
+  size_t offset;           // of its first element in the parameter, gradient and moment arrays
+  size_t size;             // product of shape
+  size_t stored;           // elements held, with the vocabulary's padding rows (always zero)
+};
+
+enum class Part { parameters, gradients };  // parameters: the float32 masters
+
+// What one optimizer step reports.
+struct StepResult {
+  float loss;       // mean over the whole batch, nats
+  float grad_norm;  // before clipping
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const Config& config() const = 0;
+  virtual const std::vector<Tensor>& tensors() const = 0;
+  virtual void init_random() = 0;                                                 // from config.seed
+  virtual void read(const Tensor&, Part, float* out) const = 0;                   // out = [shape] on the host
+  virtual void write(const Tensor&, const float* values) = 0;                     // parameters = values
+  virtual void set_rope(int length) = 0;                                          // rotation for this length, by eval.rope_scaling
+
+  // One optimizer step: begin_step(), micro steps, end_step() or, to look at the gradients, finish().
+  virtual void begin_step() = 0;                                                  // loss and gradients = 0
+  virtual void forward_backward(const int* inputs, const int* targets) = 0;           // += ; [micro, context], host
+  virtual StepResult end_step(const AdamW& settings, float grad_clip) = 0;        // updates the parameters; waits for the device
+  virtual StepResult finish(float grad_clip) = 0;                                 // the same without the update
+
+  // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
+  virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
+  // Logits = [V] of the token that follows tokens[0..count), count <= config.model.context.
+  virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
+};
+
+// Memory of a run with this micro batch, in bytes by category, without allocating it; eval_rows: the most rows (sequences x length)
+// that losses() will be asked for at once, eval_length: the longest of its sequences. training = false plans evaluation only.
+MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training);
+
+// Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
+std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training);
+
+AttentionSettings attention_settings(const Config& config);
+int64_t parameter_count(const Config& config);
+double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A: MEASURE's count for causal training
+
+int padded_vocab(const Config& config);
