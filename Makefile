@@ -92,6 +92,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/cpu_planted_bugs.cu.o $(OBJECTS)
 	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
 	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+.DELETE_ON_ERROR:
 .PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
 

@@ -37,28 +37,39 @@ __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
   return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
 }
 
-// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time. The block's
-// own chunk comes last, so that its stream tiles are in shared memory afterwards. The held tiles stay where one chunk is
-// all; they are loaded when `fresh`. Begins with a barrier.
+// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time and always in
+// the same order: forward and backward must agree on z to the last bit, as e^z magnifies what they differ by. The held tiles
+// stay where one chunk is all; they are loaded when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
-                                   const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0, const Place& place,
-                                   bool fresh) {
+                                            const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
+                                            const Place& place, bool fresh) {
   for (int n = 0; n < N; n++)
     for (int x = 0; x < Tile::X; x++)
       for (int e = 0; e < E; e++) z[n][x][e] = 0;
-  for (int k = 1; k <= place.chunks; k++) {
-    int c0 = (place.chunk + k) % place.chunks * Tile::CHANNELS;
+  for (int chunk = 0; chunk < place.chunks; chunk++) {
+    int c0 = chunk * Tile::CHANNELS;
     __syncthreads();
-    for (int n = 0; n < N; n++) {
+    unrolled<N>([&](int n) {
       if (fresh || place.chunks > 1) load_held<Tile>(held_tiles + n * Tile::HELD_FLOATS, held[n], r0, c0);
       load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, c0);
-    }
+    });
     __syncthreads();
     int depth = min(Tile::CHANNELS, round_up_8(held[0].D - c0));
-    for (int n = 0; n < N; n++)
+    unrolled<N>([&](int n) {
       add_scores<Tile>(z[n], stream_tiles + n * Tile::STREAM_FLOATS, held_tiles + n * Tile::HELD_FLOATS, depth);
+    });
   }
+}
+
+// After score_tiles(): the stream tiles hold the block's own chunk of channels again. A barrier must follow.
+template <class Tile, int N, class T>
+__device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0, const Place& place) {
+  if (place.chunk == place.chunks - 1) return;
+  __syncthreads();
+  unrolled<N>([&](int n) {
+    load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, place.chunk * Tile::CHANNELS);
+  });
 }
 
 // ---- forward: queries are held, keys and then values stream past
@@ -259,6 +270,7 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
   int first = j0 / Tile::STREAM * Tile::STREAM;
   for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
+    reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
       float row[ROWS + 1], p[E], dz[E];
@@ -311,6 +323,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
     for (int e = 0; e < E; e++) row[n][e] = i0 + mine.held + e < shape.T ? rows[n * count + i0 + mine.held + e] : 0;
   for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
+    reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
     for (int x = 0; x < X; x++) {
       float dz[E];
       for (int e = 0; e < E; e++) {

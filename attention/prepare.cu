@@ -164,9 +164,9 @@ __global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope,
 // y . dy = x' . dx', so y itself is not needed; where alpha is 0 so is the gradient.
 template <int W, class T>
 __device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
-                             float* row_dot, int D, Lanes lanes, bool inside) {
+                             bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
   float along = 0;
-  if (qk_norm != QkNorm::none || row_dot) {
+  if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles need
     float dot = group_sum(dot_share<W>(x, dx, D, lanes), lanes.count);
     if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
     if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
@@ -189,8 +189,8 @@ __global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norm
   const T* x = qkv + row.offset;
   float* row_dot = nullptr;
   if (row_dots && row.is_q) row_dot = row_dots + (size_t(b) * H + row.h) * T_ + t;
-  if (wide) backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dot, D, lanes, row.inside);
-  else backward_row<1>(dx, x, inverse, angles, qk_norm, alpha, row_dot, D, lanes, row.inside);
+  if (wide) backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
+  else backward_row<1>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
 }
 
 // ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. One block per head.

@@ -134,7 +134,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
       read_neighbours(h, held + (d0 + d) * Tile::HELD_STRIDE);
       unrolled<Tile::X>([&](int x) {
         float single = s[x * Tile::SHARERS * Tile::STREAM_STRIDE + d];
-        for (int e = 0; e < E; e++) z[x][e] += single * h[e];
+        for (int e = 0; e < E; e++) z[x][e] = fmaf(single, h[e], z[x][e]);
       });
     }
   }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* 
     read_neighbours(v, stream + s * Tile::STREAM_STRIDE);
     unrolled<Tile::R>([&](int r) {
       float w = weights[s * Tile::HELD_STRIDE + r];
-      for (int e = 0; e < E; e++) sum[r][e] += w * v[e];
+      for (int e = 0; e < E; e++) sum[r][e] = fmaf(w, v[e], sum[r][e]);
     });
   }
 }

@@ -13,8 +13,6 @@ struct CopyQueue {
   unsigned committed = 0;
 };
 
-struct alignas(16) Bytes16 { char bytes[16]; };
-
 void copy_later(void* to, const void* from, bool valid) {
   if (!self->copies) self->copies = new CopyQueue;
 #ifdef CPU_ASAN  // report a bad address here and not at the wait

@@ -22,7 +22,8 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
   cpu::run({name, grid, block, shared_bytes, [](const void* p) {
     const Call& c = *static_cast<const Call*>(p);
-    std::apply(c.kernel, c.arguments);
+    do std::apply(c.kernel, c.arguments);
+    while (cpu::next_fresh());
   }, &call});
 }
 
@@ -71,15 +72,15 @@ inline float warp_max(float v, CPU_SITE) {
 template <int M, int N, class T>
 inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>, CPU_SITE) {
   cpu::Mma<M, N> mine{d, a, b};
-  cpu::meet({"mma_m16n8k16", file, line}, mine, cpu::mma_serve<M, N, T>);
+  cpu::meet("mma_m16n8k16", file, line, mine, cpu::mma_serve<M, N, T>);
 }
 template <int X> inline void ldmatrix_x4(unsigned (&r)[X][4], const void* const (&row)[X], CPU_SITE) {
   cpu::LoadMatrix<X> mine{r, row};
-  cpu::meet({"ldmatrix_x4", file, line}, mine, cpu::ldmatrix_serve<X, false>);
+  cpu::meet("ldmatrix_x4", file, line, mine, cpu::ldmatrix_serve<X, false>);
 }
 template <int X> inline void ldmatrix_x4_trans(unsigned (&r)[X][4], const void* const (&row)[X], CPU_SITE) {
   cpu::LoadMatrix<X> mine{r, row};
-  cpu::meet({"ldmatrix_x4_trans", file, line}, mine, cpu::ldmatrix_serve<X, true>);
+  cpu::meet("ldmatrix_x4_trans", file, line, mine, cpu::ldmatrix_serve<X, true>);
 }
 
 inline void cp_async16(void* shared, const void* global, bool valid = true) { cpu::copy_later(shared, global, valid); }

@@ -1,10 +1,8 @@
 #include "cpu/fiber.h"
 #include <sys/mman.h>
-#include <unistd.h>
-#include <cstring>
 #include <new>
 
-// Both sides of a switch usually sit in the same function (cpu::wait), so `ret` is predicted well.
+// Ends in a jump, since the processor would predict `ret` to go where the caller is, not where the next thread waits.
 asm(R"(
 .text
 .p2align 4
@@ -25,17 +23,16 @@ cpu_switch_stack:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmpq *%rcx
 .size cpu_switch_stack, .-cpu_switch_stack
-.section .note.GNU-stack, "", @progbits
-.text
 )");
 
 namespace cpu {
 namespace {
 
 #if defined(CPU_ASAN) || defined(CPU_TSAN)
-constexpr size_t stack_bytes = 512 << 10;  // instrumented frames are larger, reports are written on the stack
+constexpr size_t stack_bytes = 512 << 10;  // instrumented frames are larger, and reports are written on the stack
 #else
 constexpr size_t stack_bytes = 128 << 10;
 #endif
@@ -47,21 +44,27 @@ Stack new_stack(int number) {
   void* memory = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  mprotect(memory, guard_bytes, PROT_NONE);  // best effort: the kernel limits the number of mappings
-  Stack stack;
-  stack.bottom = static_cast<char*>(memory) + guard_bytes;
+  mprotect(memory, guard_bytes, PROT_NONE);  // best effort: the system limits the number of mappings
+  char* bottom = static_cast<char*>(memory) + guard_bytes;
   // The guard pages spread the stacks over the sets of the L2 cache, this spreads them over those of L1.
-  stack.top = stack.bottom + stack_bytes - (number % 32) * 128;
-  return stack;
+  return {bottom, bottom + stack_bytes - number % 32 * 128};
 }
 
-void free_stack(Stack stack) { munmap(stack.bottom - guard_bytes, guard_bytes + stack_bytes); }
+void free_stack(const Stack& stack) { munmap(stack.bottom - guard_bytes, guard_bytes + stack_bytes); }
 
-void* fresh_context(const Stack& stack, void (*entry)()) {
+bool overflowed(const Stack& stack, const void* address) {
+  return address >= stack.bottom - guard_bytes && address < stack.bottom;
+}
+
+CPU_NO_TSAN void prepare(Context& context, const Stack& stack, void (*entry)()) {
+  // Six registers, the entry, and a null return address that ends backtraces. The stack is then aligned as after a call.
   void** frame = reinterpret_cast<void**>(stack.top) - 8;
-  memset(frame, 0, 8 * sizeof(void*));         // six registers, the entry, and a null return address
-  frame[6] = reinterpret_cast<void*>(entry);   // the stack is then aligned as after a call
-  return frame;
+  frame[0] = frame[1] = frame[2] = frame[3] = frame[4] = frame[5] = frame[7] = nullptr;
+  frame[6] = reinterpret_cast<void*>(entry);
+  context.sp = frame;
+#if defined(CPU_ASAN) || defined(CPU_TSAN)
+  context.stack = stack;
+#endif
 }
 
 }  // namespace cpu

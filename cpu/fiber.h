@@ -2,36 +2,100 @@
 #pragma once
 #include <stddef.h>
 
-#if defined(__has_feature)
+#ifdef __has_feature  // clang
 #if __has_feature(address_sanitizer)
 #define CPU_ASAN 1
-#endif
-#if __has_feature(thread_sanitizer)
+#elif __has_feature(thread_sanitizer)
 #define CPU_TSAN 1
 #endif
 #endif
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__)  // gcc
 #define CPU_ASAN 1
-#endif
-#ifdef __SANITIZE_THREAD__
+#elif defined(__SANITIZE_THREAD__)
 #define CPU_TSAN 1
 #endif
+#ifdef CPU_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef CPU_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
 
-// The layer moves data between CUDA threads behind TSan's back: only barriers order their accesses.
+// For functions that move data between CUDA threads behind TSan's back: only barriers order their accesses. And for those
+// that switch stacks.
 #define CPU_NO_TSAN __attribute__((no_sanitize("thread")))
-
-namespace cpu {
-
-struct Stack {
-  char* bottom;        // lowest usable byte; the page below is a guard
-  char* top;           // where the first frame begins
-};
-
-Stack new_stack(int number);  // number staggers the tops
-void free_stack(Stack);
-void* fresh_context(const Stack&, void (*entry)());  // entry must not return
-
-}  // namespace cpu
 
 // Saves the callee-saved registers and the stack pointer in *save and continues where `load` was saved.
 extern "C" void cpu_switch_stack(void** save, void* load);
+
+namespace cpu {
+
+struct Stack { char* bottom = nullptr; char* top = nullptr; };
+Stack new_stack(int number);  // number staggers the tops
+void free_stack(const Stack&);
+bool overflowed(const Stack&, const void* address);  // is this address in the guard page?
+
+// A suspended flow of control; null when there is none.
+struct Context {
+  void* sp = nullptr;
+#if defined(CPU_ASAN) || defined(CPU_TSAN)
+  Stack stack;
+  void* shadow = nullptr;  // ASan's fake stack; TSan's fiber, which stays when nothing is suspended
+#endif
+};
+
+// entry begins with entered() and ends with leave()
+void prepare(Context&, const Stack&, void (*entry)());
+
+CPU_NO_TSAN inline void switch_context(Context& from, const Context& to) {
+#ifdef CPU_ASAN
+  __sanitizer_start_switch_fiber(&from.shadow, to.stack.bottom, static_cast<size_t>(to.stack.top - to.stack.bottom));
+#elif defined(CPU_TSAN)
+  __tsan_switch_to_fiber(to.shadow, __tsan_switch_to_fiber_no_sync);
+#endif
+  cpu_switch_stack(&from.sp, to.sp);
+#ifdef CPU_ASAN
+  __sanitizer_finish_switch_fiber(from.shadow, nullptr, nullptr);
+#endif
+}
+
+// The first thing on a new stack; host is whoever switches to a new stack before anybody else does.
+CPU_NO_TSAN inline void entered([[maybe_unused]] Context& host) {
+#ifdef CPU_ASAN
+  const void* bottom;
+  size_t size;
+  __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+  if (!host.stack.bottom) {
+    host.stack.bottom = static_cast<char*>(const_cast<void*>(bottom));
+    host.stack.top = host.stack.bottom + size;
+  }
+#endif
+}
+
+// Switches and never comes back: the stack is free.
+[[noreturn]] CPU_NO_TSAN inline void leave(const Context& to) {
+#ifdef CPU_ASAN
+  __sanitizer_start_switch_fiber(nullptr, to.stack.bottom, static_cast<size_t>(to.stack.top - to.stack.bottom));
+#elif defined(CPU_TSAN)
+  __tsan_switch_to_fiber(to.shadow, __tsan_switch_to_fiber_no_sync);
+#endif
+  void* nobody;
+  cpu_switch_stack(&nobody, to.sp);
+  __builtin_unreachable();
+}
+
+// TSan's happens-before edges: everything before order_before(key) is ordered before what follows order_after(key). Meetings
+// alternate between two keys, so that what a fast thread does on its way to the next meeting does not look ordered before
+// what a slow one does after this one.
+CPU_NO_TSAN inline void order_before([[maybe_unused]] void* key) {
+#ifdef CPU_TSAN
+  __tsan_release(key);
+#endif
+}
+CPU_NO_TSAN inline void order_after([[maybe_unused]] void* key) {
+#ifdef CPU_TSAN
+  __tsan_acquire(key);
+#endif
+}
+
+}  // namespace cpu

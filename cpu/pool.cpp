@@ -1,6 +1,5 @@
 #include "cpu/pool.h"
 #include <pthread.h>
-#include <sched.h>
 #include <atomic>
 #include <exception>
 #include <cstring>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 #include "cpu/fiber.h"
+#include "cpu/machine.h"
 #include "runtime/error.h"
 
 namespace cpu {
@@ -143,12 +143,6 @@ void Pool::join() {
   helpers.clear();
   generation = 0;
   threads = 0;
-}
-
-int available_cores() {
-  cpu_set_t set;
-  int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  return n < 1 ? 1 : n;
 }
 
 int effective(int n) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include "cpu/machine.h"
 #include "cpu/pool.h"
 
 struct cpu_stream {};
@@ -39,8 +40,7 @@ static cudaError_t allocate(void** p, size_t bytes) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
-  size_t free, total;
-  cudaMemGetInfo(&free, &total);
+  static const size_t total = cpu::available_memory().total;
   if (bytes > total) return *p = nullptr, cudaErrorMemoryAllocation;
   return allocate(p, bytes);
 }
@@ -70,30 +70,16 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
   return cudaSuccess;
 }
 
-static unsigned long long number_in(const char* path, const char* key) {
-  unsigned long long value = ~0ull;
-  FILE* file = fopen(path, "r");
-  if (!file) return value;
-  char line[256];
-  while (fgets(line, sizeof line, file)) {
-    size_t length = strlen(key);
-    if (strncmp(line, key, length) == 0 && sscanf(line + length, "%llu", &value) == 1) break;
-  }
-  fclose(file);
-  return value;
-}
-
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *total = number_in("/proc/meminfo", "MemTotal:") * 1024;
-  *free = number_in("/proc/meminfo", "MemAvailable:") * 1024;
+  cpu::Memory memory = cpu::available_memory();
+  *free = memory.free, *total = memory.total;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (device != 0) return cudaErrorInvalidDevice;
   *p = {};
-  size_t free;
-  cudaMemGetInfo(&free, &p->totalGlobalMem);
+  p->totalGlobalMem = cpu::available_memory().total;
   snprintf(p->name, sizeof p->name, "CPU");
   p->sharedMemPerBlock = 48 << 10;
   p->sharedMemPerBlockOptin = cpu::max_shared_bytes;

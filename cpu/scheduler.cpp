@@ -1,319 +1,364 @@
 #include "cpu/scheduler.h"
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
+#include "cpu/checks.h"
 #include "cpu/pool.h"
 #include "runtime/error.h"
 
 namespace cpu {
 namespace {
 
-struct Abandoned {};  // unwinds the fibers of a block that has failed
-
 Thread host_thread{};
+
+#ifdef CPU_TSAN
+constexpr bool own_stacks = true;  // a stack and a TSan fiber for every CUDA thread, from its start
+#else
+constexpr bool own_stacks = false;
+#endif
+
+}  // namespace
 
 // What one OS thread needs to run blocks.
 struct Worker {
-  Worker();
-  ~Worker();
-  void prepare(const Launch&, uint64_t id);
-  void run_block(int64_t block);
+  struct Abandoned {};  // unwinds the fibers of a block that has failed
 
+  ~Worker();
+  void adopt(const Launch&, uint64_t id);
+  void run_block(uint64_t block);
   Thread* next_thread();
-  Thread* block_current();   // takes the current thread off the masks, returns who runs next
-  void* context_of(Thread*);
-  void fail(std::exception_ptr);
-  void stuck();
-  std::string describe() const;
-  uint64_t random();
+  const Context& context_of(Thread*);
+  [[gnu::noinline]] void start(Thread*);
+  [[gnu::cold]] void fail(std::exception_ptr);
+  [[gnu::cold, gnu::format(printf, 2, 3)]] void fail(const char* format, ...);
+  [[gnu::cold]] void fail_stuck();
+  std::string waiting() const;
+  int pick(uint32_t mask);
+
+  // what every switch touches
+  uint32_t runnable = 0;      // warps with runnable lanes
+  Order order = Order::forward;
+  int threads = 0, warps = 0;
+  int at_barrier = 0;
+  uint32_t all_warps = 0;
+  Site barrier_site{};
+  std::vector<Stack> free_stacks;
+  Stack entering;             // handed to carry()
+  std::unique_ptr<Thread[]> thread{new Thread[max_block_threads]()};
+  Warp warp[max_block_threads / warp_size]{};
 
   const Launch* launch = nullptr;
+  const char* kernel = "";
   uint64_t launch_id = 0;
   dim3 shape{0, 0, 0};
-  int threads = 0, warp_count = 0;
-  uint32_t runnable = 0;      // warps that have runnable lanes
-  uint32_t all_warps = 0;
-  int returned = 0;
-  int at_barrier = 0;
-  Site barrier_site{};
-  bool failing = false;
   std::exception_ptr error;
-  void* host_context = nullptr;
   uint64_t random_state = 1;
-  std::unique_ptr<Thread[]> thread;
-  Warp warp[max_block_threads / warp_size];
-  std::vector<Stack> stacks, free_stacks;
-  Stack entering{};
-  char* shared = nullptr;
+  Context host;
+  std::vector<Stack> stacks;
+  OverflowWatch watch{&stacks, &kernel};
+  std::vector<char> saved_static;
+  char* shared = nullptr;     // the block's dynamic shared memory
+  char start_key = 0, finish_key = 0;  // for TSan (see fiber.h)
 };
 
-thread_local std::unique_ptr<Worker> owned_worker;
-__thread Worker* worker;
-}  // namespace
-
+// Not zero on purpose: so they are not in .tbss, which holds the static shared memory that the poison knob fills.
 __thread Thread* self = &host_thread;
-__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr};
+__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}};
 Knobs knobs;
 
 namespace {
 
-Worker::Worker() : thread(new Thread[max_block_threads]()) {
-  shared = static_cast<char*>(std::aligned_alloc(256, max_shared_bytes));
+// Runs threads one after another on one stack, until one keeps the stack by waiting; the loop goes on when that thread
+// has returned.
+CPU_NO_TSAN void carry() {
+  Worker& w = *here.worker;
+  Stack stack = w.entering;
+  entered(w.host);
+  for (;;) {
+    order_after(&w.start_key);
+    try {
+      w.launch->invoke(w.launch->arguments);
+    } catch (const Worker::Abandoned&) {
+    } catch (...) {
+      w.fail(std::current_exception());
+    }
+    order_before(&w.finish_key);
+    returned(*self);
+    Thread* next = w.next_thread();
+    if (!next && !here.failing && here.returned != static_cast<uint64_t>(w.threads)) {
+      w.fail_stuck();
+      next = w.next_thread();
+    }
+    if (next) self = next;
+    if (next && !next->context.sp && !own_stacks) {
+#ifdef CPU_ASAN
+      next->context.stack = stack;
+#endif
+      continue;
+    }
+    if (!own_stacks) w.free_stacks.push_back(stack);
+    leave(next ? w.context_of(next) : w.host);
+  }
 }
+
+}  // namespace
 
 Worker::~Worker() {
-  for (Stack& stack : stacks) free_stack(stack);
-  for (int i = 0; i < max_block_threads; ++i) free_copies(thread[i].copies);
+  for (const Stack& stack : stacks) free_stack(stack);
+  for (int i = 0; i < max_block_threads; ++i) {
+    free_copies(thread[i].copies);
+#ifdef CPU_TSAN
+    if (thread[i].context.shadow) __tsan_destroy_fiber(thread[i].context.shadow);
+#endif
+  }
   std::free(shared);
+  here.worker = nullptr;
 }
 
-uint64_t Worker::random() {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state;
-}
-
-inline int pick(uint32_t mask, Order order, Worker& worker) {
+CPU_NO_TSAN inline int Worker::pick(uint32_t mask) {
   if (order == Order::forward) [[likely]] return std::countr_zero(mask);
   if (order == Order::reverse) return 31 - std::countl_zero(mask);
-  for (int skip = static_cast<int>(worker.random() % std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
+  random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+  for (uint64_t skip = random_state % static_cast<unsigned>(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
   return std::countr_zero(mask);
 }
 
-// The next runnable thread: of the same warp if possible. Null if there is none.
-inline Thread* Worker::next_thread() {
+// The next runnable thread, of the same warp where possible; null if there is none.
+CPU_NO_TSAN inline Thread* Worker::next_thread() {
   Warp* w = self->warp;
-  if (w->runnable == 0 || knobs.order == Order::random) {
-    if (w->runnable == 0) runnable &= ~(1u << w->number);
+  if (w->runnable == 0) {
+    runnable &= ~(1u << w->number);
     if (runnable == 0) return nullptr;
-    w = &warp[pick(runnable, knobs.order, *this)];
+    w = &warp[pick(runnable)];
+  } else if (order == Order::random) {
+    w = &warp[pick(runnable)];
   }
-  return w->threads + pick(w->runnable, knobs.order, *this);
+  return w->threads + pick(w->runnable);
 }
 
-[[noreturn]] void carry();
+CPU_NO_TSAN inline const Context& Worker::context_of(Thread* t) {
+  if (!t->context.sp) start(t);
+  return t->context;
+}
 
-// Where to switch to for this thread; one that has not run yet gets a stack.
-inline void* Worker::context_of(Thread* t) {
-  if (t->context) return t->context;
+// Gives a thread that is about to run for the first time a stack to run on.
+CPU_NO_TSAN void Worker::start(Thread* t) {
+#ifdef CPU_TSAN
+  if (!t->context.shadow) {
+    t->context.stack = new_stack(static_cast<int>(stacks.size()));
+    stacks.push_back(t->context.stack);
+    t->context.shadow = __tsan_create_fiber(0);
+    __tsan_set_fiber_name(t->context.shadow, format("CUDA thread %td", t - thread.get()).c_str());
+  }
+  cpu::prepare(t->context, t->context.stack, carry);
+#else
   if (free_stacks.empty()) {
     stacks.push_back(new_stack(static_cast<int>(stacks.size())));
     free_stacks.push_back(stacks.back());
   }
   entering = free_stacks.back();
   free_stacks.pop_back();
-  return fresh_context(entering, carry);
-}
-
-// Runs threads one after another on one stack, until one of them keeps the stack for itself by waiting: then this loop
-// goes on when that thread returns.
-void carry() {
-  Worker& w = *worker;
-  Stack stack = w.entering;
-  for (;;) {
-    try {
-      w.launch->invoke(w.launch->arguments);
-    } catch (const Abandoned&) {
-    } catch (...) {
-      w.fail(std::current_exception());
-    }
-    Thread* me = self;
-    me->context = nullptr;
-    if (me->copies) drop_copies(me->copies);
-    me->warp->runnable &= ~(1u << me->lane);
-    ++w.returned;
-    Thread* next = w.next_thread();
-    if (!next && w.returned < w.threads && !w.failing) {
-      w.stuck();
-      next = w.next_thread();
-    }
-    if (next) self = next;
-    if (next && !next->context) continue;
-    w.free_stacks.push_back(stack);
-    void* dead;
-    cpu_switch_stack(&dead, next ? next->context : w.host_context);
-  }
+  prepare(t->context, entering, carry);
+#endif
 }
 
 // Ends the block: threads that wait are made runnable and unwound (see wait), the others never start.
-void Worker::fail(std::exception_ptr e) {
-  if (!failing) error = e;
-  failing = true;
+CPU_NO_TSAN void Worker::fail(std::exception_ptr e) {
+  if (!here.failing) error = e;
+  here.failing = true;
   runnable = 0;
-  for (int i = 0; i < warp_count; ++i) {
+  for (int i = 0; i < warps; ++i) {
     warp[i].runnable = 0;
     for (int lane = 0; lane < warp_size; ++lane)
-      if ((warp[i].lanes >> lane & 1) && warp[i].threads[lane].context) warp[i].runnable |= 1u << lane;
+      if ((warp[i].lanes >> lane & 1) && warp[i].threads[lane].context.sp) warp[i].runnable |= 1u << lane;
     if (warp[i].runnable) runnable |= 1u << i;
   }
 }
 
-std::string coordinates(uint3 i) { return format("(%u, %u, %u)", i.x, i.y, i.z); }
+static std::string text_of(uint3 i) { return format("(%u, %u, %u)", i.x, i.y, i.z); }
+static std::string text_of(const Site& site) { return format("%s (%s:%d)", site.what, site.file, site.line); }
 
-std::string place(const Site& site) { return format("%s (%s:%d)", site.what, site.file, site.line); }
+void Worker::fail(const char* fmt, ...) {
+  va_list arguments;
+  va_start(arguments, fmt);
+  std::string what = vformat(fmt, arguments);
+  va_end(arguments);
+  fail(std::make_exception_ptr(
+      Failure(format("kernel %s, block %s: %s", kernel, text_of(here.block_index).c_str(), what.c_str()))));
+}
+
+void Worker::fail_stuck() {
+  fail("%s: %s.", here.returned ? "some threads have returned while others wait for them" : "deadlock", waiting().c_str());
+}
 
 // One clause for each place where threads wait.
-std::string Worker::describe() const {
-  std::string text;
+CPU_NO_TSAN std::string Worker::waiting() const {
   struct Group { Site site; int count; uint3 first; };
   std::vector<Group> groups;
   for (int i = 0; i < threads; ++i) {
     const Thread& t = thread[i];
-    const Warp& w = *t.warp;
-    if (!t.context || (w.runnable >> t.lane & 1)) continue;
-    const Site& site = w.arrived >> t.lane & 1 ? w.site : barrier_site;
+    if (!t.context.sp || (t.warp->runnable >> t.lane & 1)) continue;
+    const Site& site = t.warp->arrived >> t.lane & 1 ? t.warp->site : barrier_site;
     auto same = [&](const Group& g) { return g.site.line == site.line && g.site.what == site.what; };
     auto group = std::find_if(groups.begin(), groups.end(), same);
     if (group == groups.end()) groups.push_back({site, 1, t.index});
     else ++group->count;
   }
+  std::string text;
   for (const Group& g : groups)
-    text += format("%s%d thread%s wait%s at %s, the first is %s", text.empty() ? "" : "; ", g.count,
-                   g.count == 1 ? "" : "s", g.count == 1 ? "s" : "", place(g.site).c_str(),
-                   coordinates(g.first).c_str());
-  if (returned) text += format("; %d ha%s returned", returned, returned == 1 ? "s" : "ve");
-  return text;
+    text += format("%d thread%s at %s, the first is %s; ", g.count, g.count == 1 ? " waits" : "s wait",
+                   text_of(g.site).c_str(), text_of(g.first).c_str());
+  return text + format("%d returned", static_cast<int>(here.returned));
 }
 
-std::string in_kernel(const Worker& w) {
-  return format("kernel %s, block %s", w.launch->name, coordinates(here.block_index).c_str());
-}
-
-void Worker::stuck() {
-  const char* kind = returned ? "early exit while other threads wait" : "deadlock";
-  fail(std::make_exception_ptr(Failure(in_kernel(*this) + ": " + kind + ": " + describe() + ".")));
-}
-
-void Worker::prepare(const Launch& l, uint64_t id) {
+// Makes this worker ready for blocks of a launch.
+void Worker::adopt(const Launch& l, uint64_t id) {
   if (launch_id == id) return;
-  launch = &l;
   launch_id = id;
+  launch = &l;
+  kernel = l.name;
+  order = knobs.order;
   if (l.block.x != shape.x || l.block.y != shape.y || l.block.z != shape.z) {
     shape = l.block;
     threads = static_cast<int>(l.block.x * l.block.y * l.block.z);
-    warp_count = (threads + warp_size - 1) / warp_size;
-    all_warps = warp_count == 32 ? 0xffffffffu : (1u << warp_count) - 1;
-    for (int i = 0; i < warp_count; ++i) {
-      int lanes = std::min(warp_size, threads - i * warp_size);
-      warp[i].lanes = lanes == warp_size ? 0xffffffffu : (1u << lanes) - 1;
-      warp[i].number = static_cast<uint32_t>(i);
-      warp[i].threads = thread.get() + i * warp_size;
+    warps = (threads + warp_size - 1) / warp_size;
+    all_warps = all_lanes_mask >> (32 - warps);
+    for (int i = 0; i < warps; ++i) {
+      warp[i].lanes = all_lanes_mask >> (warp_size - std::min(warp_size, threads - i * warp_size));
+      warp[i].number = i;
+      warp[i].threads = &thread[static_cast<size_t>(i * warp_size)];
     }
     for (int i = 0; i < threads; ++i) {
       unsigned n = static_cast<unsigned>(i), plane = shape.x * shape.y;
-      thread[i].index = {n % shape.x, n % plane / shape.x, n / plane};
-      thread[i].lane = i % warp_size;
-      thread[i].warp = &warp[i / warp_size];
-      thread[i].context = nullptr;
+      Thread& t = thread[n];
+      t.index = {n % shape.x, n % plane / shape.x, n / plane};
+      t.lane = i % warp_size;
+      t.warp = &warp[i / warp_size];
     }
   }
+#ifdef CPU_ASAN  // exactly what was asked for, between redzones
+  std::free(std::exchange(shared, nullptr));
+  if (l.shared_bytes && posix_memalign(reinterpret_cast<void**>(&shared), 1024, l.shared_bytes)) throw std::bad_alloc();
+#else
+  if (!shared && posix_memalign(reinterpret_cast<void**>(&shared), 1024, max_shared_bytes)) throw std::bad_alloc();
+#endif
   here.block_dim = l.block;
   here.grid_dim = l.grid;
   here.dynamic_shared = shared;
+#if !defined(CPU_ASAN) && !defined(CPU_TSAN)
+  here.in_order = order == Order::forward;
+#endif
 }
 
-void Worker::run_block(int64_t block) {
-  uint64_t b = static_cast<uint64_t>(block), x = launch->grid.x, plane = x * launch->grid.y;
-  here.block_index = {static_cast<unsigned>(b % x), static_cast<unsigned>(b % plane / x), static_cast<unsigned>(b / plane)};
+CPU_NO_TSAN void Worker::run_block(uint64_t block) {
+  uint64_t x = launch->grid.x, plane = x * launch->grid.y;
+  here.block_index = {static_cast<unsigned>(block % x), static_cast<unsigned>(block % plane / x),
+                      static_cast<unsigned>(block / plane)};
+  here.returned = 0;
   runnable = all_warps;
-  returned = at_barrier = 0;
-  failing = false;
-  for (int i = 0; i < warp_count; ++i) {
-    warp[i].runnable = warp[i].lanes;
-    warp[i].arrived = 0;
+  at_barrier = 0;
+  here.failing = false;
+  for (int i = 0; i < warps; ++i) warp[i].runnable = warp[i].lanes, warp[i].arrived = 0;
+  random_state = (knobs.seed + block + 1) * 0x9e3779b97f4a7c15u | 1;
+  if (knobs.poison) {
+    poison_static(saved_static);
+    memset(shared, 0xff, launch->shared_bytes);
   }
-  if (knobs.poison) memset(shared, 0xff, launch->shared_bytes);
-  random_state = (knobs.seed * 0x9e3779b97f4a7c15u) ^ (b + 1) * 0xbf58476d1ce4e5b9u;
-  if (random_state == 0) random_state = 1;
+#ifdef CPU_TSAN
+  host.shadow = __tsan_get_current_fiber();
+#endif
+  order_before(&start_key);
   self = thread.get();
   self = next_thread();
-  cpu_switch_stack(&host_context, context_of(self));
+  switch_context(host, context_of(self));
+  order_after(&finish_key);
   self = &host_thread;
+  if (knobs.poison) restore_static(saved_static);
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
 }
 
-}  // namespace
-
-CPU_NO_TSAN void wait() {
-  Worker& w = *worker;
+CPU_NO_TSAN const Context& next_context() {
+  Worker& w = *here.worker;
   Thread* me = self;
   Thread* next = w.next_thread();
-  if (!next) {
-    void* context = me->context;
-    me->context = &w;  // not null: counts as waiting, and is unwound
-    w.stuck();
-    me->context = context;
-    throw Abandoned();
+  if (!next) [[unlikely]] {
+    me->context.sp = &w;  // not null: this thread counts as waiting
+    w.fail_stuck();
+    return me->context;
   }
   self = next;
-  cpu_switch_stack(&me->context, w.context_of(next));
-  if (w.failing) [[unlikely]] throw Abandoned();
+  return w.context_of(next);
 }
 
-void meeting_failed(const Site& found) {
-  Worker& w = *worker;
-  Warp& warp = *self->warp;
-  std::string where = in_kernel(w) + ", thread " + coordinates(self->index);
-  std::string text = warp.lanes != 0xffffffffu
-      ? where + format(" takes part in %s, but its warp has only %d of 32 threads: make the block a multiple of 32.",
-                       place(found).c_str(), std::popcount(warp.lanes))
-      : where + " is at " + place(found) + " while other lanes of its warp wait at " + place(warp.site) +
-        ": the warp has diverged.";
-  w.fail(std::make_exception_ptr(Failure(text)));
-  throw Abandoned();
+void abandon() { throw Worker::Abandoned(); }
+
+void cannot_meet(const char* what, const char* file, int line) {
+  Site site{what, file, line};
+  Worker& w = *here.worker;
+  const Warp& warp = *self->warp;
+  if (warp.lanes != all_lanes_mask)
+    w.fail("thread %s is at %s, but its warp has %d threads: make the block a multiple of 32.",
+           text_of(self->index).c_str(), text_of(site).c_str(), std::popcount(warp.lanes));
+  else
+    w.fail("divergent warp: thread %s is at %s while %d of its lanes wait at %s.", text_of(self->index).c_str(),
+           text_of(site).c_str(), std::popcount(warp.arrived), text_of(warp.site).c_str());
+  abandon();
 }
 
-void barrier(const char* file, int line) {
-  Worker& w = *worker;
-  Thread* me = self;
-  if (w.at_barrier == 0) {
-    w.barrier_site = {"__syncthreads", file, line};
-  } else if (w.barrier_site.line != line) [[unlikely]] {
-    std::string text = in_kernel(w) + format(": divergent barrier: thread %s is at __syncthreads (%s:%d) while %d wait%s at %s.",
-                                             coordinates(me->index).c_str(), file, line, w.at_barrier,
-                                             w.at_barrier == 1 ? "s" : "", place(w.barrier_site).c_str());
-    w.fail(std::make_exception_ptr(Failure(text)));
-    throw Abandoned();
-  }
+[[gnu::cold]] static void cannot_pass(Worker& w, const Site& site) {
+  w.fail("divergent barrier: thread %s is at %s while %d wait%s at %s.", text_of(self->index).c_str(),
+         text_of(site).c_str(), w.at_barrier, w.at_barrier == 1 ? "s" : "", text_of(w.barrier_site).c_str());
+  abandon();
+}
+
+CPU_NO_TSAN bool arrive_at_barrier(const char* file, int line) {
+  Worker& w = *here.worker;
+  if (w.at_barrier == 0) w.barrier_site = {"__syncthreads", file, line};
+  else if (w.barrier_site.line != line) [[unlikely]] cannot_pass(w, {"__syncthreads", file, line});
   if (++w.at_barrier == w.threads) {
     w.at_barrier = 0;
+    ++here.barriers;
     w.runnable = w.all_warps;
-    for (int i = 0; i < w.warp_count; ++i) w.warp[i].runnable = w.warp[i].lanes;
-    return;
+    for (int i = 0; i < w.warps; ++i) w.warp[i].runnable = w.warp[i].lanes;
+    return true;
   }
-  me->warp->runnable &= ~(1u << me->lane);
-  wait();
+  return false;
 }
 
 void run(const Launch& l) {
-  static uint64_t launches = 0;
   uint64_t threads = uint64_t(l.block.x) * l.block.y * l.block.z;
-  if (threads == 0 || threads > max_block_threads || l.block.z > 64)
+  if (threads == 0 || threads > max_block_threads)
     failure("kernel %s: a block of %u x %u x %u threads cannot be launched (1 to %d).", l.name, l.block.x, l.block.y,
             l.block.z, max_block_threads);
-  if (l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || l.grid.x > 0x7fffffffu || l.grid.y > 65535 || l.grid.z > 65535)
+  if (l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535)
     failure("kernel %s: a grid of %u x %u x %u blocks cannot be launched (1 to 2147483647 x 65535 x 65535).", l.name,
             l.grid.x, l.grid.y, l.grid.z);
   if (l.shared_bytes > max_shared_bytes)
-    failure("kernel %s: %zu bytes of shared memory were asked for, a block has at most %zu.", l.name, l.shared_bytes,
+    failure("kernel %s: %zu bytes of shared memory were asked for, a block can have %zu.", l.name, l.shared_bytes,
             max_shared_bytes);
-  if (self != &host_thread) failure("kernel %s: launched from inside a kernel.", l.name);
-  struct Job { const Launch* launch; uint64_t id; uint64_t blocks; } job{&l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z};
-  pool_run(static_cast<int64_t>(job.blocks), [](void* context, int64_t block) {
-    const Job& job = *static_cast<Job*>(context);
-    if (!worker) {
-      owned_worker = std::make_unique<Worker>();
-      worker = owned_worker.get();
-    }
-    worker->prepare(*job.launch, job.id);
-    if (knobs.order == Order::reverse) block = static_cast<int64_t>(job.blocks) - 1 - block;
+  if (self != &host_thread) failure("kernel %s: launched from inside kernel %s.", l.name, here.worker->kernel);
+
+  static std::atomic<uint64_t> launches;
+  struct Job { const Launch& launch; uint64_t id, blocks, step; };
+  Job job{l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z, 1};
+  if (knobs.order == Order::random)  // a permutation of the blocks: multiples of a number without common divisor
+    for (job.step = knobs.seed * 0x9e3779b9u % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
+  pool_run(static_cast<int64_t>(job.blocks), [](void* context, int64_t index) {
+    const Job& job = *static_cast<const Job*>(context);
+    static thread_local std::unique_ptr<Worker> worker;
+    if (!worker) worker = std::make_unique<Worker>(), here.worker = worker.get();
+    worker->adopt(job.launch, job.id);
+    uint64_t block = static_cast<uint64_t>(index);
+    if (knobs.order == Order::reverse) block = job.blocks - 1 - block;
+    if (knobs.order == Order::random) block = static_cast<uint64_t>(static_cast<__uint128_t>(block) * job.step % job.blocks);
     worker->run_block(block);
   }, &job);
 }

@@ -1,7 +1,8 @@
-// Runs a kernel's threads on one OS thread per block. A CUDA thread starts on a stack shared with its predecessors and keeps
-// that stack for itself from its first wait on; from then on it is a fiber. A waiting thread switches straight to the next
-// runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block. There is no scheduler
-// fiber. When nothing can run and not every thread has returned, the launch fails with the lines that are waited at.
+// Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on a stack that it shares with those
+// before it, and keeps that stack from its first wait on: from then on it is a fiber. A waiting thread switches straight to
+// the next runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block. There is no
+// scheduler fiber. When nothing can run and not every thread has returned, the launch fails and names the lines where
+// threads wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -18,92 +19,148 @@ namespace cpu {
 constexpr int warp_size = 32, max_block_threads = 1024;
 constexpr size_t max_shared_bytes = 227 * 1024;  // what sm_90 gives a block
 
-struct Site {  // where a warp or a block meets
+struct Launch {
+  const char* name;
+  dim3 grid, block;
+  size_t shared_bytes;
+  void (*invoke)(const void*);  // runs the kernel for `self`, and on while next_fresh()
+  const void* arguments;
+};
+void run(const Launch&);  // throws Failure, or what the kernel threw
+
+// Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared memory
+// before every block, and in new device memory.
+enum class Order { forward, reverse, random };
+struct Knobs { Order order = Order::forward; uint64_t seed = 1; bool poison = false; };
+extern Knobs knobs;
+
+struct Warp;
+struct Worker;
+struct CopyQueue;
+
+struct alignas(64) Thread {  // one cache line
+  uint3 index;               // threadIdx
+  int lane;
+  Warp* warp;
+  Context context;           // null until the first wait, and again after the return
+  CopyQueue* copies;         // cp.async copies under way (copies.cpp), null if there never were any
+};
+void drop_copies(CopyQueue*);
+void free_copies(CopyQueue*);
+
+struct Site {                // where threads meet
   const char* what;
   const char* file;
   int line;
 };
 
-struct Warp;
-struct CopyQueue;
-
-struct alignas(64) Thread {
-  uint3 index;            // threadIdx
-  int lane;
-  Warp* warp;
-  void* context;          // saved stack pointer; null until the first wait and again after the return
-  CopyQueue* copies;      // cp.async copies under way, null if never used (cpu/warp.h)
-#if defined(CPU_ASAN) || defined(CPU_TSAN)
-  Stack stack;
-  void* shadow;           // ASan's fake stack or TSan's fiber
-#endif
-};
+constexpr uint32_t all_lanes_mask = 0xffffffffu;
 
 struct Warp {
-  uint32_t lanes;         // that exist
-  uint32_t runnable;      // the running one included
-  uint32_t arrived;       // at the meeting under way
-  uint32_t number;        // in the block
+  uint32_t lanes;            // that exist
+  uint32_t runnable;         // the running one included
+  uint32_t arrived;          // at the meeting under way
+  int number;                // in the block
   Thread* threads;
-  Site site;              // of the meeting under way
-  void* request[warp_size];  // what each arrived lane asks of the meeting, in its own stack frame
+  Site site;                 // of the meeting under way
+  void* request[warp_size];  // what each arrived lane asks of the meeting: an object in its own frame
+  unsigned syncs;            // warp_syncs completed
+  char sync_key[2];          // for TSan (see fiber.h)
 };
 
-struct Here { uint3 block_index; dim3 block_dim, grid_dim; char* dynamic_shared; };
-
-// Not zero-initialised on purpose: that keeps them out of .tbss, which the poison knob fills (scheduler.cpp).
+// What kernels read most; one thread-local object per OS thread. `self` is the CUDA thread that runs.
+struct Here {
+  uint3 block_index;
+  dim3 block_dim, grid_dim;
+  char* dynamic_shared;
+  Worker* worker;
+  uint64_t returned;         // threads of the block
+  bool in_order;             // threads start in the order of their numbers
+  bool failing;              // the block is being unwound
+  unsigned barriers;         // completed
+  char barrier_key[2];       // for TSan (see fiber.h)
+};
 extern __thread Thread* self;
 extern __thread Here here;
 
-// Blocks the caller until every thread of the block is here.
-void barrier(const char* file, int line);
+// The current thread has returned from the kernel. Goes on to its neighbour if that one has not started: kernels that
+// never wait run as a loop.
+CPU_NO_TSAN inline void returned(Thread& thread) {
+  thread.context.sp = nullptr;
+  thread.warp->runnable &= ~(1u << thread.lane);
+  ++here.returned;
+  if (thread.copies) [[unlikely]] drop_copies(thread.copies);
+}
+CPU_NO_TSAN inline bool next_fresh() {
+  Thread* me = self;
+  uint64_t later = static_cast<uint64_t>(me->warp->runnable) >> me->lane >> 1;
+  if (!here.in_order || !(later & 1) || me[1].context.sp) return false;
+  returned(*me);
+  self = me + 1;
+  return true;
+}
 
-void drop_copies(CopyQueue*);  // the thread has returned (copies.cpp)
-void free_copies(CopyQueue*);
+// Slow paths. next_context: who runs after the current thread (already made `self`); the current one, with here.failing
+// set, if nobody can.
+const Context& next_context();
+bool arrive_at_barrier(const char* file, int line);   // true for the last of the block, which goes on
+[[noreturn]] void cannot_meet(const char* what, const char* file, int line);
+[[noreturn]] void abandon();
 
-// Slow ends of arrive().
-void wait();
-[[noreturn]] void meeting_failed(const Site& found);
-
-// A meeting of the 32 lanes: true for the last to arrive, which does the work for all (their requests are in
-// warp->request) and goes on without switching; false for the others, once that is done.
-CPU_NO_TSAN inline bool arrive(Thread& thread, const Site& site, void* request) {
-  Warp& warp = *thread.warp;
-  uint32_t bit = 1u << thread.lane;
-  if (warp.arrived == 0) {
-    warp.site = site;
-    if (warp.lanes != 0xffffffffu) [[unlikely]] meeting_failed(site);
-  } else if (warp.site.line != site.line || warp.site.what != site.what) [[unlikely]] {
-    meeting_failed(site);
+// Takes the current thread off the runnable ones and switches to another; usually its neighbour, and trying that first
+// keeps the bit masks out of the chain of dependent loads. Inlined down to the switch, which ends in a jump into the
+// kernel: returns through stack frames would be mispredicted whenever the next thread waits at another line.
+CPU_NO_TSAN inline void wait(Thread& me) {
+  uint32_t left = me.warp->runnable & ~(1u << me.lane);
+  me.warp->runnable = left;
+  if (here.in_order && (left >> me.lane & 2) && (&me)[1].context.sp) [[likely]] {
+    self = &me + 1;
+    switch_context(me.context, self->context);
+  } else {
+    const Context& next = next_context();
+    if (&next != &me.context) switch_context(me.context, next);
   }
-  warp.request[thread.lane] = request;
-  warp.arrived |= bit;
-  if (warp.arrived == 0xffffffffu) return true;
-  warp.runnable &= ~bit;
-  wait();
+  if (here.failing) [[unlikely]] abandon();
+}
+
+// A meeting of the 32 lanes: false once the work is done, or true for the last to arrive: it does the work for all (their
+// requests are in warp->request), then calls dismiss(), and goes on without a switch.
+CPU_NO_TSAN inline bool arrive(Thread& me, const char* what, const char* file, int line, void* request) {
+  Warp& warp = *me.warp;
+  if (warp.arrived == 0) {
+    warp.site = {what, file, line};
+    if (warp.lanes != all_lanes_mask) [[unlikely]] cannot_meet(what, file, line);
+  } else if (warp.site.line != line || warp.site.what != what) [[unlikely]] {
+    cannot_meet(what, file, line);
+  }
+  warp.request[me.lane] = request;
+  warp.arrived |= 1u << me.lane;
+  if (warp.arrived == all_lanes_mask) return true;
+  wait(me);
   return false;
 }
-
-// The last lane calls this when its work is done.
 CPU_NO_TSAN inline void dismiss(Warp& warp) {
   warp.arrived = 0;
-  warp.runnable = 0xffffffffu;
+  warp.runnable = all_lanes_mask;
 }
 
-// Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison fills shared memory with NaN (all
-// bits set) before every block, and new device memory.
-enum class Order { forward, reverse, random };
-struct Knobs { Order order = Order::forward; uint64_t seed = 1; bool poison = false; };
-extern Knobs knobs;
-
-struct Launch {
-  const char* name;
-  dim3 grid, block;
-  size_t shared_bytes;
-  void (*invoke)(const void*);  // runs the kernel for the thread that `self` names
-  const void* arguments;
-};
-
-void run(const Launch&);  // throws Failure, or what the kernel threw
+// The two that order memory: every thread of the block, of the warp, is here before any goes on.
+CPU_NO_TSAN inline void barrier(const char* file, int line) {
+  [[maybe_unused]] char* key = &here.barrier_key[here.barriers % 2];
+  order_before(key);
+  if (!arrive_at_barrier(file, line)) wait(*self);
+  order_after(key);
+}
+CPU_NO_TSAN inline void warp_sync(const char* file, int line) {
+  Thread& thread = *self;
+  Warp& warp = *thread.warp;
+  [[maybe_unused]] char* key = &warp.sync_key[warp.syncs % 2];
+  order_before(key);
+  if (arrive(thread, "warp_sync", file, line, nullptr)) {
+    ++warp.syncs;
+    dismiss(warp);
+  }
+  order_after(key);
+}
 
 }  // namespace cpu

@@ -4,15 +4,17 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <immintrin.h>
+#include <type_traits>
 #include "cpu/pool.h"
 
 namespace cpu {
 
 // Meets the other lanes with a request; the last to arrive calls serve(requests), an array of 32 pointers.
 template <class Request, class Serve>
-CPU_NO_TSAN inline void meet(const Site& site, Request& request, Serve serve) {
+CPU_NO_TSAN inline void meet(const char* what, const char* file, int line, Request& request, Serve serve) {
   Thread& thread = *self;
-  if (!arrive(thread, site, &request)) return;
+  if (!arrive(thread, what, file, line, &request)) return;
   serve(reinterpret_cast<Request**>(thread.warp->request));
   dismiss(*thread.warp);
 }
@@ -23,7 +25,7 @@ template <class T>
 CPU_NO_TSAN inline T shuffle(const char* what, const char* file, int line, T value, int from) {
   static_assert(sizeof(T) == 4);
   Shuffle<T> mine{value, from};
-  meet({what, file, line}, mine, [](Shuffle<T>** all) CPU_NO_TSAN {
+  meet(what, file, line, mine, [](Shuffle<T>** all) CPU_NO_TSAN {
     T values[warp_size];
     for (int i = 0; i < warp_size; ++i) values[i] = all[i]->value;
     for (int i = 0; i < warp_size; ++i) all[i]->value = values[all[i]->from & 31];
@@ -31,14 +33,9 @@ CPU_NO_TSAN inline T shuffle(const char* what, const char* file, int line, T val
   return mine.value;
 }
 
-CPU_NO_TSAN inline void warp_sync(const char* file, int line) {
-  char mine;
-  meet({"warp_sync", file, line}, mine, [](char**) CPU_NO_TSAN {});
-}
-
 CPU_NO_TSAN inline unsigned vote(const char* file, int line, bool value) {
   unsigned mine = value;
-  meet({"ballot", file, line}, mine, [](unsigned** all) CPU_NO_TSAN {
+  meet("ballot", file, line, mine, [](unsigned** all) CPU_NO_TSAN {
     unsigned votes = 0;
     for (int i = 0; i < warp_size; ++i) votes |= *all[i] << i;
     for (int i = 0; i < warp_size; ++i) *all[i] = votes;
@@ -49,7 +46,7 @@ CPU_NO_TSAN inline unsigned vote(const char* file, int line, bool value) {
 // The butterfly v = op(v, shuffle_xor(v, 16)), then 8, 4, 2, 1: op is commutative, so all lanes end with the same bits.
 template <int X, class Op>
 CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line, float (&v)[X], Op op) {
-  meet({what, file, line}, v, [op](float (**all)[X]) CPU_NO_TSAN {
+  meet(what, file, line, v, [op](float (**all)[X]) CPU_NO_TSAN {
     for (int x = 0; x < X; ++x) {
       float t[warp_size];
       for (int i = 0; i < warp_size; ++i) t[i] = (*all[i])[x];
@@ -59,66 +56,109 @@ CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line
     }
   });
 }
-inline float low_to_float(unsigned pair, __nv_bfloat16) { return __builtin_bit_cast(float, pair << 16); }
-inline float high_to_float(unsigned pair, __nv_bfloat16) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
-inline float low_to_float(unsigned pair, __half) {
-  return static_cast<float>(__half(__half_raw{static_cast<unsigned short>(pair)}));
-}
-inline float high_to_float(unsigned pair, __half) {
-  return static_cast<float>(__half(__half_raw{static_cast<unsigned short>(pair >> 16)}));
-}
-
 template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
 
-// D += A B for all tiles at once: fragments to plain matrices, multiply, and back. With lane = 4 g + q, register r of
-//   A holds (row g + 8 (r % 2), columns 2q + 8 (r / 2) and one more), of B (rows 2q + 8r and one more, column g),
-//   of D (row g + 8 (r / 2), column 2q + r % 2).
+// Rows of four words from four places, turned into columns.
+CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const unsigned* r2, const unsigned* r3,
+                                  unsigned* c0, unsigned* c1, unsigned* c2, unsigned* c3) {
+  auto load = [](const unsigned* p) CPU_NO_TSAN { return _mm_loadu_ps(reinterpret_cast<const float*>(p)); };
+  auto store = [](unsigned* p, __m128 v) CPU_NO_TSAN { _mm_storeu_ps(reinterpret_cast<float*>(p), v); };
+  __m128 v0 = load(r0), v1 = load(r1), v2 = load(r2), v3 = load(r3);
+  _MM_TRANSPOSE4_PS(v0, v1, v2, v3);
+  store(c0, v0), store(c1, v1), store(c2, v2), store(c3, v3);
+}
+
+// The lower and the upper elements of words that hold two.
+template <class T, int n>
+CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
+  for (int i = 0; i < n; ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      low[i] = __builtin_bit_cast(float, words[i] << 16);
+      high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
+    } else {
+      low[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i])}));
+      high[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i] >> 16)}));
+    }
+  }
+}
+
+// D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and add
+// to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
 template <int M, int N, class T>
 CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
-  constexpr T type{};
-  alignas(64) float a[M * 16][16], b[16][N * 8], d[M * 16][N * 8];
-  for (int lane = 0; lane < warp_size; ++lane) {
-    const Mma<M, N>& mine = *all[lane];
-    int g = lane / 4, q = lane % 4;
-    for (int i = 0; i < M; ++i)
-      for (int r = 0; r < 4; ++r) {
-        float* to = &a[i * 16 + g + 8 * (r % 2)][2 * q + 8 * (r / 2)];
-        to[0] = low_to_float(mine.a[i][r], type), to[1] = high_to_float(mine.a[i][r], type);
+  constexpr int rows = M * 16, columns = N * 8;
+  alignas(64) unsigned pairs_a[rows][8], pairs_b[8][columns];
+  for (int i = 0; i < M; ++i)
+    for (int g = 0; g < 8; ++g) {
+      unsigned *upper = pairs_a[i * 16 + g], *lower = pairs_a[i * 16 + g + 8];
+      Mma<M, N>** lane = all + 4 * g;
+      transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
+    }
+  for (int q = 0; q < 4; ++q)
+    for (int g = 0; g < 8; g += 4) {
+      const unsigned(*b[4])[2];
+      for (int k = 0; k < 4; ++k) b[k] = all[4 * (g + k) + q]->b;
+      int j = 0;
+      for (; j + 1 < N; j += 2)
+        transpose(b[0][j], b[1][j], b[2][j], b[3][j], &pairs_b[q][j * 8 + g], &pairs_b[q + 4][j * 8 + g],
+                  &pairs_b[q][j * 8 + 8 + g], &pairs_b[q + 4][j * 8 + 8 + g]);
+      if (j < N)
+        for (int k = 0; k < 4; ++k)
+          pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
+    }
+
+  using Vector8 [[gnu::vector_size(32)]] = float;
+  using Vector16 [[gnu::vector_size(64)]] = float;
+  using Vector = std::conditional_t<N % 2 == 0, Vector16, Vector8>;
+  constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
+  alignas(64) float b_even[8][columns], b_odd[8][columns], d[rows][columns];
+  for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b_even[k], b_odd[k]);
+  constexpr int step = 4;  // rows at a time
+  for (int row = 0; row < rows; row += step) {
+    float a_even[step][8], a_odd[step][8];
+    for (int r = 0; r < step; ++r) unpack<T>(pairs_a[row + r], a_even[r], a_odd[r]);
+    for (int v = 0; v < vectors; v += 4) {
+      constexpr int width = vectors < 4 ? vectors : 4;
+      Vector sum[step][width] = {};
+      for (int k = 0; k < 8; ++k) {
+        const Vector* even = reinterpret_cast<const Vector*>(b_even[k]) + v;
+        const Vector* odd = reinterpret_cast<const Vector*>(b_odd[k]) + v;
+        for (int r = 0; r < step; ++r)
+          for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_even[r][k] * even[c];
+        for (int r = 0; r < step; ++r)
+          for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_odd[r][k] * odd[c];
       }
-    for (int j = 0; j < N; ++j)
-      for (int r = 0; r < 2; ++r) {
-        b[2 * q + 8 * r][j * 8 + g] = low_to_float(mine.b[j][r], type);
-        b[2 * q + 8 * r + 1][j * 8 + g] = high_to_float(mine.b[j][r], type);
-      }
-    for (int i = 0; i < M; ++i)
-      for (int j = 0; j < N; ++j)
-        for (int r = 0; r < 4; ++r) d[i * 16 + g + 8 * (r / 2)][j * 8 + 2 * q + r % 2] = mine.d[i][j][r];
+      for (int r = 0; r < step; ++r)
+        for (int c = 0; c < width && v + c < vectors; ++c) reinterpret_cast<Vector*>(d[row + r])[v + c] = sum[r][c];
+    }
   }
-  for (int row = 0; row < M * 16; ++row)
-    for (int k = 0; k < 16; ++k)
-      for (int column = 0; column < N * 8; ++column) d[row][column] += a[row][k] * b[k][column];
+
   for (int lane = 0; lane < warp_size; ++lane) {
-    const Mma<M, N>& mine = *all[lane];
+    float(*to)[N][4] = all[lane]->d;
     int g = lane / 4, q = lane % 4;
     for (int i = 0; i < M; ++i)
-      for (int j = 0; j < N; ++j)
-        for (int r = 0; r < 4; ++r) mine.d[i][j][r] = d[i * 16 + g + 8 * (r / 2)][j * 8 + 2 * q + r % 2];
+      for (int j = 0; j < N; ++j) {
+        const float *upper = &d[i * 16 + g][j * 8 + 2 * q], *lower = &d[i * 16 + g + 8][j * 8 + 2 * q];
+        to[i][j][0] += upper[0], to[i][j][1] += upper[1], to[i][j][2] += lower[0], to[i][j][3] += lower[1];
+      }
   }
 }
 
 template <int X> struct LoadMatrix { unsigned (*r)[4]; const void* const* row; };
 
-// Lane 8i + j gives the address of row j of matrix i. Lane 4g + q gets the pair of columns 2q of row g of each matrix, or
-// transposed: rows 2q and 2q + 1 of column g.
+struct alignas(16) Bytes16 { unsigned short x[8]; };
+inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(row); }  // seen by the sanitizers
+
 template <int X, bool transposed>
 CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
   for (int x = 0; x < X; ++x)
     for (int i = 0; i < 4; ++i) {
-      unsigned short m[8][8];
-      for (int j = 0; j < 8; ++j) __builtin_memcpy(m[j], all[8 * i + j]->row[x], 16);
+      Bytes16 m[8];
+      for (int j = 0; j < 8; ++j) m[j] = read_row(all[8 * i + j]->row[x]);
       for (int lane = 0; lane < warp_size; ++lane) {
         int g = lane / 4, q = lane % 4;
-        unsigned low = transposed ? m[2 * q][g] : m[g][2 * q], high = transposed ? m[2 * q + 1][g] : m[g][2 * q + 1];
+        unsigned low = transposed ? m[2 * q].x[g] : m[g].x[2 * q];
+        unsigned high = transposed ? m[2 * q + 1].x[g] : m[g].x[2 * q + 1];
         all[lane]->r[x][i] = low | high << 16;
       }
     }

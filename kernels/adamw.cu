@@ -8,7 +8,7 @@
 
 // AdamW with everything that depends only on the step already worked out.
 struct AdamWStep {
-  float decay;            // 1 - lr weight_decay
+  float decay;            // lr weight_decay; 1 - that would be rounded, the same way at every step
   float one_minus_beta1, beta2, one_minus_beta2;
   float step_size;        // lr / (1 - beta1^step)
   float inverse_root;     // 1 / sqrt(1 - beta2^step)
@@ -18,7 +18,7 @@ struct AdamWStep {
 __device__ inline void adamw_element(float& p, float& m, float& v, float g, const AdamWStep& s) {
   m += s.one_minus_beta1 * (g - m);
   v = s.beta2 * v + s.one_minus_beta2 * (g * g);
-  p = p * s.decay - s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
+  p = p - s.decay * p - s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
 }
 
 constexpr int ADAMW_THREADS = 256, ADAMW_PACKS = 2;   // packs of four floats: a warp's accesses stay contiguous
@@ -64,7 +64,7 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
   if (std::is_same_v<T, float> && static_cast<void*>(param) != static_cast<void*>(master))
     failure("adamw_update: with float32 parameters the master weights must be the parameters themselves.");
   AdamWStep s;
-  s.decay = float(1.0 - double(a.lr) * a.weight_decay);
+  s.decay = float(double(a.lr) * a.weight_decay);
   s.one_minus_beta1 = float(1.0 - double(a.beta1));
   s.beta2 = a.beta2;
   s.one_minus_beta2 = float(1.0 - double(a.beta2));

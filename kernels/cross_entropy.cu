@@ -4,8 +4,9 @@
 
 #include "kernels/elementwise.cuh"
 
-// exp(d) for d <= 0 by the one instruction a GPU has.
-__device__ inline float exp_below(float d) { return fast_exp2(d * 1.4426950f); }
+// bf16 results are far coarser than the one-instruction exponential.
+template <class T> __device__ inline float softmax_exp(float x) { return fast_exp(x); }
+template <> __device__ inline float softmax_exp<float>(float x) { return expf(x); }
 
 // A maximum and the sum of exp(x - max), over the columns a thread, and then the whole row, has seen.
 struct SoftmaxSum {
@@ -35,9 +36,9 @@ __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, 
     load_logits<T>(x, row, c, V);
     for (int k = 0; k < SIZE; k++) largest = fmaxf(largest, x[k]);
     float max = fmaxf(s.max, largest);
-    for (int k = 0; k < SIZE; k++) x[k] = exp_below(x[k] - max);
+    for (int k = 0; k < SIZE; k++) x[k] = softmax_exp<T>(x[k] - max);
     for (int k = 0; k < SIZE; k++) sum += x[k];
-    s.sum = s.sum * exp_below(s.max - max) + sum;
+    s.sum = s.sum * softmax_exp<T>(s.max - max) + sum;
     s.max = max;
   }
   return s;
@@ -49,7 +50,7 @@ template <class T>
 __device__ inline void finish_row(float* loss, T* row, int thread, int threads, const SoftmaxSum& s, int target, float dloss,
                                   int V, int Vp) {
   constexpr int SIZE = Pack<T>::size;
-  if (target / SIZE % threads == thread) *loss = fast_log(s.sum) + (s.max - to_float(row[target]));
+  if (target / SIZE % threads == thread) *loss = logf(s.sum) + (s.max - to_float(row[target]));
   int last = Vp / SIZE - 1;
   if (dloss == 0 || thread > last) return;
   float inverse = 1.0f / s.sum;
@@ -59,7 +60,7 @@ __device__ inline void finish_row(float* loss, T* row, int thread, int threads, 
     Pack<T> d;
 #pragma unroll
     for (int k = 0; k < SIZE; k++) {
-      float probability = c < V ? exp_below(x[k] - s.max) * inverse : 0.0f;
+      float probability = c < V ? softmax_exp<T>(x[k] - s.max) * inverse : 0.0f;
       d[k] = from_float<T>((probability - (c + k == target ? 1.0f : 0.0f)) * dloss);
     }
     store16(row + c, d);
@@ -76,7 +77,7 @@ __global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* _
     T* x = logits + size_t(row) * Vp;
     SoftmaxSum s = sum_columns(x, lane, WARP, V);
     float max = warp_max(s.max);
-    s.sum = warp_sum(s.sum * exp_below(s.max - max));
+    s.sum = warp_sum(s.sum * softmax_exp<T>(s.max - max));
     s.max = max;
     finish_row(losses + row, x, lane, WARP, s, targets[row], dloss, V, Vp);
   }
@@ -87,7 +88,7 @@ __global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* 
   __shared__ float maxima[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
   T* x = logits + size_t(blockIdx.x) * Vp;
   SoftmaxSum s = sum_columns(x, threadIdx.x, CE_BLOCK, V);
-  float max = warp_max(s.max), sum = warp_sum(s.sum * exp_below(s.max - max));
+  float max = warp_max(s.max), sum = warp_sum(s.sum * softmax_exp<T>(s.max - max));
   if (threadIdx.x % WARP == 0) {
     maxima[threadIdx.x / WARP] = max;
     sums[threadIdx.x / WARP] = sum;
@@ -95,7 +96,7 @@ __global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* 
   __syncthreads();
   s = {};
   for (int w = 0; w < CE_BLOCK / WARP; w++) s.max = fmaxf(s.max, maxima[w]);
-  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * exp_below(maxima[w] - s.max);
+  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(maxima[w] - s.max);
   finish_row(losses + blockIdx.x, x, threadIdx.x, CE_BLOCK, s, targets[blockIdx.x], dloss, V, Vp);
 }
 

@@ -8,18 +8,19 @@ constexpr int NORM_THREADS = 256;
 __global__ void square_sums_kernel(float* partial, const float* __restrict__ x, size_t n, bool aligned) {
   __shared__ float shared[NORM_THREADS / WARP];
   size_t begin = blockIdx.x * NORM_BLOCK, end = begin + NORM_BLOCK < n ? begin + NORM_BLOCK : n;
-  size_t packs = aligned ? (end - begin) / 4 : 0;
+  size_t packs = aligned ? (end - begin) / 4 : 0, i = threadIdx.x;
   float sum[4] = {};
 #pragma unroll 8
-  for (size_t i = threadIdx.x; i < packs; i += NORM_THREADS) {
+  for (; i < packs; i += NORM_THREADS) {
     Pack<float> p = load16(x + begin + 4 * i);
-    for (int k = 0; k < 4; k++) sum[k] += p[k] * p[k];
+    for (int k = 0; k < 4; k++) sum[k] = fmaf(p[k], p[k], sum[k]);
   }
-  // The same element belongs to the same thread and sum whether the array is aligned or not: equal values, equal bits.
-  for (size_t i = packs + threadIdx.x; begin + 4 * i < end; i += NORM_THREADS) {
+  // The same element belongs to the same thread and sum whether the array is aligned or not, and fmaf leaves the compiler no
+  // choice of rounding: equal values, equal bits.
+  for (; begin + 4 * i < end; i += NORM_THREADS) {
     for (int k = 0; k < 4; k++) {
       float v = begin + 4 * i + k < end ? x[begin + 4 * i + k] : 0.0f;
-      sum[k] += v * v;
+      sum[k] = fmaf(v, v, sum[k]);
     }
   }
   float total = block_sum((sum[0] + sum[1]) + (sum[2] + sum[3]), shared);

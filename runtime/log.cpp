@@ -101,9 +101,8 @@ void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, dou
 }
 
 std::string console_line(const TrainReport& r, double eta_seconds) {
-  std::string steps = std::to_string(r.steps);
-  std::string line = format("step %*ld/%s | loss %.4f | norm %.2f | lr %.2e | ", static_cast<int>(steps.size()), r.step,
-                            steps.c_str(), r.loss, r.grad_norm, r.lr);
+  std::string line =
+    format("step %4ld/%ld | loss %.4f | norm %.2f | lr %.2e | ", r.step, r.steps, r.loss, r.grad_norm, r.lr);
   line += format(r.ms < 9.95 ? "%.1f ms | " : "%.0f ms | ", r.ms) + count_text(r.tokens_per_s) + " tok/s";
   if (std::isfinite(r.mfu)) line += format(" | mfu %.1f%%", 100 * r.mfu);
   return line + " | eta " + duration_text(eta_seconds);

@@ -71,9 +71,9 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
     char owner[64] = "";
     if (::pread(lock_.descriptor(), owner, sizeof owner - 1, 0) > 0) owner[std::strcspn(owner, "\n")] = 0;
     user_error(
-      "runs: another process%s%s is writing to %s (it holds %s): wait for it or stop it, or choose another name "
+      "runs: another process%s%s%s is writing to %s (it holds %s): wait for it or stop it, or choose another name "
       "(--set name=...)",
-      owner[0] ? ", " : "", owner, path_.c_str(), lock_.path().c_str());
+      owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
   if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends; the file stays, its text only says who holds it.
@@ -123,7 +123,7 @@ std::string RunDir::publish_step(int64_t step) {
   std::string folder = path_ + "/.tmp_" + step_folder_name(step), target = path_ + "/" + step_folder_name(step);
   for (auto& name : names_in(folder)) sync_path(folder + "/" + name);
   sync_path(folder);
-  // A run that went back to an earlier step meets its old folder again. The two change places, so that one is always there.
+  // A run that went back to an earlier step meets its old folder again. The two change places: one is always there.
   std::string old = folder;
   std::error_code error;
   if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {

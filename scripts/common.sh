@@ -1,6 +1,6 @@
 # Sourced by the other shell scripts.
 
-# The first Python that has what apt's python3-numpy and python3-matplotlib bring: python3 on the PATH may be another one.
+# The first Python that has numpy and matplotlib. python3 on the PATH may be another one than apt's.
 find_python() {
   local python
   for python in ${PYTHON:-} python3 /usr/bin/python3; do

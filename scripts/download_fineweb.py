@@ -72,6 +72,7 @@ class Download:
   def __init__(self, url, path, args, progress, files_left):
     self.url, self.path, self.args, self.progress, self.files_left = url, path, args, progress, files_left
     self.expected = None     # size by the header, once that has arrived
+    self.total = None        # size by the server, where it says
     self.continued = False   # the server goes on where the part file ends
 
   def run(self):
@@ -132,6 +133,9 @@ class Download:
         raise UserError("%s has %.1f GB free, but %d more files of %.1f GB do not fit; give fewer --shards or "
                         "another --out" % (os.path.dirname(self.path), free / 1e9, self.files_left,
                                            self.expected / 1e9))
+    if None not in (self.expected, self.total) and self.total != self.expected:
+      raise Damaged("%s has %d bytes, but its header promises %d: the file on the server is damaged" % (
+        self.url, self.total, self.expected))
     if self.expected is not None and self._size() > self.expected:
       raise Damaged("%s has more bytes than the %d its header promises" % (self.url, self.expected))
 
@@ -142,16 +146,13 @@ class Download:
       request.add_header("Range", "bytes=%d-" % have)
     try:
       with urllib.request.urlopen(request, timeout=self.args.timeout) as response:
-        total = self._begin(response, have)
+        self._begin(response, have)
         while True:
           block = response.read1(BLOCK)  # what has arrived, so that little is lost when it breaks off
           if not block:
             break
           self._write(block)
           self._check_header()
-          if self.expected is not None and total is not None and total != self.expected:
-            raise Damaged("%s has %d bytes, but its header promises %d: the file on the server is damaged"
-                          % (self.url, total, self.expected))
     except urllib.error.HTTPError as error:
       if error.code == 416:  # what we have does not fit what the server has
         self._discard()
@@ -165,22 +166,23 @@ class Download:
       raise Interrupted(str(getattr(error, "reason", "") or error or type(error).__name__))
     size = self._size()
     if self.expected is None or size < self.expected:
-      if total is not None and size >= total:
+      if self.total is not None and size >= self.total:
         raise Damaged("%s has only %d bytes, too few for a token shard" % (self.url, size))
       raise Interrupted("the connection ended at byte %d" % size)
 
   def _begin(self, response, have):
-    """The file's size by the server, None if it does not say. Starts again where it ignores the range."""
-    length = response.headers.get("Content-Length")
+    """Finds the file's size in the answer. Starts again where the server ignores the range."""
     if response.status == 206:
       match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
       if not match or int(match.group(1)) != have:
         self._discard()
         raise Interrupted("the server sent another range than asked, starting again")
       self.continued = True
-      return int(match.group(2)) if match.group(2) != "*" else None
-    self._discard()
-    return int(length) if length is not None else None
+      self.total = int(match.group(2)) if match.group(2) != "*" else None
+    else:
+      self._discard()
+      length = response.headers.get("Content-Length")
+      self.total = int(length) if length is not None else None
 
   def _write(self, block):
     try:

@@ -8,7 +8,8 @@
 # looks whether everything is there. It never installs CUDA: it says where to get it.
 set -euo pipefail
 
-packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev python3 python3-numpy python3-matplotlib)
+packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
+  python3 python3-numpy python3-matplotlib)
 optional=(bible-kjv)  # the quick start's text; it downloads another one where this is not to be had
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -50,7 +51,7 @@ install() {
     if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
       as_root=(sudo "${as_root[@]}")
     else
-      echo "install_deps.sh: packages are missing and there are no rights to install them. Run this as root, then again:" >&2
+      echo "install_deps.sh: packages are missing, and this user may not install them. Run as root, then try again:" >&2
       echo "  apt-get update && apt-get install -y --no-install-recommends $*" >&2
       exit 2
     fi

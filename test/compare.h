@@ -10,9 +10,12 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/gpu.cuh"
@@ -91,6 +94,34 @@ double expect_close(const std::string& name, const std::vector<X>& output, const
   }
   return kernel.error / bound;
 }
+
+// The error of a few numbers is a matter of luck, the naive formula's too. Tests of small shapes therefore repeat them with
+// other random numbers, collect the outputs here and compare them together, when the pool ends.
+class Pool {
+ public:
+  Pool(std::string name, double u, double cancels = 0) : name_(std::move(name)), u_(u), cancels_(cancels) {}
+  Pool(const Pool&) = delete;
+  ~Pool() { expect_close(name_, output_, exact_, naive_, u_, cancels_); }
+
+  template <class X, class N>
+  void add(const std::vector<X>& output, const std::vector<double>& exact, const std::vector<N>& naive) {
+    for (const X& x : output) output_.push_back(as_double(x));
+    for (const N& x : naive) naive_.push_back(as_double(x));
+    exact_.insert(exact_.end(), exact.begin(), exact.end());
+  }
+
+  // for (unsigned seed : Pool::seeds(outputs)): enough of them for some 500 outputs
+  static std::vector<unsigned> seeds(size_t outputs) {
+    std::vector<unsigned> seeds;
+    for (size_t n = 0; seeds.empty() || n < 500; n += outputs) seeds.push_back(1000 * unsigned(seeds.size() + 1));
+    return seeds;
+  }
+
+ private:
+  std::string name_;
+  double u_, cancels_;
+  std::vector<double> output_, exact_, naive_;
+};
 
 template <class X, class Y>
 void expect_same_bits(const std::string& name, const std::vector<X>& a, const std::vector<Y>& b) {

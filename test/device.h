@@ -1,10 +1,13 @@
 // Device arrays for tests, on both machines: freed at the end, filled with NaN until written, and guarded: 256 bytes before
 // and after the elements must be unchanged when the array dies (under ASan there are no guards; ASan sees more).
+// expect_reproducible() runs something again and again, on the CPU layer with other numbers of threads and in other orders.
 #pragma once
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -70,6 +73,37 @@ class DeviceArray {
   char* base_ = nullptr;
   size_t n_ = 0;
 };
+
+// The bits of any number of arrays, one after the other.
+template <class... T>
+std::vector<unsigned char> bits_of(const DeviceArray<T>&... arrays) {
+  std::vector<unsigned char> bits;
+  auto append = [&](const auto& values) {
+    auto bytes = reinterpret_cast<const unsigned char*>(values.data());
+    bits.insert(bits.end(), bytes, bytes + values.size() * sizeof(values[0]));
+  };
+  (append(arrays.download()), ...);
+  return bits;
+}
+
+// run() starts from fresh inputs and returns bits_of() its outputs.
+inline void expect_reproducible(const std::string& name, const std::function<std::vector<unsigned char>()>& run) {
+  struct Restore {
+    ~Restore() { set_cpu_threads(0), set_cpu_order(CpuOrder::forward); }
+  } restore;
+  set_cpu_threads(1);
+  std::vector<unsigned char> first = run();
+  for (int threads : {2, 3}) {
+    set_cpu_threads(threads);
+    EXPECT_TRUE(run() == first) << name << ": other bits with " << threads << " CPU threads";
+  }
+  set_cpu_order(CpuOrder::reverse);
+  EXPECT_TRUE(run() == first) << name << ": other bits in reverse order of blocks and lanes";
+  for (unsigned seed : {1, 2}) {
+    set_cpu_order(CpuOrder::random, seed);
+    EXPECT_TRUE(run() == first) << name << ": other bits in random order, seed " << seed;
+  }
+}
 
 // Normal numbers, the same for the same seed on every machine of one standard library.
 template <class T>

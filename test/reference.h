@@ -88,24 +88,28 @@ void ref_layernorm_backward(Reals<P>& dx, Reals<P>& dgamma, Reals<P>& dbeta, con
   }
 }
 
-// ---- GELU
+// ---- GELU, tanh form: 0.5 x (1 + tanh(u)) = x sigmoid(2u), which float64 can follow into the left tail
 
-inline constexpr double GELU_SCALE = 0.7978845608028654;   // sqrt(2 / pi)
+inline constexpr double GELU_SCALE = 2 * 0.7978845608028654;   // 2 sqrt(2 / pi)
+
+template <class P>
+Real<P> ref_gelu_sigmoid(Real<P> x) {
+  using R = Real<P>;
+  R cube = P::round(P::round(x * x) * x), u2 = P::round(R(GELU_SCALE) * P::round(x + P::round(R(0.044715) * cube)));
+  return P::round(R(1) / P::round(R(1) + P::round(std::exp(-u2))));
+}
 
 template <class P>
 Real<P> ref_gelu(Real<P> x) {
-  using R = Real<P>;
-  R cube = P::round(x * x * x), u = P::round(R(GELU_SCALE) * P::round(x + P::round(R(0.044715) * cube)));
-  return P::round(P::round(R(0.5) * x) * P::round(R(1) + P::round(std::tanh(u))));
+  return P::round(x * ref_gelu_sigmoid<P>(x));
 }
 
 template <class P>
 Real<P> ref_gelu_grad(Real<P> x) {
   using R = Real<P>;
-  R square = P::round(x * x), u = P::round(R(GELU_SCALE) * P::round(x + P::round(R(0.044715) * P::round(square * x))));
-  R t = P::round(std::tanh(u)), du = P::round(R(GELU_SCALE) * P::round(R(1) + P::round(R(3 * 0.044715) * square)));
-  R inner = P::round(P::round(R(0.5) * x) * P::round(P::round(R(1) - P::round(t * t)) * du));
-  return P::round(P::round(R(0.5) * P::round(R(1) + t)) + inner);
+  R sigmoid = ref_gelu_sigmoid<P>(x), slope = P::round(sigmoid * P::round(R(1) - sigmoid));
+  R du2 = P::round(R(GELU_SCALE) * P::round(R(1) + P::round(R(3 * 0.044715) * P::round(x * x))));
+  return P::round(sigmoid + P::round(P::round(x * slope) * du2));
 }
 
 // ---- bias

@@ -307,10 +307,12 @@ TEST(Metrics, LinesAreAsDocumented) {
   log.eval(1000, 2048, 3.5, 4096, 3.75, {1, NAN, 0.5});
   EXPECT_EQ(
     bytes_of(dir / "m"),
-    R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":{"name": "a\nb  c","eval": {"lengths": [1, 2]}},)"
+    R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":)"
+    R"({"name": "a\nb  c","eval": {"lengths": [1, 2]}},)"
     R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
     "\n"
-    R"({"type":"train","step":3,"loss":0.1,"grad_norm":2,"lr":0.0006,"tokens":6144,"tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
+    R"({"type":"train","step":3,"loss":0.1,"grad_norm":2,"lr":0.0006,"tokens":6144,)"
+    R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
     "\n"
     R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0,"tokens":8192,"tokens_per_s":1,"mfu":null,"ms":1})"
     "\n"
@@ -354,7 +356,7 @@ TEST(Console, LineIsAsDocumented) {
                 .mfu = 0.412,
                 .ms = 298.4};
   EXPECT_EQ(console_line(r, 94 * 60),
-            "step   120/18865 | loss 6.0321 | norm 1.23 | lr 1.03e-04 | 298 ms | 1.76M tok/s | mfu 41.2% | eta 1h34m");
+            "step  120/18865 | loss 6.0321 | norm 1.23 | lr 1.03e-04 | 298 ms | 1.76M tok/s | mfu 41.2% | eta 1h34m");
   r.mfu = NAN;
   r.step = 18865;
   r.ms = 9.94;

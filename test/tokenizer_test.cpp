@@ -161,6 +161,8 @@ TEST_F(Gpt2, DamagedMergesAreRefused) {
   expect_bad({name, "no merge makes token 256, \"he\""});
 }
 
+#if HAVE_PCRE2
+
 // What scripts/prepare_text.py makes of one document, less the separator before it. Tests run in the repository's root.
 Tokens tokens_of_script(const std::string& text, const std::string& vocabulary_dir) {
   const std::string script = (std::filesystem::path(__FILE__).parent_path() / "../scripts/prepare_text.py").string();
@@ -175,8 +177,6 @@ Tokens tokens_of_script(const std::string& text, const std::string& vocabulary_d
   WindowReader(shards, T, 65536).read(0, inputs.data(), targets.data());
   return targets;
 }
-
-#if HAVE_PCRE2
 
 std::vector<std::string> pieces(const std::string& text) {
   std::vector<std::string> result;

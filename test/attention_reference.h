@@ -1,0 +1,245 @@
+// Float64 references of attention/, and the same formulas op by op with results rounded to a storage type: templates over the
+// policies Exact and Naive<T> of test/compare.h. Written from the equations in attention/README.md, one row at a time, with
+// the whole row of scores in memory. What the kernels keep per row in float32 is not rounded here either.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/attention.h"
+#include "test/compare.h"
+
+template <class P> using Numbers = std::vector<typename P::real>;
+
+struct AttentionShape {
+  int B, T, H, D;
+  size_t rows() const { return size_t(B) * H * T; }
+  size_t qkv(int b, int t, int part, int h, int d = 0) const { return ((((size_t(b) * T + t) * 3 + part) * H + h) * D) + d; }
+  size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
+  size_t qkv_size() const { return 3 * rows() * D; }
+  size_t out_size() const { return rows() * D; }
+};
+
+// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. sink: a further logit of softmax's
+// denominator, -inf for none; its gradient is added to dsink.
+
+template <class P>
+Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink, typename P::real* sink_weight) {
+  using R = typename P::real;
+  size_t n = z.size();
+  Numbers<P> p(n);
+  switch (s.kind) {
+    case Kind::softmax: {
+      R largest = sink, sum = 0;
+      for (R x : z) largest = std::max(largest, x);
+      for (size_t j = 0; j < n; j++) p[j] = P::round(std::exp(P::round(z[j] - largest)));
+      for (R x : p) sum += x;
+      if (sink > -std::numeric_limits<R>::infinity()) sum += std::exp(sink - largest);
+      for (R& x : p) x = P::round(x / sum);
+      *sink_weight = std::exp(sink - largest) / sum;
+      break;
+    }
+    default: failure("no reference for this kind");
+  }
+  return p;
+}
+
+template <class P>
+Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
+                               typename P::real sink, typename P::real* dsink) {
+  using R = typename P::real;
+  size_t n = z.size();
+  R sink_weight = 0;
+  Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight);
+  switch (s.kind) {
+    case Kind::softmax: {
+      for (size_t j = 0; j < n; j++) dz[j] = P::round(p[j] * P::round(dp[j] - dot));
+      *dsink -= sink_weight * dot;
+      break;
+    }
+    default: failure("no reference for this kind");
+  }
+  return dz;
+}
+
+// ---- attention: qkv [B, T, 3, H, D] prepared, sinks [H] or empty
+
+template <class P>
+typename P::real ref_sink(const AttentionSettings& s, const Numbers<P>& sinks, int h) {
+  using R = typename P::real;
+  return s.sink == Sink::none ? -std::numeric_limits<R>::infinity() : s.sink == Sink::one ? R(0) : sinks[h];
+}
+
+template <class P>
+Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
+  Numbers<P> z(i + 1);
+  for (int j = 0; j <= i; j++) {
+    typename P::real sum = 0;
+    for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
+    z[j] = P::round(sum);
+  }
+  return z;
+}
+
+template <class P>
+Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                         const Numbers<P>& sinks = {}) {
+  using R = typename P::real;
+  Numbers<P> out(shape.out_size()), sum(shape.D);
+  for (int b = 0; b < shape.B; b++)
+    for (int h = 0; h < shape.H; h++)
+      for (int i = 0; i < shape.T; i++) {
+        R sink_weight = 0;
+        auto p = ref_weights<P>(s, ref_scores<P>(shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
+        std::fill(sum.begin(), sum.end(), R(0));
+        for (int j = 0; j <= i; j++)
+          for (int d = 0; d < shape.D; d++) sum[d] += p[j] * qkv[shape.qkv(b, j, 2, h, d)];
+        for (int d = 0; d < shape.D; d++) out[shape.out(b, i, h, d)] = P::round(sum[d]);
+      }
+  return out;
+}
+
+// Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of p |dO| . |v| |k| and p |dO| . |v| |q|, the
+// sizes of the terms that dq and dk are differences of.
+template <class P>
+Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                                  const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
+                                  double* terms = nullptr) {
+  using R = typename P::real;
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks);
+  for (int b = 0; b < shape.B; b++)
+    for (int h = 0; h < shape.H; h++)
+      for (int i = 0; i < shape.T; i++) {
+        R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
+        auto z = ref_scores<P>(shape, qkv, b, h, i);
+        auto p = ref_weights<P>(s, z, sink, &sink_weight);
+        Numbers<P> dp(i + 1), dp_size(i + 1, R(0));
+        for (int j = 0; j <= i; j++) {
+          R sum = 0;
+          for (int d = 0; d < shape.D; d++) {
+            R term = dout[shape.out(b, i, h, d)] * qkv[shape.qkv(b, j, 2, h, d)];
+            sum += term;
+            dp_size[j] += std::fabs(term);
+          }
+          dp[j] = P::round(sum);
+        }
+        for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
+        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink);
+        if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
+        for (int j = 0; j <= i; j++)
+          for (int d = 0; d < shape.D; d++) {
+            sizes[shape.qkv(b, i, 0, h, d)] += std::fabs(p[j] * dp_size[j] * qkv[shape.qkv(b, j, 1, h, d)]);
+            sizes[shape.qkv(b, j, 1, h, d)] += std::fabs(p[j] * dp_size[j] * qkv[shape.qkv(b, i, 0, h, d)]);
+            dqkv[shape.qkv(b, i, 0, h, d)] += dz[j] * qkv[shape.qkv(b, j, 1, h, d)];
+            dqkv[shape.qkv(b, j, 1, h, d)] += dz[j] * qkv[shape.qkv(b, i, 0, h, d)];
+            dqkv[shape.qkv(b, j, 2, h, d)] += p[j] * dout[shape.out(b, i, h, d)];
+          }
+      }
+  for (R& x : dqkv) x = P::round(x);
+  for (size_t i = 0; terms && i < sizes.size(); i++) {
+    size_t part = i / (size_t(shape.H) * shape.D) % 3;
+    if (part < 2) terms[part] = std::max(terms[part], as_double(sizes[i]));
+  }
+  return dqkv;
+}
+
+// ---- preparation: rope [T, D/2] cosine and sine as the kernel reads them, or empty; scales [H] of ssmax or empty
+
+template <class P>
+typename P::real ref_alpha(const AttentionSettings& s, int D, int t, typename P::real ssmax_scale) {
+  using R = typename P::real;
+  R n = R(t + 1), alpha = 0;
+  switch (s.scale) {
+    case Scale::rsqrt_d: alpha = 1 / std::sqrt(R(D)); break;
+    case Scale::logd_logn: alpha = std::log(R(D)) * std::log(n); break;
+    case Scale::logn: alpha = std::log(n) / (std::log(R(s.context)) * std::sqrt(R(D))); break;
+    case Scale::ssmax: alpha = ssmax_scale * std::log(n) / std::sqrt(R(D)); break;
+    case Scale::number: alpha = R(s.scale_number); break;
+  }
+  return alpha * R(s.scale_factor);
+}
+
+// One row of q or k: rotated, then normalised (1 / length in *inverse), then multiplied by alpha.
+template <class P>
+Numbers<P> ref_prepare_row(const AttentionSettings& s, const Numbers<P>& x, const std::vector<float2>& rope, int t,
+                           typename P::real alpha, bool scaled, Numbers<P>* normalised, typename P::real* inverse) {
+  using R = typename P::real;
+  int D = int(x.size()), half = D / 2;
+  Numbers<P> y = x;
+  if (!rope.empty())
+    for (int d = 0; d < half; d++) {
+      R c = rope[size_t(t) * half + d].x, sine = rope[size_t(t) * half + d].y;
+      y[d] = P::round(x[d] * c - x[half + d] * sine);
+      y[half + d] = P::round(x[half + d] * c + x[d] * sine);
+    }
+  R squares = 0;
+  for (R v : y) squares += v * v;
+  *inverse = s.qk_norm == QkNorm::l2    ? 1 / std::max(std::sqrt(squares), R(1e-12f))
+             : s.qk_norm == QkNorm::rms ? 1 / std::sqrt(squares / D + R(1e-6f))
+                                        : R(1);
+  if (s.qk_norm != QkNorm::none)
+    for (R& v : y) v = P::round(v * *inverse);
+  *normalised = y;
+  if (scaled)
+    for (R& v : y) v = P::round(v * alpha);
+  return y;
+}
+
+template <class P>
+Numbers<P> ref_prepare(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                       const std::vector<float2>& rope, const Numbers<P>& scales = {}, Numbers<P>* norms = nullptr) {
+  using R = typename P::real;
+  Numbers<P> prepared = qkv, row(shape.D), normalised;
+  if (norms) norms->assign(2 * shape.rows(), R(0));
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int part = 0; part < 2; part++)
+        for (int h = 0; h < shape.H; h++) {
+          R inverse, alpha = ref_alpha<P>(s, shape.D, t, scales.empty() ? R(1) : scales[h]);
+          for (int d = 0; d < shape.D; d++) row[d] = qkv[shape.qkv(b, t, part, h, d)];
+          auto y = ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &normalised, &inverse);
+          for (int d = 0; d < shape.D; d++) prepared[shape.qkv(b, t, part, h, d)] = y[d];
+          if (norms) (*norms)[((size_t(b) * shape.T + t) * 2 + part) * shape.H + h] = inverse;
+        }
+  return prepared;
+}
+
+// From the gradients of the prepared q, k (and of v, untouched) those of what ref_prepare() was given; dscales [H] += .
+template <class P>
+Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                                const Numbers<P>& dprepared, const std::vector<float2>& rope, const Numbers<P>& scales = {},
+                                Numbers<P>* dscales = nullptr) {
+  using R = typename P::real;
+  int D = shape.D, half = D / 2;
+  Numbers<P> dqkv = dprepared, row(D), dy(D), y;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int part = 0; part < 2; part++)
+        for (int h = 0; h < shape.H; h++) {
+          R inverse, alpha = ref_alpha<P>(s, D, t, scales.empty() ? R(1) : scales[h]), dot = 0;
+          for (int d = 0; d < D; d++) row[d] = qkv[shape.qkv(b, t, part, h, d)];
+          ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &y, &inverse);
+          for (int d = 0; d < D; d++) dy[d] = dprepared[shape.qkv(b, t, part, h, d)];
+          if (part == 0) {
+            R per_scale = ref_alpha<P>(s, D, t, R(1));
+            if (dscales && s.scale == Scale::ssmax)
+              for (int d = 0; d < D; d++) (*dscales)[h] += per_scale * y[d] * dy[d];
+            for (R& v : dy) v = P::round(v * alpha);
+          }
+          if (s.qk_norm != QkNorm::none) {
+            for (int d = 0; d < D; d++) dot += y[d] * dy[d];
+            if (s.qk_norm == QkNorm::rms) dot /= D;
+            if (s.qk_norm == QkNorm::l2 && inverse >= R(1e12)) dot = 0;
+            for (int d = 0; d < D; d++) dy[d] = P::round(P::round(dy[d] - P::round(y[d] * dot)) * inverse);
+          }
+          Numbers<P> dx = dy;
+          if (!rope.empty())
+            for (int d = 0; d < half; d++) {
+              R c = rope[size_t(t) * half + d].x, sine = rope[size_t(t) * half + d].y;
+              dx[d] = P::round(dy[d] * c + dy[half + d] * sine);
+              dx[half + d] = P::round(dy[half + d] * c - dy[d] * sine);
+            }
+          for (int d = 0; d < D; d++) dqkv[shape.qkv(b, t, part, h, d)] = dx[d];
+        }
+  return dqkv;
+}

@@ -1,0 +1,432 @@
+// attention/ against its float64 references: general kernels and preparation, forward and backward, float32 and bf16, by the rule
+// of test/compare.h; the references themselves by finite differences. Also: causality, extreme scores, equal bits for any number
+// of CPU threads and any order of blocks and lanes, nothing written outside (test/device.h), errors.
+#include <cstring>
+
+#include "test/attention_reference.h"
+
+#include <gtest/gtest.h>
+
+#include "attention/prepare.cuh"
+#include "test/device.h"
+
+static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+
+template <class T> class AttentionTest : public testing::Test {};
+using StorageTypes = testing::Types<float, bf16>;
+TYPED_TEST_SUITE(AttentionTest, StorageTypes);
+template <class T> constexpr double u = unit_roundoff<T>;
+
+static std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
+  return format("%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], sink_names[int(s.sink)],
+                qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
+}
+
+// Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
+template <class X>
+std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
+  std::vector<X> x;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int n = 0; n < shape.H * shape.D; n++) x.push_back(qkv[shape.qkv(b, t, part, 0, n)]);
+  return x;
+}
+
+// Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
+template <class T>
+std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
+  auto x = random_normal<float>(shape.qkv_size(), seed);
+  std::vector<T> qkv(x.size());
+  for (size_t i = 0; i < x.size(); i++) {
+    bool is_q = i / (size_t(shape.H) * shape.D) % 3 == 0;
+    qkv[i] = from_float<T>(is_q ? x[i] * spread / std::sqrt(float(shape.D)) : x[i]);
+  }
+  return qkv;
+}
+
+template <class T>
+struct Result {
+  std::vector<T> out, dqkv;
+  std::vector<float> stats, dsinks;
+};
+
+// The kernels' forward and backward. `shift` elements misalign every array of T.
+template <class T>
+Result<T> run_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+  auto shifted = [&](const std::vector<T>& x) {
+    std::vector<T> y(x.size() + shift, T{});
+    std::copy(x.begin(), x.end(), y.begin() + shift);
+    return y;
+  };
+  auto unshifted = [&](const DeviceArray<T>& x) {
+    auto y = x.download();
+    return std::vector<T>(y.begin() + shift, y.end());
+  };
+  DeviceArray<T> in(shifted(qkv)), out(shape.out_size() + shift), dqkv(shape.qkv_size() + shift), d(shifted(dout)), sink(sinks);
+  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), dsinks(std::vector<float>(sinks.size(), 0.5f));
+  DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H, shape.D));
+  AttentionLearned<T> learned;
+  if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
+  attention_forward<T>(out + shift, stats, in + shift, s, shape.B, shape.T, shape.H, shape.D, true, nullptr, learned);
+  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape.B, shape.T, shape.H, shape.D,
+                        nullptr, learned);
+  DeviceArray<T> evaluated(shape.out_size());
+  attention_forward<T>(evaluated, nullptr, in + shift, s, shape.B, shape.T, shape.H, shape.D, false, nullptr, learned);
+  expect_same_bits("evaluation", evaluated.download(), unshifted(out));
+  return {unshifted(out), unshifted(dqkv), stats.download(), dsinks.download()};
+}
+
+template <class T>
+double check_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+                       const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+  std::string name = describe(s, shape);
+  auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
+  auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
+  auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
+  double used = expect_close(name + " out", result.out, ref_attention<Exact>(s, shape, x, sink),
+                             ref_attention<Naive<T>>(s, shape, nx, nsink), u<T>);
+  Numbers<Exact> dsink(sinks.size(), 0.5);
+  Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
+  double terms[3] = {};
+  auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms);
+  auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink);
+  for (int part = 0; part < 3; part++)
+    used = std::max(used, expect_close(name + (part == 0 ? " dq" : part == 1 ? " dk" : " dv"), part_of(shape, result.dqkv, part),
+                                       part_of(shape, exact, part), part_of(shape, naive, part), u<T>, terms[part]));
+  if (s.sink == Sink::learned) expect_close(name + " dsink", result.dsinks, dsink, ndsink, u<T>);
+  return used;
+}
+
+template <class T>
+double check_random(const AttentionSettings& s, const AttentionShape& shape, int shift = 0) {
+  auto sinks = s.sink == Sink::learned ? random_normal<T>(shape.H, 5) : std::vector<T>();
+  return check_attention<T>(s, shape, random_qkv<T>(shape, 1), random_normal<T>(shape.out_size(), 2), sinks, shift);
+}
+
+static const Kind built_kinds[] = {Kind::softmax};
+
+// ---- shapes: every T with every D; B and H vary along so that all pairs meet
+
+static const int lengths[] = {1, 2, 3, 4, 31, 113, 257}, dims[] = {1, 36, 64, 90, 128, 360};
+
+TYPED_TEST(AttentionTest, SmallShapes) {
+  for (Kind kind : built_kinds)
+    for (int T : {1, 2, 3, 4, 31})
+      for (int D : {1, 36, 64, 130}) check_random<TypeParam>({.kind = kind, .context = T}, {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
+}
+
+TYPED_TEST(AttentionTest, LongShapes) {
+  double used = 0;
+  for (Kind kind : built_kinds)
+    for (int t = 0; t < 7; t++)
+      for (int d = 0; d < 6; d++) {
+        int choice = (t + d) % 4;
+        AttentionShape shape{choice % 2 ? 3 : 1, lengths[t], choice / 2 ? 3 : 1, dims[d]};
+        used = std::max(used, check_random<TypeParam>({.kind = kind, .context = shape.T}, shape));
+      }
+  printf("largest share of the bound used: %.2f\n", used);
+}
+
+TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
+  for (Kind kind : built_kinds)
+    for (int T : {63, 64, 65, 128, 129})
+      for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512})
+        if (T == 64 || T == 65 || D < 100) check_random<TypeParam>({.kind = kind, .context = T}, {1, T, 2, D});
+}
+
+TYPED_TEST(AttentionTest, MisalignedArrays) {
+  for (Kind kind : built_kinds) check_random<TypeParam>({.kind = kind, .context = 70}, {2, 70, 2, 32}, 1);
+}
+
+// ---- values
+
+// Scores of +-100, and of +-4000: e^z alone would overflow. (A gradient can be no better then than lse, rounded to float32.)
+TYPED_TEST(AttentionTest, LargeScores) {
+  using T = TypeParam;
+  AttentionShape shape{1, 70, 2, 36};
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds) {
+    AttentionSettings s{.kind = kind};
+    check_attention<T>(s, shape, random_qkv<T>(shape, 1, 30), dout);
+    auto qkv = random_qkv<T>(shape, 1, 1000);
+    auto result = run_attention<T>(s, shape, qkv, dout);
+    expect_close("out", result.out, ref_attention<Exact>(s, shape, widen<Exact>(qkv)),
+                 ref_attention<Naive<T>>(s, shape, widen<Naive<T>>(qkv)), u<T>);
+    for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x)));
+  }
+}
+
+// All keys equal: equal weights for all, whatever their score.
+TYPED_TEST(AttentionTest, EqualKeys) {
+  AttentionShape shape{1, 70, 1, 64};
+  auto qkv = random_qkv<TypeParam>(shape, 1);
+  for (int t = 1; t < shape.T; t++)
+    for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
+  for (Kind kind : built_kinds) check_attention<TypeParam>({.kind = kind}, shape, qkv, random_normal<TypeParam>(shape.out_size(), 2));
+}
+
+TYPED_TEST(AttentionTest, Sinks) {
+  for (Sink sink : {Sink::one, Sink::learned}) check_random<TypeParam>({.sink = sink}, {2, 70, 3, 36});
+}
+
+// What comes later changes no bit of the output.
+TYPED_TEST(AttentionTest, Causal) {
+  using T = TypeParam;
+  AttentionShape shape{1, 130, 1, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (int seen : {1, 37, 64, 100}) {
+    auto later = qkv;
+    for (int t = seen; t < shape.T; t++)
+      for (int part = 0; part < 3; part++)
+        for (int d = 0; d < shape.D; d++) later[shape.qkv(0, t, part, 0, d)] = from_float<T>(d % 2 ? 1e6f : -1e6f);
+    for (Kind kind : built_kinds) {
+      auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out, b = run_attention<T>({.kind = kind}, shape, later, dout).out;
+      a.resize(shape.out(0, seen, 0)), b.resize(a.size());
+      expect_same_bits(format("rows before %d", seen), a, b);
+    }
+  }
+}
+
+TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
+  using T = TypeParam;
+  AttentionShape shape{2, 100, 3, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  auto sinks = random_normal<T>(shape.H, 3);
+  for (Kind kind : built_kinds) {
+    AttentionSettings s{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none};
+    auto once = [&] { return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>()); };
+    auto expected = once();
+    auto expect = [&](const std::string& name) {
+      auto result = once();
+      expect_same_bits(name + " out", result.out, expected.out);
+      expect_same_bits(name + " dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits(name + " stats", result.stats, expected.stats);
+      expect_same_bits(name + " dsinks", result.dsinks, expected.dsinks);
+    };
+    for (int threads : {1, 2, 3}) {
+      set_cpu_threads(threads);
+      expect(format("%d threads", threads));
+    }
+    set_cpu_threads(0);
+    set_cpu_order(CpuOrder::reverse);
+    expect("reverse order");
+    for (unsigned seed : {1, 2}) {
+      set_cpu_order(CpuOrder::random, seed);
+      expect(format("random order %u", seed));
+    }
+    set_cpu_order(CpuOrder::forward);
+  }
+}
+
+TEST(AttentionMemory, IsLinearInTheLength) {
+  AttentionSettings s;
+  EXPECT_EQ(attention_statistics(s, 64), 1);
+  size_t row = attention_backward_workspace(1, 1, 1, 64);
+  EXPECT_EQ(row, 32u);
+  EXPECT_EQ(attention_backward_workspace(3, 16384, 12, 64), row * 3 * 16384 * 12);
+}
+
+// ---- the references' own gradients
+
+// d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
+static void check_by_differences(const AttentionSettings& s, const AttentionShape& shape, bool rotate) {
+  auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)), dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
+  Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
+  if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
+  if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));
+  auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
+  auto loss = [&] {
+    auto out = ref_attention<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), sinks);
+    double sum = 0;
+    for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
+    return sum;
+  };
+  auto dprepared = ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
+  auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
+  auto check = [&](const char* name, double& x, double gradient) {
+    double kept = x, step = 1e-5;
+    x = kept + step;
+    double above = loss();
+    x = kept - step;
+    double below = loss();
+    x = kept;
+    EXPECT_NEAR((above - below) / (2 * step), gradient, 2e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
+  };
+  for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);
+  for (size_t h = 0; h < scales.size(); h++) check("ssmax scale", scales[h], dscales[h]);
+  for (size_t h = 0; h < sinks.size(); h++) check("sink", sinks[h], dsinks[h]);
+}
+
+TEST(AttentionReference, GradientsMatchFiniteDifferences) {
+  AttentionShape shape{2, 9, 2, 6};
+  for (Kind kind : built_kinds)
+    for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
+      for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
+        check_by_differences({.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
+                             shape, norm != QkNorm::rms);
+  for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({.sink = sink}, shape, true);
+}
+
+// ---- preparation
+
+template <class T>
+static void check_prepare(const AttentionSettings& s, const AttentionShape& shape, bool rotate, int shift = 0) {
+  std::string name = describe(s, shape) + (rotate ? " rope" : "");
+  auto qkv = random_normal<T>(shape.qkv_size() + shift, 1), dprepared = random_normal<T>(shape.qkv_size() + shift, 2);
+  auto scales = s.scale == Scale::ssmax ? random_normal<T>(shape.H, 3, 0.1f, 0.43f) : std::vector<T>();
+  auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
+  bool has_norm = s.qk_norm != QkNorm::none;
+  DeviceArray<T> x(qkv), dx(dprepared), scale(scales);
+  DeviceArray<float> norms(has_norm ? 2 * shape.rows() : 0), dscale(std::vector<float>(scales.size(), 0.5f));
+  DeviceArray<float2> angles(rope);
+  DeviceArray<char> workspace(prepare_backward_workspace(s, shape.B, shape.T, shape.H));
+  AttentionLearned<T> learned;
+  if (!scales.empty()) learned.ssmax_scale = scale, learned.dssmax_scale = dscale;
+  const float2* table = rotate ? angles.get() : nullptr;
+  float* norm = has_norm ? norms.get() : nullptr;
+  prepare_forward<T>(x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned);
+  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned, workspace);
+  auto prepared = x.download(), result = dx.download();
+  for (auto* values : {&qkv, &dprepared, &prepared, &result}) values->erase(values->begin(), values->begin() + shift);
+
+  Numbers<Exact> exact_norms, dscales(scales.size(), 0.5);
+  Numbers<Naive<T>> naive_norms, naive_dscales(scales.size(), 0.5f);
+  auto ex = widen<Exact>(qkv), ed = widen<Exact>(dprepared), es = widen<Exact>(scales);
+  auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dprepared), ns = widen<Naive<T>>(scales);
+  auto exact = ref_prepare<Exact>(s, shape, ex, rope, es, &exact_norms);
+  auto naive = ref_prepare<Naive<T>>(s, shape, nx, rope, ns, &naive_norms);
+  auto dexact = ref_prepare_backward<Exact>(s, shape, ex, ed, rope, es, &dscales);
+  auto dnaive = ref_prepare_backward<Naive<T>>(s, shape, nx, nd, rope, ns, &naive_dscales);
+  // with one channel a normalised row has no direction left: its gradient is an exact 0 = dy / |x| - dy / |x|
+  double cancels = 0;
+  if (shape.D == 1)
+    for (double inverse : exact_norms) cancels = std::max(cancels, inverse);
+  if (has_norm) expect_close(name + " norms", norms.download(), exact_norms, naive_norms, u<float>);
+  for (int part = 0; part < 2; part++) {
+    expect_close(name + (part ? " k" : " q"), part_of(shape, prepared, part), part_of(shape, exact, part),
+                 part_of(shape, naive, part), u<T>);
+    expect_close(name + (part ? " dk" : " dq"), part_of(shape, result, part), part_of(shape, dexact, part),
+                 part_of(shape, dnaive, part), u<T>, cancels);
+  }
+  expect_same_bits(name + " v", part_of(shape, prepared, 2), part_of(shape, qkv, 2));
+  expect_same_bits(name + " dv", part_of(shape, result, 2), part_of(shape, dprepared, 2));
+  if (!scales.empty()) expect_close(name + " dscale", dscale.download(), dscales, naive_dscales, u<T>);
+}
+
+TYPED_TEST(AttentionTest, Prepare) {
+  for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
+    for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
+      for (bool rotate : {false, true})
+        check_prepare<TypeParam>({.qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 13},
+                                 {2, 13, 3, 36}, rotate);
+  check_prepare<TypeParam>({.qk_norm = QkNorm::l2}, {1, 7, 2, 64}, true, 1);
+}
+
+TYPED_TEST(AttentionTest, LongPrepareShapes) {
+  for (int T : {1, 2, 31, 113})
+    for (int D : {1, 2, 8, 16, 32, 33, 64, 90, 96, 128, 256, 360, 512})
+      for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms}) {
+        AttentionSettings s{.qk_norm = norm, .scale = D % 4 ? Scale::logd_logn : Scale::rsqrt_d};
+        check_prepare<TypeParam>(s, {D == 64 ? 3 : 1, T, D == 90 ? 3 : 1, D}, D % 2 == 0);
+      }
+}
+
+// Rows of zeros: nothing divides by their length.
+TYPED_TEST(AttentionTest, PrepareZeros) {
+  using T = TypeParam;
+  AttentionShape shape{1, 3, 1, 16};
+  DeviceArray<T> x(std::vector<T>(shape.qkv_size(), from_float<T>(0))), dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
+  DeviceArray<float> norms(2 * shape.rows());
+  for (QkNorm norm : {QkNorm::l2, QkNorm::rms}) {
+    AttentionSettings s{.qk_norm = norm};
+    prepare_forward<T>(x, norms, nullptr, s, 1, 3, 1, 16, nullptr);
+    prepare_backward<T>(dx, x, norms, nullptr, s, 1, 3, 1, 16, nullptr);
+    for (T v : x.download()) EXPECT_EQ(to_float(v), 0);
+    for (T v : dx.download()) EXPECT_EQ(to_float(v), 0);
+  }
+}
+
+TYPED_TEST(AttentionTest, PrepareSameBitsInAnyOrder) {
+  using T = TypeParam;
+  AttentionShape shape{2, 40, 3, 90};
+  auto qkv = random_normal<T>(shape.qkv_size(), 1), d = random_normal<T>(shape.qkv_size(), 2), scales = random_normal<T>(shape.H, 3);
+  DeviceArray<float2> angles(rope_table(shape.T, shape.D, 10000));
+  AttentionSettings s{.qk_norm = QkNorm::rms, .scale = Scale::ssmax};
+  auto once = [&] {
+    DeviceArray<T> x(qkv), dx(d), scale(scales);
+    DeviceArray<float> norms(2 * shape.rows()), dscale(std::vector<float>(shape.H, 0.0f));
+    DeviceArray<char> workspace(prepare_backward_workspace(s, shape.B, shape.T, shape.H));
+    AttentionLearned<T> learned{.ssmax_scale = scale, .dssmax_scale = dscale};
+    prepare_forward<T>(x, norms, angles, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned);
+    prepare_backward<T>(dx, x, norms, angles, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned, workspace);
+    return std::make_tuple(x.download(), dx.download(), dscale.download());
+  };
+  auto expected = once();
+  auto expect = [&](const char* name) {
+    auto result = once();
+    expect_same_bits(name, std::get<0>(result), std::get<0>(expected));
+    expect_same_bits(name, std::get<1>(result), std::get<1>(expected));
+    expect_same_bits(name, std::get<2>(result), std::get<2>(expected));
+  };
+  set_cpu_threads(3);
+  expect("3 threads");
+  set_cpu_order(CpuOrder::random, 1);
+  expect("random order");
+  set_cpu_threads(0);
+  set_cpu_order(CpuOrder::forward);
+}
+
+// ---- rope
+
+TEST(Rope, TableAndScalings) {
+  int D = 8, length = 64;
+  auto frequency = [&](const std::vector<float2>& table, int k) { return std::atan2(table[D / 2 + k].y, table[D / 2 + k].x); };
+  auto plain = rope_table(length, D, 10000);
+  for (int k = 0; k < D / 2; k++) EXPECT_NEAR(frequency(plain, k), std::pow(10000.0, -2.0 * k / D), 1e-7);
+  for (int t = 0; t < length; t++) EXPECT_NEAR(plain[t * 4].y, std::sin(double(t)), 1e-7);
+  for (RopeScaling scaling : {RopeScaling::linear, RopeScaling::ntk, RopeScaling::yarn}) {  // within the trained length: nothing
+    auto same = rope_table(length, D, 10000, scaling, 1);
+    for (size_t i = 0; i < same.size(); i++) EXPECT_TRUE(same[i].x == plain[i].x && same[i].y == plain[i].y);
+  }
+  auto linear = rope_table(length, D, 10000, RopeScaling::linear, 4), ntk = rope_table(length, D, 10000, RopeScaling::ntk, 4);
+  for (int k = 0; k < D / 2; k++) {
+    EXPECT_NEAR(frequency(linear, k), std::pow(10000.0, -2.0 * k / D) / 4, 1e-7);
+    EXPECT_NEAR(frequency(ntk, k), std::pow(10000.0 * std::pow(4.0, 8.0 / 6), -2.0 * k / D), 1e-7);
+  }
+  EXPECT_NEAR(frequency(ntk, D / 2 - 1), frequency(linear, D / 2 - 1), 1e-7);  // ntk stretches the slowest by the factor
+  // yarn: 4096 / 4 = 1024 trained positions; the fastest turns 163 times, the slowest 0.16 times, the second 16.3 times
+  auto yarn = rope_table(4096, D, 10000, RopeScaling::yarn, 4);
+  EXPECT_NEAR(frequency(yarn, 0), 1, 1e-7);
+  EXPECT_NEAR(frequency(yarn, 3), 1e-3 / 4, 1e-9);
+  double turns = 1024 * 0.1 / (2 * 3.14159265358979), keep = (turns - 1) / 31;
+  EXPECT_NEAR(frequency(yarn, 1), 0.1 * (keep + (1 - keep) / 4), 1e-7);
+  double attention = 0.1 * std::log(4.0) + 1;
+  EXPECT_NEAR(rope_scale_factor(RopeScaling::yarn, 4), attention * attention, 1e-6);
+  EXPECT_EQ(rope_scale_factor(RopeScaling::linear, 4), 1);
+  EXPECT_EQ(rope_scale_factor(RopeScaling::yarn, 1), 1);
+  EXPECT_EQ(rope_table(5, 2, 10000, RopeScaling::ntk, 4).size(), 5u);
+}
+
+// ---- what can be chosen
+
+template <class F>
+static std::string error_text(F f) {
+  try {
+    f();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no UserError";
+}
+
+TEST(AttentionDispatch, NamesAndErrors) {
+  for (int i = 0; i < 6; i++) EXPECT_EQ(int(kind_from_name(kind_names[i])), i);
+  for (int i = 0; i < 5; i++) EXPECT_EQ(int(scale_from_name(scale_names[i])), i);
+  EXPECT_NE(error_text([] { kind_from_name("lsar"); }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
+            std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({.kind = Kind::relu2}, 64); }).find("attention.kind = \"relu2\""), std::string::npos);
+}
