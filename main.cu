@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
+#include "kernels/matmul.cuh"
 #include "runtime/device.h"
 #include "runtime/log.h"
 #include "runtime/model_file.h"
@@ -209,8 +210,7 @@ static void save_step(const Model& model, RunDir& run, int64_t step) {
   save_model(model, Part::parameters, folder + "/model.safetensors");
   write_text_file(folder + "/config.json", model_config_json(model.config()));
   std::printf("saved %s\n", run.publish_step(step).c_str());
-  std::vector<StepFolder> steps = step_folders(run.path());
-  for (size_t i = model.config().checkpoint.keep; i < steps.size(); i++) std::filesystem::remove_all(steps[i].path);
+  run.keep_newest(model.config().checkpoint.keep);
 }
 
 static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir& run) {
@@ -251,6 +251,16 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   }
 }
 
+// Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
+static void use_matmul_cache() {
+  const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (!xdg && !home) return;
+  std::filesystem::path folder = (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error) matmul_cache_file((folder / "matmul.txt").string());
+}
+
 static StepResult one_step(Model& model, Loader& loader) {
   model.begin_step();
   for (int64_t m = 0, count = micro_steps(model.config(), 1); m < count; m++) {
@@ -281,6 +291,7 @@ static void run(const Flags& flags) {
 
   DeviceInfo device = device_info();
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
+  if (device.is_gpu) use_matmul_cache();
   set_cpu_threads(config.threads > 0 ? config.threads : int(std::max(1u, std::thread::hardware_concurrency())));
   std::vector<int> lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
   check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");

@@ -4,15 +4,20 @@
 
 namespace {
 
-// The kinds whose kernels are built. Adding a kind adds its row here and its struct in policies.cuh.
+// The struct of each kind. f.template operator()<Policy>() is called with that of `kind`.
 template <class F>
 void with_kind(Kind kind, F f) {
   switch (kind) {
     case Kind::softmax: return f.template operator()<Softmax>();
-    default: break;
+    case Kind::lssa: return f.template operator()<Lssa>();
+    case Kind::lssar: return f.template operator()<Lssar<true>>();
+    case Kind::sigmoid: return f.template operator()<Sigmoid>();
+    case Kind::relu: return f.template operator()<Relu>();
+    case Kind::relu2: return f.template operator()<Relu2>();
   }
-  user_error("config: attention.kind = \"%s\" has no kernels in this build (built: softmax); choose one of these.",
-             kind_names[int(kind)]);
+  std::string built;
+  for (const char* name : kind_names) built += (built.empty() ? "" : ", ") + std::string(name);
+  user_error("config: attention.kind = %d has no kernels; choose one of %s.", int(kind), built.c_str());
 }
 
 PolicySettings policy_settings(const AttentionSettings& s) {

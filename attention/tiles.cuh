@@ -4,35 +4,48 @@
 // stream tile  [row][channel]     as in memory
 // weight tile  [streamed row][held row]
 // Two products are all there is: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
-// neighbouring floats by single ones that its neighbours read too. E = 8: two 16-byte reads on a GPU, one AVX register here.
+// neighbouring floats by single ones that its neighbours read too. E = 16: four 16-byte reads on a GPU, two AVX registers or one
+// of AVX-512 on a CPU (g++ makes vector code of the innermost loops; fmaf, so that every kernel rounds alike).
 #pragma once
 #include <utility>
 
 #include "kernels/gpu.cuh"
 
-inline constexpr int E = 8;
+inline constexpr int E = 16;
 
 // f(0), ..., f(N - 1) written out, so that arrays indexed by the argument stay in registers on both machines.
 template <int N, class F>
 __device__ __forceinline__ void unrolled(F f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) { (f(I), ...); }(std::make_integer_sequence<int, N>());
+  if constexpr (N > 1) unrolled<N - 1>(f);
+  f(N - 1);
 }
 
-// Column c of a row in shared memory: 4 floats of padding after every 32, so that the E-float reads of 4 neighbouring threads
-// and those of the next 4 fall into different banks.
+// a[r][e] += single[r stride] x v[e] for the rows r < N.
+template <int N, int ROWS>
+__device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* single, int stride, const float (&v)[E]) {
+  if constexpr (N > 1) add_products<N - 1>(a, single, stride, v);
+  float s = single[(N - 1) * stride];
+  for (int e = 0; e < E; e++) a[N - 1][e] = fmaf(s, v[e], a[N - 1][e]);
+}
+
+// Column c of a row in shared memory: 4 floats of padding after every 32, so that the 16-byte reads of neighbouring threads, E
+// floats apart, fall into different banks.
 __host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
 template <int CHANNELS_, int HELD_, int STREAM_, int THREADS_>
 struct Tile {
   static constexpr int CHANNELS = CHANNELS_, HELD = HELD_, STREAM = STREAM_, THREADS = THREADS_;
-  static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (CHANNELS % 128 ? 0 : 4);
+  // streamed rows begin in 8 different banks (an odd multiple of 4 floats apart)
+  static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (at(CHANNELS) % 8 ? 0 : 4);
   static constexpr int HELD_FLOATS = CHANNELS * HELD_STRIDE, STREAM_FLOATS = STREAM * STREAM_STRIDE,
                        WEIGHT_FLOATS = STREAM * HELD_STRIDE;
   // scores: a thread has E held rows x X streamed rows, streamed rows lie SHARERS apart
   static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
   // sums: a thread has R held rows x E channels
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
+  // blocks on a multiprocessor at least: at most 255 registers a thread, and leave for all of them (the compiler aims lower)
+  static constexpr int BLOCKS = 256 / THREADS;
   static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
   static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
   static_assert(THREADS % HELD == 0 || HELD % THREADS == 0);
@@ -106,12 +119,13 @@ __device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, in
 }
 
 __device__ __forceinline__ void read_neighbours(float (&v)[E], const float* x) {
-  Pack<float> a = load16(x), b = load16(x + 4);
-  for (int i = 0; i < 4; i++) v[i] = a[i], v[4 + i] = b[i];
+  for (int i = 0; i < E; i += 4) {
+    Pack<float> pack = load16(x + i);
+    for (int k = 0; k < 4; k++) v[i + k] = pack[k];
+  }
 }
 __device__ __forceinline__ void write_neighbours(float* x, const float (&v)[E]) {
-  store16(x, Pack<float>{{v[0], v[1], v[2], v[3]}});
-  store16(x + 4, Pack<float>{{v[4], v[5], v[6], v[7]}});
+  for (int i = 0; i < E; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
 }
 
 // Where a thread's part of the scores begins: E held rows from `held`, streamed rows first, first + SHARERS, ...
@@ -129,13 +143,11 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   held += at(place.held);
   for (int d0 = 0; d0 < depth; d0 += 8) {
     const float* s = stream + at(d0);
+#pragma unroll 4
     for (int d = 0; d < 8; d++) {
       float h[E];
       read_neighbours(h, held + (d0 + d) * Tile::HELD_STRIDE);
-      unrolled<Tile::X>([&](int x) {
-        float single = s[x * Tile::SHARERS * Tile::STREAM_STRIDE + d];
-        for (int e = 0; e < E; e++) z[x][e] = fmaf(single, h[e], z[x][e]);
-      });
+      add_products<Tile::X>(z, s + d, Tile::SHARERS * Tile::STREAM_STRIDE, h);
     }
   }
 }
@@ -148,18 +160,18 @@ struct SumPlace {
 
 // sum[r][e] += sum over streamed rows s of weights[s][row r] stream[s][channel e].
 template <class Tile>
-__device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* weights, const float* stream, int begin = 0,
-                                int end = Tile::STREAM) {
+__device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* weights, const float* stream) {
   SumPlace<Tile> place;
   weights += at(place.held);
   stream += at(place.channel);
-  for (int s = begin; s < end; s++) {
+#pragma unroll 4
+  for (int s = 0; s < Tile::STREAM; s++) {
     float v[E];
     read_neighbours(v, stream + s * Tile::STREAM_STRIDE);
-    unrolled<Tile::R>([&](int r) {
+    for (int r = 0; r < Tile::R; r++) {
       float w = weights[s * Tile::HELD_STRIDE + r];
       for (int e = 0; e < E; e++) sum[r][e] = fmaf(w, v[e], sum[r][e]);
-    });
+    }
   }
 }
 

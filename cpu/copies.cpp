@@ -1,16 +1,14 @@
 // cp.async on the CPU: each thread's copies wait in its queue, in order, until its cp_async_wait. What a thread never waits
 // for is never copied.
-#include "cpu/warp.h"
-#include <cstring>
 #include <vector>
+#include "cpu/warp.h"
 
 namespace cpu {
 
 struct Copy { void* to; const void* from; unsigned group; bool valid; };
 struct CopyQueue {
   std::vector<Copy> copies;
-  size_t delivered = 0;
-  unsigned committed = 0;
+  unsigned committed = 0;  // groups
 };
 
 void copy_later(void* to, const void* from, bool valid) {
@@ -28,20 +26,17 @@ void commit_copies() {
 }
 
 void deliver_copies(int groups_left) {
-  CopyQueue* queue = self->copies;
-  if (!queue) return;
-  for (; queue->delivered < queue->copies.size(); ++queue->delivered) {
-    const Copy& copy = queue->copies[queue->delivered];
-    if (copy.group + static_cast<unsigned>(groups_left) >= queue->committed) return;
-    *static_cast<Bytes16*>(copy.to) = copy.valid ? *static_cast<const Bytes16*>(copy.from) : Bytes16{};
-  }
-  queue->copies.clear();
-  queue->delivered = 0;
+  if (!self->copies) return;
+  CopyQueue& queue = *self->copies;
+  auto copy = queue.copies.begin();
+  for (; copy != queue.copies.end() && copy->group + static_cast<unsigned>(groups_left) < queue.committed; ++copy)
+    *static_cast<Bytes16*>(copy->to) = copy->valid ? *static_cast<const Bytes16*>(copy->from) : Bytes16{};
+  queue.copies.erase(queue.copies.begin(), copy);
 }
 
 void drop_copies(CopyQueue* queue) {
   queue->copies.clear();
-  queue->delivered = queue->committed = 0;
+  queue->committed = 0;
 }
 
 void free_copies(CopyQueue* queue) { delete queue; }

@@ -19,8 +19,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__
-#define __restrict__ __restrict
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
 // Shared memory belongs to a block, and a worker runs one block at a time. ASan does not guard thread_local variables, so
 // there it is a plain static and the pool has one worker.

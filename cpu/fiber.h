@@ -15,7 +15,7 @@
 #define CPU_TSAN 1
 #endif
 #ifdef CPU_ASAN
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 #ifdef CPU_TSAN
 #include <sanitizer/tsan_interface.h>

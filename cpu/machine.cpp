@@ -47,9 +47,9 @@ std::vector<std::string> groups(const std::string& root, const std::string& cont
 }
 
 void apply_limit(Memory& memory, uint64_t limit, uint64_t used, uint64_t file_cache) {
-  if (limit >= memory.total || used == unlimited) return;
+  if (limit == unlimited || used == unlimited) return;
   if (file_cache != unlimited) used -= std::min(used, file_cache);
-  memory.total = limit;
+  memory.total = std::min<uint64_t>(memory.total, limit);
   memory.free = std::min<uint64_t>(memory.free, limit - std::min(limit, used));
 }
 

@@ -1,11 +1,10 @@
-// matmul() on the CPU (contract: kernels/matmul.cuh): OpenBLAS with one thread per product, many products at once. The output
-// is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does every bit of the result. bf16
-// operands are widened to float32 a tile's panel at a time, and the epilogue runs on the tile while it is in cache.
+// matmul() on the CPU (contract: kernels/matmul.cuh): OpenBLAS with one thread per product, many products at once. The
+// output is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does every bit of
+// the result. bf16 operands are widened to float32 a tile's panel at a time, and the epilogue runs on the tile while it
+// is in cache.
 #include "kernels/matmul.cuh"
 
 #include <cblas.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <algorithm>
 #include <string>
@@ -16,35 +15,16 @@
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
 
-extern "C" {
-void gotoblas_dynamic_init() __attribute__((weak));   // there in builds of OpenBLAS that choose their kernels at run time
-void gotoblas_dynamic_quit() __attribute__((weak));
-}
-
 namespace {
-
-// An OpenBLAS older than the processor takes it for one without AVX-512, at half the speed; tell it better.
-bool prepare_openblas() {
-  openblas_set_num_threads(1);
-  bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  std::string core = openblas_get_corename();
-  if (avx512 && core == "Haswell" && gotoblas_dynamic_init && gotoblas_dynamic_quit && !getenv("OPENBLAS_CORETYPE")) {
-    setenv("OPENBLAS_CORETYPE", "SkylakeX", 1);
-    gotoblas_dynamic_quit();
-    gotoblas_dynamic_init();
-  }
-  return true;
-}
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Tiles of at most 256 x 512, split further, down to about 64 x 64, until there are at least 16: for load balance.
+// Tiles of at most 256 x 512, split further, down to about 64 x 64, until there are at least 8: for load balance.
 struct Tiling {
   int rows = 1, columns = 1, height, width;
   Tiling(int m, int n) {
     rows = ceil_div(m, 256), columns = ceil_div(n, 512);
-    while (rows * columns < 16) {
+    while (rows * columns < 8) {
       int h = m / rows, w = n / columns;
       if (h < 128 && w < 128) break;
       (h >= w ? rows : columns) *= 2;
@@ -111,8 +91,8 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, 
                         : widen(p.a + size_t(row) * p.lda + k, p.lda, height, depth, a_buffer);
     Panel b = p.trans_b ? widen(p.b + size_t(column) * p.ldb + k, p.ldb, width, depth, b_buffer)
                         : widen(p.b + size_t(k) * p.ldb + column, p.ldb, depth, width, b_buffer);
-    cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans, p.trans_b ? CblasTrans : CblasNoTrans, height, width, depth,
-                1.0f, a.data, a.ld, b.data, b.ld, beta, sums, ld_sums);
+    cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans, p.trans_b ? CblasTrans : CblasNoTrans, height,
+                width, depth, 1.0f, a.data, a.ld, b.data, b.ld, beta, sums, ld_sums);
     beta = 1;
   }
   for (int r = 0; r < height; r++) {
@@ -133,8 +113,7 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, 
 
 template <class TIn, class TOut>
 void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
-  static const bool ready = prepare_openblas();
-  (void)ready;
+  [[maybe_unused]] static const bool one_thread = (openblas_set_num_threads(1), true);
   Matmul<TIn, TOut> p = given;
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
@@ -150,6 +129,6 @@ template void matmul(const Matmul<float, float>&, cudaStream_t);
 template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 
-void matmul_cache_file(const std::string&) {}   // there is nothing to choose between
+void matmul_cache_file(const std::string&) {}  // there is nothing to choose between
 std::string matmul_choices() { return ""; }
 void matmul_set_choices(const std::string&) {}

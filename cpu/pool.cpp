@@ -1,8 +1,11 @@
 #include "cpu/pool.h"
 #include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+#include <algorithm>
 #include <atomic>
-#include <exception>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -13,43 +16,44 @@
 namespace cpu {
 namespace {
 
-thread_local bool inside_task = false;
+thread_local int inside_task = 0;
 
 struct Pool {
-  // The job. `gate` counts the helpers inside it; the top bit says that it is closed to newcomers.
-  static constexpr uint32_t closed = 1u << 31;
-#ifdef CPU_TSAN  // a helper that leaves must not be ordered before one that comes later: that would hide races
-  static constexpr auto enter_order = std::memory_order_relaxed;
-#else
-  static constexpr auto enter_order = std::memory_order_acq_rel;
-#endif
+  // The job under way. `gate` counts the helpers inside it; its top bit closes it to newcomers: a helper that wakes up too
+  // late finds the gate closed, or another job's open, and nobody waits for it.
   Task task = nullptr;
   void* context = nullptr;
-  int64_t count = 0, chunk = 1;
-  std::atomic<int64_t> next{0}, limit{0};  // limit: nothing from here on is worth starting (count, or the lowest error)
+  int64_t chunk = 1;
+  std::atomic<int64_t> next{0};   // first index not yet dealt
+  std::atomic<int64_t> limit{0};  // nothing from here on is worth starting: the end, or the lowest index that threw
   std::exception_ptr error;
   std::mutex error_mutex;
+  static constexpr uint32_t closed = 1u << 31;
   std::atomic<uint32_t> gate{closed}, generation{0};
-  std::atomic<int> joined{0};
+  std::atomic<int> inside{0};     // helpers that take part, in TSan builds
+
+  int threads = 0;                // workers, the caller included; 0: not started
+  pid_t owner = 0;
+  std::atomic<int> started{0};
   std::atomic<bool> stop{false};
   std::vector<pthread_t> helpers;
-  std::mutex host_mutex;  // one job at a time
-  int threads = 0;
+  std::mutex host_mutex;          // one job at a time
 
   ~Pool() { join(); }
   void start(int n);
   void join();
-  void work(int worker, int stride);
-  void help(int worker);
+  void work(int worker, int workers);
+  void help();
   void run(int64_t n, Task, void* context);
 };
 
 Pool pool;
 
+constexpr int patience = 2000;  // pauses before a thread sleeps: about 20 us, more than between two launches
 void relax() { __builtin_ia32_pause(); }
 
-void Pool::work(int worker, int stride) {
-  inside_task = true;
+void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {
+  inside_task = 1;
   auto guarded = [&](int64_t i) {
     try {
       task(context, i);
@@ -58,27 +62,31 @@ void Pool::work(int worker, int stride) {
       if (i < limit) limit = i, error = std::current_exception();
     }
   };
-#ifdef CPU_TSAN
-  // Neighbours always go to different workers, so that races between blocks show whatever the timing.
-  for (int64_t i = worker; i < limit; i += stride) guarded(i);
+#ifdef CPU_TSAN  // neighbours always go to different workers, so that races between blocks show whatever the timing
+  for (int64_t i = worker; i < limit; i += workers) guarded(i);
 #else
-  (void)worker, (void)stride;
   for (int64_t begin; (begin = next.fetch_add(chunk, std::memory_order_relaxed)) < limit;)
     for (int64_t i = begin; i < begin + chunk && i < limit.load(std::memory_order_relaxed); ++i) guarded(i);
 #endif
-  inside_task = false;
+  inside_task = 0;
 }
 
-void Pool::help(int worker) {
+void Pool::help() {
+#ifdef CPU_TSAN  // a helper that leaves must not be ordered before one that comes later: that would hide races
+  constexpr auto enter_order = std::memory_order_relaxed;
+#else
+  constexpr auto enter_order = std::memory_order_acq_rel;
+#endif
+  int worker = ++started;
   for (uint32_t seen = 0;;) {
     for (int spins = 0; generation.load(std::memory_order_acquire) == seen; ++spins) {
-      if (spins < 2000) relax();
+      if (spins < patience) relax();
       else generation.wait(seen, std::memory_order_acquire);
     }
     seen = generation.load(std::memory_order_acquire);
     if (stop) return;
     if (!(gate.fetch_add(1, enter_order) & closed)) {
-      joined.fetch_add(1, std::memory_order_release);
+      inside.fetch_add(1, std::memory_order_release);
       work(worker, threads);
     }
     gate.fetch_sub(1, std::memory_order_acq_rel);
@@ -86,25 +94,26 @@ void Pool::help(int worker) {
   }
 }
 
-void Pool::run(int64_t n, Task task_, void* context_) {
-  task = task_, context = context_, count = n, error = nullptr;
-  next = 0, limit = n, joined = 0;
+void Pool::run(int64_t n, Task new_task, void* new_context) {
+  task = new_task, context = new_context;
   chunk = std::max<int64_t>(1, n / (threads * 32));
-  bool shared = n > 1 && threads > 1;
-  if (shared) {
+  next = 0, limit = n, inside = 0;
+  bool alone = n < 2 || threads == 1;
+  if (!alone) {
     gate.fetch_and(~closed, std::memory_order_acq_rel);
     generation.fetch_add(1, std::memory_order_acq_rel);
     generation.notify_all();
-#ifdef CPU_TSAN
-    while (joined.load(std::memory_order_acquire) != threads - 1) relax();
+#ifdef CPU_TSAN  // everybody has a share
+    while (inside.load(std::memory_order_acquire) != threads - 1) sched_yield();
 #endif
   }
-  work(0, shared ? threads : 1);
-  if (shared) {
-    uint32_t inside = gate.fetch_or(closed, std::memory_order_acq_rel);
-    for (int spins = 0; (inside = gate.load(std::memory_order_acquire)) != closed; ++spins) {
-      if (spins < 2000) relax();
-      else gate.wait(inside, std::memory_order_acquire);
+  work(0, alone ? 1 : threads);
+  if (!alone) {
+    gate.fetch_or(closed, std::memory_order_acq_rel);
+    uint32_t state;
+    for (int spins = 0; (state = gate.load(std::memory_order_acquire)) != closed; ++spins) {
+      if (spins < patience) relax();
+      else gate.wait(state, std::memory_order_acquire);
     }
   }
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
@@ -112,36 +121,35 @@ void Pool::run(int64_t n, Task task_, void* context_) {
 
 void Pool::start(int n) {
   threads = n;
+  owner = getpid();
   stop = false;
-  struct Start { Pool* pool; int worker; };
+  started = 0;
+  generation = 0;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, 64 << 20);  // static __shared__ variables of all kernels live there too
-  for (int worker = 1; worker < n; ++worker) {
+  pthread_attr_setstacksize(&attributes, 64 << 20);  // the static __shared__ variables of all kernels live there too
+  int status = 0;
+  while (static_cast<int>(helpers.size()) < n - 1 && status == 0) {
     pthread_t helper;
-    int status = pthread_create(&helper, &attributes, [](void* start) -> void* {
-      Start s = *static_cast<Start*>(start);
-      delete static_cast<Start*>(start);
-      s.pool->help(s.worker);
+    status = pthread_create(&helper, &attributes, [](void* self) -> void* {
+      static_cast<Pool*>(self)->help();
       return nullptr;
-    }, new Start{this, worker});
-    if (status != 0) {
-      pthread_attr_destroy(&attributes);
-      threads = worker;
-      failure("cpu: could not start worker %d of %d: %s. Lower the number of threads.", worker + 1, n, strerror(status));
-    }
-    helpers.push_back(helper);
+    }, this);
+    if (status == 0) helpers.push_back(helper);
   }
   pthread_attr_destroy(&attributes);
+  if (status == 0) return;
+  join();
+  failure("cpu: %d threads could not be started: %s. Set a lower number of threads.", n, strerror(status));
 }
 
 void Pool::join() {
   stop = true;
   generation.fetch_add(1);
   generation.notify_all();
-  for (pthread_t helper : helpers) pthread_join(helper, nullptr);
+  if (getpid() == owner)  // a forked child has no helpers
+    for (pthread_t helper : helpers) pthread_join(helper, nullptr);
   helpers.clear();
-  generation = 0;
   threads = 0;
 }
 
@@ -149,13 +157,18 @@ int effective(int n) {
 #ifdef CPU_ASAN
   return (void)n, 1;
 #else
-  return n < 1 ? available_cores() : n;
+  if (n < 1) n = available_cores();
+#ifdef CPU_TSAN
+  n = std::min(n, 4);  // TSan can follow about 8000 threads, and a worker may need 1024
+#endif
+  return n;
 #endif
 }
 
 }  // namespace
 
 int pool_threads() {
+  if (inside_task) return pool.threads;
   std::lock_guard lock(pool.host_mutex);
   return pool.threads ? pool.threads : effective(0);
 }

@@ -90,8 +90,8 @@ CPU_NO_TSAN void carry() {
     } catch (...) {
       w.fail(std::current_exception());
     }
-    order_before(&w.finish_key);
     returned(*self);
+    order_before(&w.finish_key);
     Thread* next = w.next_thread();
     if (!next && !here.failing && here.returned != static_cast<uint64_t>(w.threads)) {
       w.fail_stuck();
@@ -124,11 +124,11 @@ Worker::~Worker() {
 }
 
 CPU_NO_TSAN inline int Worker::pick(uint32_t mask) {
-  if (order == Order::forward) [[likely]] return std::countr_zero(mask);
-  if (order == Order::reverse) return 31 - std::countl_zero(mask);
+  if (order == Order::forward) [[likely]] return __builtin_ctz(mask);
+  if (order == Order::reverse) return 31 - __builtin_clz(mask);
   random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
   for (uint64_t skip = random_state % static_cast<unsigned>(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
-  return std::countr_zero(mask);
+  return __builtin_ctz(mask);
 }
 
 // The next runnable thread, of the same warp where possible; null if there is none.
@@ -152,13 +152,7 @@ CPU_NO_TSAN inline const Context& Worker::context_of(Thread* t) {
 // Gives a thread that is about to run for the first time a stack to run on.
 CPU_NO_TSAN void Worker::start(Thread* t) {
 #ifdef CPU_TSAN
-  if (!t->context.shadow) {
-    t->context.stack = new_stack(static_cast<int>(stacks.size()));
-    stacks.push_back(t->context.stack);
-    t->context.shadow = __tsan_create_fiber(0);
-    __tsan_set_fiber_name(t->context.shadow, format("CUDA thread %td", t - thread.get()).c_str());
-  }
-  cpu::prepare(t->context, t->context.stack, carry);
+  prepare(t->context, t->context.stack, carry);
 #else
   if (free_stacks.empty()) {
     stacks.push_back(new_stack(static_cast<int>(stacks.size())));
@@ -242,6 +236,12 @@ void Worker::adopt(const Launch& l, uint64_t id) {
       t.index = {n % shape.x, n % plane / shape.x, n / plane};
       t.lane = i % warp_size;
       t.warp = &warp[i / warp_size];
+#ifdef CPU_TSAN  // here, since whatever comes before the creation of a fiber is ordered before what the fiber does
+      if (t.context.shadow) continue;
+      stacks.push_back(t.context.stack = new_stack(i));
+      t.context.shadow = __tsan_create_fiber(0);
+      __tsan_set_fiber_name(t.context.shadow, format("CUDA thread %d", i).c_str());
+#endif
     }
   }
 #ifdef CPU_ASAN  // exactly what was asked for, between redzones
@@ -276,8 +276,8 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
   host.shadow = __tsan_get_current_fiber();
 #endif
   order_before(&start_key);
-  self = thread.get();
-  self = next_thread();
+  const Warp& first = warp[pick(runnable)];
+  self = first.threads + pick(first.runnable);
   switch_context(host, context_of(self));
   order_after(&finish_key);
   self = &host_thread;
@@ -347,10 +347,12 @@ void run(const Launch& l) {
   if (self != &host_thread) failure("kernel %s: launched from inside kernel %s.", l.name, here.worker->kernel);
 
   static std::atomic<uint64_t> launches;
-  struct Job { const Launch& launch; uint64_t id, blocks, step; };
-  Job job{l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z, 1};
-  if (knobs.order == Order::random)  // a permutation of the blocks: multiples of a number without common divisor
-    for (job.step = knobs.seed * 0x9e3779b9u % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
+  struct Job { const Launch& launch; uint64_t id, blocks, step, shift; };
+  Job job{l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z, 1, 0};
+  if (knobs.order == Order::random) {  // a permutation of the blocks: multiples of a number without common divisor
+    job.shift = knobs.seed * 0x9e3779b97f4a7c15u >> 20;
+    for (job.step = job.shift % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
+  }
   pool_run(static_cast<int64_t>(job.blocks), [](void* context, int64_t index) {
     const Job& job = *static_cast<const Job*>(context);
     static thread_local std::unique_ptr<Worker> worker;
@@ -358,7 +360,8 @@ void run(const Launch& l) {
     worker->adopt(job.launch, job.id);
     uint64_t block = static_cast<uint64_t>(index);
     if (knobs.order == Order::reverse) block = job.blocks - 1 - block;
-    if (knobs.order == Order::random) block = static_cast<uint64_t>(static_cast<__uint128_t>(block) * job.step % job.blocks);
+    if (knobs.order == Order::random)
+      block = static_cast<uint64_t>((static_cast<__uint128_t>(block) * job.step + job.shift) % job.blocks);
     worker->run_block(block);
   }, &job);
 }

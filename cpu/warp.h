@@ -56,6 +56,7 @@ CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line
     }
   });
 }
+
 template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
 
 // Rows of four words from four places, turned into columns.
@@ -86,14 +87,14 @@ CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], floa
 // to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
 template <int M, int N, class T>
 CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
-  constexpr int rows = M * 16, columns = N * 8;
-  alignas(64) unsigned pairs_a[rows][8], pairs_b[8][columns];
-  for (int i = 0; i < M; ++i)
-    for (int g = 0; g < 8; ++g) {
-      unsigned *upper = pairs_a[i * 16 + g], *lower = pairs_a[i * 16 + g + 8];
-      Mma<M, N>** lane = all + 4 * g;
-      transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
-    }
+  constexpr int columns = N * 8;
+  using Vector8 [[gnu::vector_size(32)]] = float;
+  using Vector16 [[gnu::vector_size(64)]] = float;
+  using Vector = std::conditional_t<N % 2 == 0, Vector16, Vector8>;
+  constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
+  constexpr int height = 4, width = vectors < 4 ? vectors : 4;  // rows and vectors that are summed in registers
+
+  unsigned pairs_b[8][columns];
   for (int q = 0; q < 4; ++q)
     for (int g = 0; g < 8; g += 4) {
       const unsigned(*b[4])[2];
@@ -106,62 +107,76 @@ CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
         for (int k = 0; k < 4; ++k)
           pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
     }
-
-  using Vector8 [[gnu::vector_size(32)]] = float;
-  using Vector16 [[gnu::vector_size(64)]] = float;
-  using Vector = std::conditional_t<N % 2 == 0, Vector16, Vector8>;
-  constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
-  alignas(64) float b_even[8][columns], b_odd[8][columns], d[rows][columns];
+  alignas(64) float b_even[8][columns], b_odd[8][columns];
   for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b_even[k], b_odd[k]);
-  constexpr int step = 4;  // rows at a time
-  for (int row = 0; row < rows; row += step) {
-    float a_even[step][8], a_odd[step][8];
-    for (int r = 0; r < step; ++r) unpack<T>(pairs_a[row + r], a_even[r], a_odd[r]);
-    for (int v = 0; v < vectors; v += 4) {
-      constexpr int width = vectors < 4 ? vectors : 4;
-      Vector sum[step][width] = {};
-      for (int k = 0; k < 8; ++k) {
-        const Vector* even = reinterpret_cast<const Vector*>(b_even[k]) + v;
-        const Vector* odd = reinterpret_cast<const Vector*>(b_odd[k]) + v;
-        for (int r = 0; r < step; ++r)
-          for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_even[r][k] * even[c];
-        for (int r = 0; r < step; ++r)
-          for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_odd[r][k] * odd[c];
-      }
-      for (int r = 0; r < step; ++r)
-        for (int c = 0; c < width && v + c < vectors; ++c) reinterpret_cast<Vector*>(d[row + r])[v + c] = sum[r][c];
-    }
-  }
 
-  for (int lane = 0; lane < warp_size; ++lane) {
-    float(*to)[N][4] = all[lane]->d;
-    int g = lane / 4, q = lane % 4;
-    for (int i = 0; i < M; ++i)
-      for (int j = 0; j < N; ++j) {
-        const float *upper = &d[i * 16 + g][j * 8 + 2 * q], *lower = &d[i * 16 + g + 8][j * 8 + 2 * q];
-        to[i][j][0] += upper[0], to[i][j][1] += upper[1], to[i][j][2] += lower[0], to[i][j][3] += lower[1];
+  for (int i = 0; i < M; ++i) {
+    unsigned pairs_a[16][8];
+    for (int g = 0; g < 8; ++g) {
+      unsigned *upper = pairs_a[g], *lower = pairs_a[g + 8];
+      Mma<M, N>** lane = all + 4 * g;
+      transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
+    }
+    alignas(64) float d[16][columns];
+    for (int row = 0; row < 16; row += height) {
+      float a_even[height][8], a_odd[height][8];
+      for (int r = 0; r < height; ++r) unpack<T>(pairs_a[row + r], a_even[r], a_odd[r]);
+      for (int v = 0; v < vectors; v += width) {
+        Vector sum[height][width] = {};
+        for (int k = 0; k < 8; ++k) {
+          const Vector* even = reinterpret_cast<const Vector*>(b_even[k]) + v;
+          const Vector* odd = reinterpret_cast<const Vector*>(b_odd[k]) + v;
+          for (int r = 0; r < height; ++r)
+            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_even[r][k] * even[c];
+          for (int r = 0; r < height; ++r)
+            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_odd[r][k] * odd[c];
+        }
+        for (int r = 0; r < height; ++r)
+          for (int c = 0; c < width && v + c < vectors; ++c) reinterpret_cast<Vector*>(d[row + r])[v + c] = sum[r][c];
       }
+    }
+    for (int lane = 0; lane < warp_size; ++lane) {
+      int g = lane / 4, q = lane % 4;
+      for (int j = 0; j < N; ++j) {
+        float* to = all[lane]->d[i][j];
+        const float *upper = &d[g][j * 8 + 2 * q], *lower = &d[g + 8][j * 8 + 2 * q];
+        to[0] += upper[0], to[1] += upper[1], to[2] += lower[0], to[3] += lower[1];
+      }
+    }
   }
 }
 
 template <int X> struct LoadMatrix { unsigned (*r)[4]; const void* const* row; };
 
-struct alignas(16) Bytes16 { unsigned short x[8]; };
+struct alignas(16) Bytes16 { unsigned x[4]; };
 inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(row); }  // seen by the sanitizers
+
+// Columns to rows of an 8 x 8 matrix of 16-bit elements, as three perfect shuffles.
+CPU_NO_TSAN inline void transpose8(Bytes16 (&m)[8]) {
+  for (int round = 0; round < 3; ++round) {
+    __m128i rows[8];
+    for (int i = 0; i < 4; ++i) {
+      __m128i upper = _mm_load_si128(reinterpret_cast<__m128i*>(m[i].x));
+      __m128i lower = _mm_load_si128(reinterpret_cast<__m128i*>(m[i + 4].x));
+      rows[2 * i] = _mm_unpacklo_epi16(upper, lower), rows[2 * i + 1] = _mm_unpackhi_epi16(upper, lower);
+    }
+    for (int i = 0; i < 8; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(m[i].x), rows[i]);
+  }
+}
 
 template <int X, bool transposed>
 CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
-  for (int x = 0; x < X; ++x)
+  for (int x = 0; x < X; ++x) {
+    Bytes16 m[4][8];
     for (int i = 0; i < 4; ++i) {
-      Bytes16 m[8];
-      for (int j = 0; j < 8; ++j) m[j] = read_row(all[8 * i + j]->row[x]);
-      for (int lane = 0; lane < warp_size; ++lane) {
-        int g = lane / 4, q = lane % 4;
-        unsigned low = transposed ? m[2 * q].x[g] : m[g].x[2 * q];
-        unsigned high = transposed ? m[2 * q + 1].x[g] : m[g].x[2 * q + 1];
-        all[lane]->r[x][i] = low | high << 16;
-      }
+      for (int j = 0; j < 8; ++j) m[i][j] = read_row(all[8 * i + j]->row[x]);
+      if (transposed) transpose8(m[i]);
     }
+    for (int g = 0; g < 8; ++g) {
+      LoadMatrix<X>** lane = all + 4 * g;
+      transpose(m[0][g].x, m[1][g].x, m[2][g].x, m[3][g].x, lane[0]->r[x], lane[1]->r[x], lane[2]->r[x], lane[3]->r[x]);
+    }
+  }
 }
 
 // cp.async: copies wait in the thread that asked for them and happen at its wait, so that a missing wait shows.

@@ -8,10 +8,10 @@
 
 // AdamW with everything that depends only on the step already worked out.
 struct AdamWStep {
-  float decay;            // lr weight_decay; 1 - that would be rounded, the same way at every step
+  float decay;  // lr weight_decay; 1 - that would be rounded, the same way at every step
   float one_minus_beta1, beta2, one_minus_beta2;
-  float step_size;        // lr / (1 - beta1^step)
-  float inverse_root;     // 1 / sqrt(1 - beta2^step)
+  float step_size;     // lr / (1 - beta1^step)
+  float inverse_root;  // 1 / sqrt(1 - beta2^step)
   float eps;
 };
 
@@ -21,38 +21,59 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float g, cons
   p = p - s.decay * p - s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
 }
 
-constexpr int ADAMW_THREADS = 256, ADAMW_PACKS = 2;   // packs of four floats: a warp's accesses stay contiguous
+// A thread's packs of four floats lie a block apart: so a warp's accesses are contiguous.
+constexpr int ADAMW_THREADS = 256, ADAMW_PACKS = 2;
 
 template <class T>
-__global__ void adamw_kernel(T* param, float* master, float* m, float* v, const float* __restrict__ grad, const float* grad_scale,
-                             size_t n, bool aligned, AdamWStep s) {
+__global__ void adamw_kernel(T* param, float* master, float* m, float* v, const float* __restrict__ grad,
+                             const float* grad_scale, size_t n, bool aligned, AdamWStep s) {
+  constexpr int STRIDE = ADAMW_THREADS * 4;
+  size_t first = blockIdx.x * size_t(STRIDE * ADAMW_PACKS) + threadIdx.x * 4;
   float scale = grad_scale[0];
-  size_t first = blockIdx.x * size_t(ADAMW_THREADS * ADAMW_PACKS * 4) + threadIdx.x * 4;
+  if (aligned && first + STRIDE * (ADAMW_PACKS - 1) + 4 <= n) {
+    struct alignas(16) Elements {
+      float x[4 * ADAMW_PACKS];
+      __device__ void load(const float* from) {
 #pragma unroll
-  for (int u = 0; u < ADAMW_PACKS; u++) {
-    size_t i = first + u * size_t(ADAMW_THREADS * 4);
-    if (aligned && i + 4 <= n) {
-      Pack<float> p = load16(master + i), pm = load16(m + i), pv = load16(v + i), g = load16_streaming(grad + i);
-#pragma unroll
-      for (int k = 0; k < 4; k++) adamw_element(p[k], pm[k], pv[k], g[k] * scale, s);
-      store16(master + i, p);
-      store16(m + i, pm);
-      store16(v + i, pv);
-      if constexpr (!std::is_same_v<T, float>) {
-        struct alignas(8) Four { T x[4]; } four;
-#pragma unroll
-        for (int k = 0; k < 4; k++) four.x[k] = from_float<T>(p[k]);
-        *reinterpret_cast<Four*>(param + i) = four;
+        for (int u = 0; u < ADAMW_PACKS; u++) *reinterpret_cast<Pack<float>*>(x + 4 * u) = load16(from + u * STRIDE);
       }
-    } else {
-      for (size_t end = i + 4 < n ? i + 4 : n; i < end; i++) {
-        float p = master[i], pm = m[i], pv = v[i];
-        adamw_element(p, pm, pv, grad[i] * scale, s);
-        master[i] = p;
-        m[i] = pm;
-        v[i] = pv;
-        if constexpr (!std::is_same_v<T, float>) param[i] = from_float<T>(p);
+      __device__ void store(float* to) const {
+#pragma unroll
+        for (int u = 0; u < ADAMW_PACKS; u++)
+          store16(to + u * STRIDE, *reinterpret_cast<const Pack<float>*>(x + 4 * u));
       }
+    } ep, em, ev, eg;
+    ep.load(master + first);
+    em.load(m + first);
+    ev.load(v + first);
+    eg.load(grad + first);
+#pragma unroll
+    for (int k = 0; k < 4 * ADAMW_PACKS; k++) adamw_element(ep.x[k], em.x[k], ev.x[k], eg.x[k] * scale, s);
+    ep.store(master + first);
+    em.store(m + first);
+    ev.store(v + first);
+    if constexpr (!std::is_same_v<T, float>) {
+      struct alignas(8) Four {
+        T x[4];
+      };
+      T rounded[4 * ADAMW_PACKS];
+#pragma unroll
+      for (int k = 0; k < 4 * ADAMW_PACKS; k++) rounded[k] = from_float<T>(ep.x[k]);
+#pragma unroll
+      for (int u = 0; u < ADAMW_PACKS; u++)
+        *reinterpret_cast<Four*>(param + first + u * STRIDE) = {rounded[4 * u], rounded[4 * u + 1], rounded[4 * u + 2],
+                                                                rounded[4 * u + 3]};
+    }
+    return;
+  }
+  for (size_t pack = first; pack < first + STRIDE * ADAMW_PACKS; pack += STRIDE) {
+    for (size_t i = pack; i < pack + 4 && i < n; i++) {
+      float p = master[i], pm = m[i], pv = v[i];
+      adamw_element(p, pm, pv, grad[i] * scale, s);
+      master[i] = p;
+      m[i] = pm;
+      v[i] = pv;
+      if constexpr (!std::is_same_v<T, float>) param[i] = from_float<T>(p);
     }
   }
 }
@@ -73,9 +94,11 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
   s.eps = a.eps;
   // The 16-bit parameter is written 8 bytes at a time.
   bool aligned = aligned16(master, m, v, grad) && reinterpret_cast<uintptr_t>(param) % 8 == 0;
-  launch(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param, master, m, v,
-         grad, grad_scale, n, aligned, s);
+  launch(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
+         master, m, v, grad, grad_scale, n, aligned, s);
 }
 
-template void adamw_update(float*, float*, float*, float*, const float*, const float*, size_t, const AdamW&, cudaStream_t);
-template void adamw_update(bf16*, float*, float*, float*, const float*, const float*, size_t, const AdamW&, cudaStream_t);
+template void adamw_update(float*, float*, float*, float*, const float*, const float*, size_t, const AdamW&,
+                           cudaStream_t);
+template void adamw_update(bf16*, float*, float*, float*, const float*, const float*, size_t, const AdamW&,
+                           cudaStream_t);

@@ -4,11 +4,12 @@
 
 struct AdamW {
   float lr, beta1, beta2, eps, weight_decay;
-  int step;   // from 1
+  int step;  // from 1
 };
 
 // With g = grad_scale[0] grad:  m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-//   master = master (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps),  param = master.
+//   master = master (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)
+// and param = master, rounded.
 // param [n], master, m, v, grad [n]; for T = float master must be param. Any n and alignment.
 // Floor: 28 bytes an element moved for float32 (4 reads, 3 writes), 30 for bf16.
 template <class T>

@@ -13,7 +13,8 @@ static int chunk_rows(int N) {
 }
 
 template <class T, int SIZE>
-__global__ void bias_chunk_kernel(float* partial /* = [chunks, n] */, const T* __restrict__ dout, int N, int n, int ld, int rows) {
+__global__ void bias_chunk_kernel(float* partial /* = [chunks, n] */, const T* __restrict__ dout, int N, int n, int ld,
+                                  int rows) {
   int c = (blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
   if (c >= n) return;
   int begin = blockIdx.y * rows, end = begin + rows < N ? begin + rows : N;
@@ -25,6 +26,7 @@ __global__ void bias_chunk_kernel(float* partial /* = [chunks, n] */, const T* _
       sum[0] += to_float(*p);
     } else {
       Pack<T> x = load16(p);
+#pragma unroll
       for (int k = 0; k < SIZE; k++) sum[k] += to_float(x[k]);
     }
   }
@@ -44,8 +46,8 @@ void bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, i
   float* partial = static_cast<float*>(workspace);
   bool packed = aligned16(dout) && n % SIZE == 0 && ld % SIZE == 0;
   unsigned columns = packed ? n / SIZE : n, threads = columns < 128 ? (columns + WARP - 1) / WARP * WARP : 128;
-  launch((packed ? bias_chunk_kernel<T, SIZE> : bias_chunk_kernel<T, 1>), dim3(blocks_for(columns, threads), chunks), dim3(threads), 0,
-         stream, partial, dout, N, n, ld, rows);
+  launch((packed ? bias_chunk_kernel<T, SIZE> : bias_chunk_kernel<T, 1>), dim3(blocks_for(columns, threads), chunks),
+         dim3(threads), 0, stream, partial, dout, N, n, ld, rows);
   add_column_sums(dbias, n, nullptr, 0, partial, int(chunks), stream);
 }
 

@@ -5,107 +5,126 @@
 #include "kernels/elementwise.cuh"
 
 // bf16 results are far coarser than the one-instruction exponential.
-template <class T> __device__ inline float softmax_exp(float x) { return fast_exp(x); }
-template <> __device__ inline float softmax_exp<float>(float x) { return expf(x); }
+template <class T>
+__device__ inline float softmax_exp(float x) {
+  return fast_exp(x);
+}
+template <>
+__device__ inline float softmax_exp<float>(float x) {
+  return expf(x);
+}
 
-// A maximum and the sum of exp(x - max), over the columns a thread, and then the whole row, has seen.
+// sum of exp(x - base) over the columns a thread, and then the whole row, has seen. base need not be their maximum: it
+// moves when a logit exceeds it by HEADROOM, which keeps exp below e^8 and saves most of the rescaling.
+constexpr float HEADROOM = 8.0f;
 struct SoftmaxSum {
-  float max = -FLT_MAX, sum = 0;
+  float base = -FLT_MAX, sum = 0;
 };
 
-// The pack at column c, padding columns as -inf: exp makes them 0.
+// The UNIT logits at column c as floats, padding columns as -inf: exp makes them 0.
 template <class T>
-__device__ inline void load_logits(float (&x)[Pack<T>::size], const T* row, int c, int V) {
-  Pack<T> p = load16(row + c);
-  if (c + Pack<T>::size <= V) {
+__device__ inline void load_logits(float (&x)[UNIT], const T* row, int c, int V) {
+  Unit<T> raw;
+  raw.load(row + c);
 #pragma unroll
-    for (int k = 0; k < Pack<T>::size; k++) x[k] = to_float(p[k]);
-  } else {
-    for (int k = 0; k < Pack<T>::size; k++) x[k] = c + k < V ? to_float(p[k]) : -INFINITY;
-  }
+  for (int k = 0; k < UNIT; k++) x[k] = to_float(raw.x[k]);
+  if (c + UNIT <= V) return;
+#pragma unroll
+  for (int k = 0; k < UNIT; k++) x[k] = c + k < V ? x[k] : -INFINITY;
 }
 
 // The columns of one thread out of `threads` that share a row.
 template <class T>
 __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V) {
-  constexpr int SIZE = Pack<T>::size;
-  SoftmaxSum s;
+  float base = -FLT_MAX, sums[UNIT] = {};
+  if (thread * UNIT < V) base = fmaxf(base, to_float(row[thread * UNIT]));  // mostly good enough to the end
 #pragma unroll 2
-  for (int c = thread * SIZE; c < V; c += threads * SIZE) {
-    float x[SIZE], largest = -FLT_MAX, sum = 0;
+  for (int c = thread * UNIT; c < V; c += threads * UNIT) {
+    float x[UNIT];
     load_logits<T>(x, row, c, V);
-    for (int k = 0; k < SIZE; k++) largest = fmaxf(largest, x[k]);
-    float max = fmaxf(s.max, largest);
-    for (int k = 0; k < SIZE; k++) x[k] = softmax_exp<T>(x[k] - max);
-    for (int k = 0; k < SIZE; k++) sum += x[k];
-    s.sum = s.sum * softmax_exp<T>(s.max - max) + sum;
-    s.max = max;
+    int above = 0;
+#pragma unroll
+    for (int k = 0; k < UNIT; k++) above |= x[k] > base + HEADROOM;
+    if (above) {
+      float larger = base;
+      for (int k = 0; k < UNIT; k++) larger = fmaxf(larger, x[k]);
+      float shrink = softmax_exp<T>(base - larger);
+      for (int k = 0; k < UNIT; k++) sums[k] *= shrink;
+      base = larger;
+    }
+#pragma unroll
+    for (int k = 0; k < UNIT; k++) sums[k] += softmax_exp<T>(x[k] - base);
   }
-  return s;
+  return {base, ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))};
 }
 
 // The thread that holds the target's column writes the loss: nobody reads what another thread is about to replace.
-// From the last pack to the first: what sum_columns read last is still nearest.
+// From the last columns to the first: what sum_columns read last is still nearest.
 template <class T>
-__device__ inline void finish_row(float* loss, T* row, int thread, int threads, const SoftmaxSum& s, int target, float dloss,
-                                  int V, int Vp) {
-  constexpr int SIZE = Pack<T>::size;
-  if (target / SIZE % threads == thread) *loss = logf(s.sum) + (s.max - to_float(row[target]));
-  int last = Vp / SIZE - 1;
+__device__ inline void finish_row(float* loss, T* row, int thread, int threads, const SoftmaxSum& s, int target,
+                                  float dloss, int V, int Vp) {
+  if (target / UNIT % threads == thread) *loss = logf(s.sum) + (s.base - to_float(row[target]));
+  int last = Vp / UNIT - 1;
   if (dloss == 0 || thread > last) return;
   float inverse = 1.0f / s.sum;
-  for (int c = (last - (last - thread) % threads) * SIZE; c >= 0; c -= threads * SIZE) {
-    float x[SIZE] = {};
-    if (c < V) load_logits<T>(x, row, c, V);
-    Pack<T> d;
+  for (int c = (last - (last - thread) % threads) * UNIT; c >= 0; c -= threads * UNIT) {
+    float x[UNIT];
+    Unit<T> d;
+    if (c < V) {
+      load_logits<T>(x, row, c, V);
 #pragma unroll
-    for (int k = 0; k < SIZE; k++) {
-      float probability = c < V ? softmax_exp<T>(x[k] - s.max) * inverse : 0.0f;
-      d[k] = from_float<T>((probability - (c + k == target ? 1.0f : 0.0f)) * dloss);
+      for (int k = 0; k < UNIT; k++) x[k] = softmax_exp<T>(x[k] - s.base) * inverse;
+#pragma unroll
+      for (int k = 0; k < UNIT; k++) d.x[k] = from_float<T>((x[k] - (c + k == target ? 1.0f : 0.0f)) * dloss);
+    } else {
+#pragma unroll
+      for (int k = 0; k < UNIT; k++) d.x[k] = from_float<T>(0.0f);
     }
-    store16(row + c, d);
+    d.store(row + c);
   }
 }
 
 constexpr int CE_WARPS = 4, CE_BLOCK = 512;
 
 template <class T>
-__global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss, int n, int V,
-                                          int Vp) {
+__global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss, int n,
+                                          int V, int Vp) {
   int lane = threadIdx.x % WARP, warps = gridDim.x * CE_WARPS;
   for (int row = blockIdx.x * CE_WARPS + threadIdx.x / WARP; row < n; row += warps) {
     T* x = logits + size_t(row) * Vp;
     SoftmaxSum s = sum_columns(x, lane, WARP, V);
-    float max = warp_max(s.max);
-    s.sum = warp_sum(s.sum * softmax_exp<T>(s.max - max));
-    s.max = max;
+    float base = warp_max(s.base);
+    s.sum = warp_sum(s.sum * softmax_exp<T>(s.base - base));
+    s.base = base;
     finish_row(losses + row, x, lane, WARP, s, targets[row], dloss, V, Vp);
   }
 }
 
 template <class T>
-__global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss, int V, int Vp) {
-  __shared__ float maxima[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
+__global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss,
+                                           int V, int Vp) {
+  __shared__ float bases[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
   T* x = logits + size_t(blockIdx.x) * Vp;
   SoftmaxSum s = sum_columns(x, threadIdx.x, CE_BLOCK, V);
-  float max = warp_max(s.max), sum = warp_sum(s.sum * softmax_exp<T>(s.max - max));
+  float base = warp_max(s.base), sum = warp_sum(s.sum * softmax_exp<T>(s.base - base));
   if (threadIdx.x % WARP == 0) {
-    maxima[threadIdx.x / WARP] = max;
+    bases[threadIdx.x / WARP] = base;
     sums[threadIdx.x / WARP] = sum;
   }
   __syncthreads();
   s = {};
-  for (int w = 0; w < CE_BLOCK / WARP; w++) s.max = fmaxf(s.max, maxima[w]);
-  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(maxima[w] - s.max);
+  for (int w = 0; w < CE_BLOCK / WARP; w++) s.base = fmaxf(s.base, bases[w]);
+  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(bases[w] - s.base);
   finish_row(losses + blockIdx.x, x, threadIdx.x, CE_BLOCK, s, targets[blockIdx.x], dloss, V, Vp);
 }
 
 template <class T>
-void cross_entropy(float* losses, T* logits, const int* targets, float dloss, int n, int V, int Vp, cudaStream_t stream) {
+void cross_entropy(float* losses, T* logits, const int* targets, float dloss, int n, int V, int Vp,
+                   cudaStream_t stream) {
   if (n == 0) return;
   if (Vp <= 4096) {
-    launch(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream, losses, logits,
-           targets, dloss, n, V, Vp);
+    launch(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
+           losses, logits, targets, dloss, n, V, Vp);
   } else {
     launch(cross_entropy_block_kernel<T>, dim3(n), dim3(CE_BLOCK), 0, stream, losses, logits, targets, dloss, V, Vp);
   }

@@ -1,25 +1,35 @@
-// out[i] = f(in[i]...) for arrays of any length: eight elements a thread, in 16-byte accesses where every array is aligned,
-// one by one otherwise. f is a struct whose operator() takes and returns floats. out may be one of the inputs.
-// Also here: what launchers share to size their grids.
+// What kernels share: sums of packs, sizes of grids, and elementwise kernels:
+//   elementwise(f, out, n, stream, in...): out[i] = f(in[i]...) for arrays of any length and alignment. f is a struct
+//   whose operator() takes and returns floats; out may be one of the inputs.
+// Loops over the elements of a pack have no branches and convert from and to float in the same expression; running sums
+// have one float per element of a pack: so the CPU's compiler makes vector instructions of them.
 #pragma once
 #include <cstdint>
 
 #include "kernels/gpu.cuh"
 
-inline constexpr int UNIT = 8;   // elements of a thread: one access of bf16, two of float
+// x[0] + ... + x[SIZE - 1] by halves; x is used up.
+template <int SIZE>
+__device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
+#pragma unroll
+  for (int half = SIZE / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int k = 0; k < half; k++) x[k] += x[k + half];
+  return x[0];
+}
 
-// UNIT elements in registers, moved by 16-byte accesses.
+// Eight elements, in one access of bf16 or two of float.
+inline constexpr int UNIT = 8;
 template <class T>
-struct Unit {
-  static constexpr int packs = UNIT / Pack<T>::size;
-  Pack<T> pack[packs];
-  __device__ float get(int k) const { return to_float(pack[k / Pack<T>::size].x[k % Pack<T>::size]); }
-  __device__ void set(int k, float v) { pack[k / Pack<T>::size].x[k % Pack<T>::size] = from_float<T>(v); }
-  __device__ void load(const T* p) {
-    for (int i = 0; i < packs; i++) pack[i] = load16(p + i * Pack<T>::size);
+struct alignas(16) Unit {
+  T x[UNIT];
+  __device__ __forceinline__ void load(const T* p) {
+#pragma unroll
+    for (int i = 0; i < UNIT; i += Pack<T>::size) *reinterpret_cast<Pack<T>*>(x + i) = load16(p + i);
   }
-  __device__ void store(T* p) const {
-    for (int i = 0; i < packs; i++) store16(p + i * Pack<T>::size, pack[i]);
+  __device__ __forceinline__ void store(T* p) const {
+#pragma unroll
+    for (int i = 0; i < UNIT; i += Pack<T>::size) store16(p + i, *reinterpret_cast<const Pack<T>*>(x + i));
   }
 };
 
@@ -30,7 +40,8 @@ bool aligned16(const P*... pointers) {
 
 inline unsigned blocks_for(size_t items, size_t per_block) { return unsigned((items + per_block - 1) / per_block); }
 
-// For kernels that loop: enough blocks to fill the machine, few enough that the CPU layer does not start a thread per row.
+// For kernels that loop: enough blocks to fill the machine, few enough that the CPU layer does not start a thread per
+// row.
 inline unsigned looping_blocks(size_t items, size_t per_block, int per_multiprocessor) {
   static const int multiprocessors = [] {
     cudaDeviceProp properties;
@@ -51,7 +62,7 @@ __global__ void elementwise_kernel(TOut* out, size_t n, bool aligned, F f, const
     [&](Unit<TIn>... x) {
       (x.load(in + i), ...);
 #pragma unroll
-      for (int k = 0; k < UNIT; k++) result.set(k, f(x.get(k)...));
+      for (int k = 0; k < UNIT; k++) result.x[k] = from_float<TOut>(f(to_float(x.x[k])...));
     }(Unit<TIn>()...);
     result.store(out + i);
   } else {

@@ -4,31 +4,29 @@
 
 #include "kernels/elementwise.cuh"
 
-// ---- forward: a warp per row -------------------------------------------------------------------------------------------
+// ---- forward: a thread per eight elements ---------------------------------------------------------------------------
 
 template <class T>
 __global__ void embedding_forward_kernel(T* __restrict__ out, const int* __restrict__ tokens, const T* __restrict__ wte,
-                                         const T* __restrict__ wpe, int N, int T_, int C) {
-  constexpr int SIZE = Pack<T>::size;
-  int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-  if (row >= N) return;
-  const T* embedding = wte + size_t(tokens[row]) * C;
-  const T* position = wpe ? wpe + size_t(row % T_) * C : nullptr;
-  T* to = out + size_t(row) * C;
-  for (int c = threadIdx.x % WARP * SIZE; c < C; c += WARP * SIZE) {
-    Pack<T> x = load16(embedding + c);
-    if (position) {
-      Pack<T> p = load16(position + c);
+                                         const T* __restrict__ wpe, unsigned units, int T_, int C) {
+  unsigned i = blockIdx.x * blockDim.x + threadIdx.x, per_row = unsigned(C) / UNIT, row = i / per_row;
+  if (i >= units) return;
+  unsigned c = (i - row * per_row) * UNIT;
+  Unit<T> x;
+  x.load(wte + size_t(tokens[row]) * C + c);
+  if (wpe) {
+    Unit<T> position;
+    position.load(wpe + size_t(row % unsigned(T_)) * C + c);
 #pragma unroll
-      for (int k = 0; k < SIZE; k++) x[k] = from_float<T>(to_float(x[k]) + to_float(p[k]));
-    }
-    store16(to + c, x);
+    for (int k = 0; k < UNIT; k++) x.x[k] = from_float<T>(to_float(x.x[k]) + to_float(position.x[k]));
   }
+  x.store(out + size_t(i) * UNIT);
 }
 
-// ---- backward, step 1: sort (token, row) by token ----------------------------------------------------------------------
-// Stable radix sort, 8 bits a pass. A block owns a tile of keys, a warp a contiguous part of the tile, and goes through it 32
-// keys at a time; lanes with equal digits find each other by ballots, so counting needs no atomics and keeps the order.
+// ---- backward, step 1: sort (token, row) by token -------------------------------------------------------------------
+// Stable radix sort, 8 bits a pass. A block owns a tile of keys, a warp a contiguous part of the tile, and goes through
+// it 32 keys at a time; lanes with equal digits find each other by ballots, so counting needs no atomics and keeps the
+// order.
 
 constexpr int DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS;
 constexpr int SORT_THREADS = 256, SORT_WARPS = SORT_THREADS / WARP, SORT_ROUNDS = 8;
@@ -53,8 +51,8 @@ __device__ inline unsigned digit_at(const int* keys, int i, int n, int shift) {
 }
 
 // Counts this warp's keys by digit into count[DIGITS] and remembers each key's rank among the warp's keys of its digit.
-__device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], int (&rank)[SORT_ROUNDS], const int* keys,
-                                    int begin, int n, int shift) {
+__device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], int (&rank)[SORT_ROUNDS],
+                                    const int* keys, int begin, int n, int shift) {
   int lane = threadIdx.x % WARP;
 #pragma unroll
   for (int round = 0; round < SORT_ROUNDS; round++) {
@@ -66,7 +64,7 @@ __device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], 
       count[digit[round]] = before + __popc(same);
     }
     rank[round] = shuffle(before, first) + __popc(same & ((1u << lane) - 1));
-    warp_sync();   // the next round's first lane may be another one
+    warp_sync();  // the next round's first lane may be another one
   }
 }
 
@@ -94,7 +92,7 @@ __global__ void digit_offsets_kernel(int* counts, int blocks) {
   int* mine = counts + size_t(threadIdx.x) * blocks;
   int total = 0;
   for (int b = 0; b < blocks; b++) total += mine[b];
-  int through = total;   // inclusive sum over the warp's digits
+  int through = total;  // inclusive sum over the warp's digits
   for (int delta = 1; delta < WARP; delta *= 2) {
     int lower = shuffle_up(through, delta);
     if (lane >= delta) through += lower;
@@ -111,8 +109,8 @@ __global__ void digit_offsets_kernel(int* counts, int blocks) {
 }
 
 // rows == nullptr: the rows are 0, 1, 2, ...
-__global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* keys, const int* rows, const int* offsets, int n,
-                                    int shift) {
+__global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* keys, const int* rows, const int* offsets,
+                                    int n, int shift) {
   __shared__ int count[SORT_WARPS][DIGITS];
   unsigned digit[SORT_ROUNDS];
   int rank[SORT_ROUNDS], lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -120,7 +118,8 @@ __global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* key
   clear_counts(count);
   count_digits(count[warp], digit, rank, keys, begin, n, shift);
   __syncthreads();
-  int position = offsets[size_t(threadIdx.x) * gridDim.x + blockIdx.x];   // this thread's digit: from counts to positions
+  int position =
+      offsets[size_t(threadIdx.x) * gridDim.x + blockIdx.x];  // this thread's digit: from counts to positions
   for (int w = 0; w < SORT_WARPS; w++) {
     int here = count[w][threadIdx.x];
     count[w][threadIdx.x] = position;
@@ -136,10 +135,11 @@ __global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* key
   }
 }
 
-// ---- backward, step 2: sum the rows of equal tokens --------------------------------------------------------------------
-// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte there and then. A run
-// that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins, [.., 0, ..] in those
-// it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins. So each row of dwte has one writer.
+// ---- backward, step 2: sum the rows of equal tokens -----------------------------------------------------------------
+// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte there and
+// then. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
+// [.., 0, ..] in those it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins. So
+// each row of dwte has one writer.
 
 constexpr int RUN_ROWS = 32, RUN_LOADS = 8;
 
@@ -182,6 +182,7 @@ __global__ void sum_runs_kernel(float* dwte, float* edges, const T* __restrict__
         from_before = false;
         for (int k = 0; k < SIZE; k++) sum[k] = 0;
       }
+#pragma unroll
       for (int k = 0; k < SIZE; k++) sum[k] += to_float(loaded[u][k]);
     }
   }
@@ -189,10 +190,12 @@ __global__ void sum_runs_kernel(float* dwte, float* edges, const T* __restrict__
   put_floats(from_before ? edge : goes_on ? edge + C : dwte + size_t(key) * C + c, sum, !from_before && !goes_on);
 }
 
-__global__ void sum_edges_kernel(float* dwte, const float* __restrict__ edges, const int* __restrict__ keys, int n, int C) {
-  constexpr int AHEAD = 8;   // a frequent token's run crosses hundreds of chunks: read several at a time
+__global__ void sum_edges_kernel(float* dwte, const float* __restrict__ edges, const int* __restrict__ keys, int n,
+                                 int C) {
+  constexpr int AHEAD = 8;  // a frequent token's run crosses hundreds of chunks: read several at a time
   int c = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
-  int chunk = blockIdx.x, begin = chunk * RUN_ROWS, end = begin + RUN_ROWS;   // the grid leaves out the last chunk: end < n
+  int chunk = blockIdx.x, begin = chunk * RUN_ROWS,
+      end = begin + RUN_ROWS;  // the grid leaves out the last chunk: end < n
   int key = keys[end - 1];
   if (c >= C || keys[end] != key || (begin > 0 && keys[begin - 1] == key)) return;
   const float* edge = edges + size_t(chunk) * 2 * C + c;
@@ -215,7 +218,7 @@ __global__ void sum_edges_kernel(float* dwte, const float* __restrict__ edges, c
   put_floats(dwte + size_t(key) * C + c, total, true);
 }
 
-// ---- backward of the positions: a thread per 16 bytes of a position, over the batch ---------------------------------------
+// ---- backward of the positions: a thread per 16 bytes of a position, over the batch ---------------------------------
 
 template <class T>
 __global__ void position_backward_kernel(float* dwpe, const T* __restrict__ dout, int B, size_t TC) {
@@ -226,24 +229,27 @@ __global__ void position_backward_kernel(float* dwpe, const T* __restrict__ dout
 #pragma unroll 4
   for (int b = 0; b < B; b++) {
     Pack<T> x = load16(dout + b * TC + i);
+#pragma unroll
     for (int k = 0; k < SIZE; k++) sum[k] += to_float(x[k]);
   }
   put_floats(dwpe + i, sum, true);
 }
 
-// ---- launchers -------------------------------------------------------------------------------------------------------------
+// ---- launchers ------------------------------------------------------------------------------------------------------
 
 template <class T>
-void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int B, int T_, int C, cudaStream_t stream) {
-  constexpr int warps = 4;
-  int N = B * T_;
-  if (N == 0) return;
-  launch(embedding_forward_kernel<T>, dim3(blocks_for(N, warps)), dim3(warps * WARP), 0, stream, out, tokens, wte, wpe, N, T_, C);
+void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int B, int T_, int C,
+                       cudaStream_t stream) {
+  size_t units = size_t(B) * T_ * C / UNIT;
+  if (units == 0) return;
+  if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call.", B, T_, C);
+  launch(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
+         unsigned(units), T_, C);
 }
 
 struct SortWorkspace {
-  int *keys[2], *rows[2], *counts;   // [N] each; [DIGITS, blocks]
-  float* edges;                      // [chunks, 2, C]
+  int *keys[2], *rows[2], *counts;  // [N] each; [DIGITS, blocks]
+  float* edges;                     // [chunks, 2, C]
   size_t bytes;
   SortWorkspace(void* base, int N, int C) {
     size_t n = (size_t(N) + 3) / 4 * 4;
@@ -264,8 +270,8 @@ struct SortWorkspace {
 size_t embedding_backward_workspace(int N, int C, int /* Vp */) { return SortWorkspace(nullptr, N, C).bytes; }
 
 template <class T>
-void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_, int C, int Vp,
-                        cudaStream_t stream) {
+void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_,
+                        int C, int Vp, cudaStream_t stream) {
   int N = B * T_;
   if (N == 0) return;
   SortWorkspace w(workspace, N, C);
@@ -274,11 +280,12 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
   for (int shift = 0, to = 0; shift == 0 || (shift < 32 && (Vp - 1) >> shift != 0); shift += DIGIT_BITS, to ^= 1) {
     launch(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
     launch(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
-    launch(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows, w.counts, N, shift);
+    launch(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
+           w.counts, N, shift);
     keys = w.keys[to];
     rows = w.rows[to];
   }
-  auto grid = [&](int per_thread, unsigned x) {   // columns of a row over the block and blockIdx.y
+  auto grid = [&](int per_thread, unsigned x) {  // columns of a row over the block and blockIdx.y
     unsigned columns = blocks_for(C, per_thread), threads = columns < 128 ? (columns + 31) / 32 * 32 : 128;
     return std::pair(dim3(x, blocks_for(columns, threads)), dim3(threads));
   };
@@ -290,7 +297,8 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
   }
   if (dwpe) {
     size_t TC = size_t(T_) * C;
-    launch(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B, TC);
+    launch(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B,
+           TC);
   }
 }
 

@@ -1,14 +1,15 @@
 // Token and position embedding. N = B T rows, tokens in [0, Vp).
-// The backward adds, for every token value, the rows of dout in their order in the batch: it sorts (token, row) pairs by token
-// with a stable radix sort on the device, sums runs of equal tokens and never uses an atomic, so its bits are always the same.
+// The backward adds, for every token value, the rows of dout in their order in the batch: it sorts (token, row) pairs
+// by token with a stable radix sort on the device, sums runs of equal tokens and never uses an atomic, so its bits are
+// always the same.
 #pragma once
 #include "kernels/gpu.cuh"
 
 // out = wte[tokens] + wpe, out [N, C]; wpe [>= T, C] or nullptr. C is a multiple of 8.
 // Floor: N C writes and, at worst, N C reads of wte; wpe stays in cache.
 template <class T>
-void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe, int B, int T_, int C,
-                       cudaStream_t stream);
+void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe, int B, int T_,
+                       int C, cudaStream_t stream);
 
 // Bytes for the sort and for the sums of runs that cross a block's end: about 16 N + N C / 4.
 size_t embedding_backward_workspace(int N, int C, int Vp);
@@ -16,5 +17,5 @@ size_t embedding_backward_workspace(int N, int C, int Vp);
 // dwte [Vp, C] += , dwpe [>= T, C] += or nullptr; dout [N, C].
 // Floor: N C reads of dout (twice with dwpe), and one read and write of every float32 row of dwte that occurs.
 template <class T>
-void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_, int C,
-                        int Vp, cudaStream_t stream);
+void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_,
+                        int C, int Vp, cudaStream_t stream);

@@ -3,12 +3,14 @@
 #pragma once
 #include "kernels/gpu.cuh"
 
-// exp(-2u) as a power of two: -2 sqrt(2/pi) / ln 2 (x + 0.044715 x^3). Infinite or 0 far out, where x / (1 + e) still is right.
+// exp(-2u) as a power of two: -2 sqrt(2/pi) / ln 2 (x + 0.044715 x^3). Infinite or 0 far out, where x / (1 + e) still
+// is right.
 __device__ inline float gelu_exp(float x) { return fast_exp2(x * (-2.3022082f - 0.10294324f * (x * x))); }
 
 __device__ inline float gelu(float x) { return x / (1.0f + gelu_exp(x)); }
 
-// sigmoid + x sigmoid (1 - sigmoid) 2u', 2u' = 1.596 (1 + 3 0.0447 x^2). Beyond |x| = 10 it is 0 or 1 to 1e-35; NaN passes.
+// sigmoid + x sigmoid (1 - sigmoid) 2u', 2u' = 1.596 (1 + 3 0.0447 x^2). Beyond |x| = 10 it is 0 or 1 to 1e-35; NaN
+// passes.
 __device__ inline float gelu_grad(float x) {
   x = x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x;
   float e = gelu_exp(x), sigmoid = 1.0f / (1.0f + e);

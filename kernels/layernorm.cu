@@ -3,9 +3,11 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
-// A warp holds ROWS rows of up to 32 x PACKS 16-byte packs in registers. Several rows at once keep more bytes in flight when
-// rows are short, and on the CPU layer share one meeting.
+// Rows of up to SHORT channels: a thread per row. On a GPU its cache keeps such rows between the passes; on the CPU
+// layer no thread waits for another, which there is most of the cost of anything short. Longer rows: a warp per row, in
+// registers as long as they fit.
 
+constexpr int SHORT = 256;
 constexpr int LN_WARPS = 4;
 
 // The column of a lane's p-th pack.
@@ -14,10 +16,10 @@ __device__ inline int pack_column(int p) {
   return (p * WARP + int(threadIdx.x) % WARP) * Pack<T>::size;
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class T>
-__device__ inline Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
+__device__ __forceinline__ Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
   Pack<T> sum;
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++) sum[k] = from_float<T>(to_float(a[k]) + to_float(b[k]));
@@ -25,7 +27,23 @@ __device__ inline Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
 }
 
 template <class T>
-__device__ inline void normalize_pack(T* out, const Pack<T>& x, float mean, float rstd, const T* gamma, const T* beta) {
+__device__ __forceinline__ void add_values(float (&sums)[Pack<T>::size], const Pack<T>& v) {
+#pragma unroll
+  for (int k = 0; k < Pack<T>::size; k++) sums[k] += to_float(v[k]);
+}
+
+template <class T>
+__device__ __forceinline__ void add_squares(float (&sums)[Pack<T>::size], const Pack<T>& v, float mean) {
+#pragma unroll
+  for (int k = 0; k < Pack<T>::size; k++) {
+    float d = to_float(v[k]) - mean;
+    sums[k] += d * d;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void normalize_pack(T* out, const Pack<T>& x, float mean, float rstd, const T* gamma,
+                                               const T* beta) {
   Pack<T> g = load16(gamma), b = load16(beta), y;
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++)
@@ -33,128 +51,121 @@ __device__ inline void normalize_pack(T* out, const Pack<T>& x, float mean, floa
   store16(out, y);
 }
 
-// residual == nullptr: normalizes x. Otherwise sum = x + residual is written and normalized.
-template <class T, int PACKS, int ROWS>
+// In every forward kernel: residual == nullptr normalizes x; otherwise sum = x + residual is written and normalized.
+template <class T, int PACKS>
 __global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_forward_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* __restrict__ gamma,
-                             const T* __restrict__ beta, int N, int C) {
-  int lane = threadIdx.x % WARP, groups = gridDim.x * LN_WARPS;
-  for (int first = (blockIdx.x * LN_WARPS + threadIdx.x / WARP) * ROWS; first < N; first += groups * ROWS) {
-    Pack<T> v[ROWS][PACKS];
+    layernorm_forward_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+                             const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+  int warps = gridDim.x * LN_WARPS;
+  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps) {
+    Pack<T> v[PACKS];
+    float totals[Pack<T>::size] = {}, squares[Pack<T>::size] = {};
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int p = 0; p < PACKS; p++)
-        v[r][p] = first + r < N && pack_column<T>(p) < C ? load16(x + size_t(first + r) * C + pack_column<T>(p)) : Pack<T>{};
+    for (int p = 0; p < PACKS; p++) {
+      int c = pack_column<T>(p);
+      v[p] = c < C ? load16(x + size_t(row) * C + c) : Pack<T>{};
+    }
     if (residual) {
-#pragma unroll
-      for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-          if (first + r >= N || pack_column<T>(p) >= C) continue;
-          size_t at = size_t(first + r) * C + pack_column<T>(p);
-          v[r][p] = add_packs(v[r][p], load16(residual + at));
-          store16(sum + at, v[r][p]);
-        }
-    }
-    float means[ROWS] = {}, squares[ROWS] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int p = 0; p < PACKS; p++)
-        for (int k = 0; k < Pack<T>::size; k++) means[r] += to_float(v[r][p][k]);
-    warp_sum(means);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      means[r] /= C;
-#pragma unroll
-      for (int p = 0; p < PACKS; p++) {
-        if (pack_column<T>(p) >= C) continue;
-        for (int k = 0; k < Pack<T>::size; k++) {
-          float d = to_float(v[r][p][k]) - means[r];
-          squares[r] += d * d;
-        }
-      }
-    }
-    warp_sum(squares);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      int row = first + r;
-      if (row >= N) break;
-      float inverse = 1.0f / sqrtf(squares[r] / C + LAYERNORM_EPS);
-      if (lane == 0 && mean) {
-        mean[row] = means[r];
-        rstd[row] = inverse;
-      }
 #pragma unroll
       for (int p = 0; p < PACKS; p++) {
         int c = pack_column<T>(p);
-        if (c < C) normalize_pack(out + size_t(row) * C + c, v[r][p], means[r], inverse, gamma + c, beta + c);
+        if (c >= C) continue;
+        v[p] = add_packs(v[p], load16(residual + size_t(row) * C + c));
+        store16(sum + size_t(row) * C + c, v[p]);
       }
     }
-  }
-}
-
-// Rows that do not fit into registers are read again for each pass, from the cache.
-template <class T>
-__global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_forward_wide_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                                  const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
-  int lane = threadIdx.x % WARP, warps = gridDim.x * LN_WARPS, step = WARP * Pack<T>::size;
-  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps) {
-    const T* from = x + size_t(row) * C;
-    float total[1] = {}, square[1] = {};
-    for (int c = pack_column<T>(0); c < C; c += step) {
-      Pack<T> v = load16(from + c);
-      if (residual) {
-        v = add_packs(v, load16(residual + size_t(row) * C + c));
-        store16(sum + size_t(row) * C + c, v);
-      }
-      for (int k = 0; k < Pack<T>::size; k++) total[0] += to_float(v[k]);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) add_values(totals, v[p]);
+    float m = warp_sum(sum_of(totals)) / C;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+      if (pack_column<T>(p) < C) add_squares(squares, v[p], m);
     }
-    if (residual) from = sum + size_t(row) * C;   // each thread reads back what it wrote itself
-    warp_sum(total);
-    float m = total[0] / C;
-    for (int c = pack_column<T>(0); c < C; c += step) {
-      Pack<T> v = load16(from + c);
-      for (int k = 0; k < Pack<T>::size; k++) {
-        float d = to_float(v[k]) - m;
-        square[0] += d * d;
-      }
-    }
-    warp_sum(square);
-    float inverse = 1.0f / sqrtf(square[0] / C + LAYERNORM_EPS);
-    if (lane == 0 && mean) {
+    float inverse = 1.0f / sqrtf(warp_sum(sum_of(squares)) / C + LAYERNORM_EPS);
+    if (threadIdx.x % WARP == 0 && mean) {
       mean[row] = m;
       rstd[row] = inverse;
     }
-    for (int c = pack_column<T>(0); c < C; c += step)
-      normalize_pack(out + size_t(row) * C + c, load16(from + c), m, inverse, gamma + c, beta + c);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+      int c = pack_column<T>(p);
+      if (c < C) normalize_pack(out + size_t(row) * C + c, v[p], m, inverse, gamma + c, beta + c);
+    }
   }
 }
 
-template <class T, int PACKS, int ROWS>
-static void launch_forward(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* gamma, const T* beta,
-                           int N, int C, cudaStream_t stream) {
-  launch((layernorm_forward_kernel<T, PACKS, ROWS>), dim3(looping_blocks(N, LN_WARPS * ROWS, 16)), dim3(LN_WARPS * WARP), 0, stream,
-         sum, out, mean, rstd, x, residual, gamma, beta, N, C);
+// A row by `threads` threads (1 or 32) that read it again for each pass, from the cache.
+template <class T>
+__device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+                                            const T* gamma, const T* beta, int row, int C, int thread, int threads) {
+  constexpr int SIZE = Pack<T>::size;
+  const T* from = x + size_t(row) * C;
+  float totals[SIZE] = {}, squares[SIZE] = {};
+#pragma unroll 4
+  for (int c = thread * SIZE; c < C; c += threads * SIZE) {
+    Pack<T> v = load16(from + c);
+    if (residual) {
+      v = add_packs(v, load16(residual + size_t(row) * C + c));
+      store16(sum + size_t(row) * C + c, v);
+    }
+    add_values(totals, v);
+  }
+  if (residual) from = sum + size_t(row) * C;  // each thread reads back what it wrote itself
+  float total = sum_of(totals);
+  if (threads == WARP) total = warp_sum(total);
+  float m = total / C;
+#pragma unroll 4
+  for (int c = thread * SIZE; c < C; c += threads * SIZE) add_squares(squares, load16(from + c), m);
+  float square = sum_of(squares);
+  if (threads == WARP) square = warp_sum(square);
+  float inverse = 1.0f / sqrtf(square / C + LAYERNORM_EPS);
+  if (thread == 0 && mean) {
+    mean[row] = m;
+    rstd[row] = inverse;
+  }
+#pragma unroll 4
+  for (int c = thread * SIZE; c < C; c += threads * SIZE)
+    normalize_pack(out + size_t(row) * C + c, load16(from + c), m, inverse, gamma + c, beta + c);
 }
 
 template <class T>
-static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* gamma, const T* beta, int N,
-                    int C, cudaStream_t stream) {
+__global__ void layernorm_forward_short_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+                                               const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+  int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row < N) forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, 0, 1);
+}
+
+template <class T>
+__global__ void layernorm_forward_wide_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+                                              const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+  int warps = gridDim.x * LN_WARPS;
+  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
+    forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, threadIdx.x % WARP, WARP);
+}
+
+template <class T>
+static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* gamma,
+                    const T* beta, int N, int C, cudaStream_t stream) {
   if (N == 0) return;
-  auto run = [&](auto launcher) { launcher(sum, out, mean, rstd, x, residual, gamma, beta, N, C, stream); };
-  switch (blocks_for(C, WARP * Pack<T>::size)) {   // packs a lane
-    case 1: return run(launch_forward<T, 1, 4>);
-    case 2: return run(launch_forward<T, 2, 2>);
-    case 3: return run(launch_forward<T, 3, 1>);
-    case 4: return run(launch_forward<T, 4, 1>);
-    case 5: case 6: return run(launch_forward<T, 6, 1>);
-    case 7: case 8: return run(launch_forward<T, 8, 1>);
+  auto kernel = layernorm_forward_wide_kernel<T>;
+  switch (blocks_for(C, WARP * Pack<T>::size)) {  // packs a lane
+    case 1:
+    case 2: kernel = layernorm_forward_kernel<T, 2>; break;
+    case 3: kernel = layernorm_forward_kernel<T, 3>; break;
+    case 4: kernel = layernorm_forward_kernel<T, 4>; break;
+    case 5:
+    case 6: kernel = layernorm_forward_kernel<T, 6>; break;
+    case 7:
+    case 8: kernel = layernorm_forward_kernel<T, 8>; break;
   }
-  launch(layernorm_forward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 16)), dim3(LN_WARPS * WARP), 0, stream, sum, out, mean,
-         rstd, x, residual, gamma, beta, N, C);
+  dim3 grid(looping_blocks(N, LN_WARPS, 64)), block(LN_WARPS * WARP);
+  if (C <= SHORT) {
+    kernel = layernorm_forward_short_kernel<T>;
+    grid = dim3(blocks_for(N, 64));
+    block = dim3(64);
+  }
+  launch_kernel("layernorm_forward", kernel, grid, block, 0, stream, sum, out, mean, rstd, x, residual, gamma, beta, N,
+                C);
 }
 
 template <class T>
@@ -164,81 +175,97 @@ void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* ga
 }
 
 template <class T>
-void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma, const T* beta,
-                                int N, int C, cudaStream_t stream) {
+void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
+                                const T* beta, int N, int C, cudaStream_t stream) {
   forward<T>(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream);
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------------
-// With xhat = (x - mean) rstd and g = dout gamma:  dx += rstd (g - mean(g) - xhat mean(g xhat)),
-// dgamma += sum over rows of dout xhat,  dbeta += sum over rows of dout.
-// A warp keeps the column sums of its rows in registers; a block's warps meet once, at the end, and write one partial sum.
+// ---- backward -------------------------------------------------------------------------------------------------------
+// With xhat = (x - mean) rstd and g = dout gamma: dx += rstd (g - mean(g) - xhat mean(g xhat)), dgamma += sum over rows
+// of dout xhat, dbeta += sum over rows of dout.
+// A warp keeps the column sums of its rows in registers; a block's warps meet once, at the end, and write one partial
+// sum. Short and wide rows: dx by a thread or a warp per row; the column sums by a thread per column and chunk of rows,
+// which reads dout and x again.
 
-// Blocks of at least 64 rows, and at most what 132 multiprocessors hold at once: registers allow 3 each, or 2 when rows are long.
+// Blocks of at least 64 rows, and at most what 132 multiprocessors hold at once: registers allow 3 each, or 2 when rows
+// are long.
 static int backward_blocks(int N, int C) {
   int needed = int(blocks_for(N, 64)), most = 132 * (C <= 768 ? 3 : 2);
   return needed < most ? needed : most;
 }
 
-template <class T, int PACKS, int ROWS>
+// sums of dxhat = dout gamma, and of dxhat xhat
+template <class T>
+__device__ __forceinline__ void add_gradients(float (&sum_g)[Pack<T>::size], float (&sum_gx)[Pack<T>::size],
+                                              const Pack<T>& dout, const Pack<T>& x, float mean, float rstd,
+                                              const Pack<T>& gamma) {
+#pragma unroll
+  for (int k = 0; k < Pack<T>::size; k++) {
+    float g = to_float(dout[k]) * to_float(gamma[k]);
+    sum_g[k] += g;
+    sum_gx[k] += g * ((to_float(x[k]) - mean) * rstd);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ Pack<T> add_dx(const Pack<T>& dx, const Pack<T>& dout, const Pack<T>& x, float mean,
+                                          float rstd, const Pack<T>& gamma, float mean_g, float mean_gx) {
+  Pack<T> sum;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::size; k++) {
+    float g = to_float(dout[k]) * to_float(gamma[k]), xhat = (to_float(x[k]) - mean) * rstd;
+    sum[k] = from_float<T>(to_float(dx[k]) + rstd * (g - mean_g - xhat * mean_gx));
+  }
+  return sum;
+}
+
+template <class T>
+__device__ __forceinline__ void add_columns(float (&dgamma)[Pack<T>::size], float (&dbeta)[Pack<T>::size],
+                                            const Pack<T>& dout, const Pack<T>& x, float mean, float rstd) {
+#pragma unroll
+  for (int k = 0; k < Pack<T>::size; k++) {
+    dgamma[k] += to_float(dout[k]) * ((to_float(x[k]) - mean) * rstd);
+    dbeta[k] += to_float(dout[k]);
+  }
+}
+
+template <class T, int PACKS>
 __global__ void __launch_bounds__(LN_WARPS* WARP)
     layernorm_backward_kernel(T* __restrict__ dx, float* partial /* = [blocks, 2, C] */, const T* __restrict__ dout,
                               const T* __restrict__ x, const float* __restrict__ mean, const float* __restrict__ rstd,
                               const T* __restrict__ gamma, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
-  constexpr bool EARLY = PACKS * SIZE <= 32;   // dx is fetched with the rest, while there are registers for it
-  DYNAMIC_SHARED(float, shared);   // [LN_WARPS, 2, C]
-  int warp = threadIdx.x / WARP, groups = gridDim.x * LN_WARPS;
+  constexpr bool EARLY = PACKS * SIZE <= 32;  // dx is fetched with the rest, while there are registers for it
+  DYNAMIC_SHARED(float, shared);              // [LN_WARPS, 2, C]
+  int warp = threadIdx.x / WARP, warps = gridDim.x * LN_WARPS;
   float dgamma[PACKS][SIZE] = {}, dbeta[PACKS][SIZE] = {};
-  for (int first = (blockIdx.x * LN_WARPS + warp) * ROWS; first < N; first += groups * ROWS) {
-    Pack<T> d[ROWS][PACKS], v[ROWS][PACKS], to[ROWS][PACKS];
-    float means[ROWS], inverses[ROWS], sums[2 * ROWS] = {};
+  for (int row = blockIdx.x * LN_WARPS + warp; row < N; row += warps) {
+    Pack<T> d[PACKS], v[PACKS], to[PACKS];
+    float m = mean[row], inverse = rstd[row], sums[2] = {};
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      bool row = first + r < N;
-      means[r] = row ? mean[first + r] : 0.0f;
-      inverses[r] = row ? rstd[first + r] : 0.0f;
-#pragma unroll
-      for (int p = 0; p < PACKS; p++) {   // zeros add nothing to any sum
-        size_t at = size_t(first + r) * C + pack_column<T>(p);
-        bool here = row && pack_column<T>(p) < C;
-        d[r][p] = here ? load16(dout + at) : Pack<T>{};
-        v[r][p] = here ? load16(x + at) : Pack<T>{};
-        if (EARLY) to[r][p] = here ? load16(dx + at) : Pack<T>{};
-      }
+    for (int p = 0; p < PACKS; p++) {
+      size_t at = size_t(row) * C + pack_column<T>(p);
+      bool here = pack_column<T>(p) < C;
+      d[p] = here ? load16(dout + at) : Pack<T>{};
+      v[p] = here ? load16(x + at) : Pack<T>{};
+      if (EARLY) to[p] = here ? load16(dx + at) : Pack<T>{};
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       if (pack_column<T>(p) >= C) continue;
-      Pack<T> g = load16(gamma + pack_column<T>(p));
-#pragma unroll
-      for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int k = 0; k < SIZE; k++) {
-          float dy = to_float(d[r][p][k]), xhat = (to_float(v[r][p][k]) - means[r]) * inverses[r], dxhat = dy * to_float(g[k]);
-          dgamma[p][k] += dy * xhat;
-          dbeta[p][k] += dy;
-          sums[2 * r] += dxhat;
-          sums[2 * r + 1] += dxhat * xhat;
-        }
+      float sum_g[SIZE] = {}, sum_gx[SIZE] = {};
+      add_gradients(sum_g, sum_gx, d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)));
+      add_columns(dgamma[p], dbeta[p], d[p], v[p], m, inverse);
+      sums[0] += sum_of(sum_g);
+      sums[1] += sum_of(sum_gx);
     }
     warp_sum(sums);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       if (pack_column<T>(p) >= C) continue;
-      Pack<T> g = load16(gamma + pack_column<T>(p));
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
-        if (first + r >= N) break;
-        float mean_g = sums[2 * r] / C, mean_gx = sums[2 * r + 1] / C;
-        if (!EARLY) to[r][p] = load16(dx + size_t(first + r) * C + pack_column<T>(p));
-#pragma unroll
-        for (int k = 0; k < SIZE; k++) {
-          float xhat = (to_float(v[r][p][k]) - means[r]) * inverses[r], dxhat = to_float(d[r][p][k]) * to_float(g[k]);
-          to[r][p][k] = from_float<T>(to_float(to[r][p][k]) + inverses[r] * (dxhat - mean_g - xhat * mean_gx));
-        }
-        store16(dx + size_t(first + r) * C + pack_column<T>(p), to[r][p]);
-      }
+      T* at = dx + size_t(row) * C + pack_column<T>(p);
+      if (!EARLY) to[p] = load16(at);
+      store16(at, add_dx(to[p], d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)), sums[0] / C, sums[1] / C));
     }
   }
 #pragma unroll
@@ -259,96 +286,95 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
   }
 }
 
-// Wide rows: dx by a warp per row, the column sums by a thread per column and chunk of rows, each reading dout and x.
+// dx of a row by `threads` threads (1 or 32).
 template <class T>
-__global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_backward_wide_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
-                                   const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ gamma, int N,
-                                   int C) {
+__device__ __forceinline__ void backward_row(T* dx, const T* dout, const T* x, const float* mean, const float* rstd,
+                                             const T* gamma, int row, int C, int thread, int threads) {
   constexpr int SIZE = Pack<T>::size;
-  int warps = gridDim.x * LN_WARPS, step = WARP * SIZE;
-  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps) {
-    const T *d_row = dout + size_t(row) * C, *x_row = x + size_t(row) * C;
-    T* dx_row = dx + size_t(row) * C;
-    float m = mean[row], inverse = rstd[row], sums[2] = {};
-    for (int c = pack_column<T>(0); c < C; c += step) {
-      Pack<T> d = load16(d_row + c), v = load16(x_row + c), g = load16(gamma + c);
-      for (int k = 0; k < SIZE; k++) {
-        float dxhat = to_float(d[k]) * to_float(g[k]);
-        sums[0] += dxhat;
-        sums[1] += dxhat * ((to_float(v[k]) - m) * inverse);
-      }
-    }
-    warp_sum(sums);
-    float mean_g = sums[0] / C, mean_gx = sums[1] / C;
-    for (int c = pack_column<T>(0); c < C; c += step) {
-      Pack<T> d = load16(d_row + c), v = load16(x_row + c), g = load16(gamma + c), to = load16(dx_row + c);
-      for (int k = 0; k < SIZE; k++) {
-        float xhat = (to_float(v[k]) - m) * inverse, dxhat = to_float(d[k]) * to_float(g[k]);
-        to[k] = from_float<T>(to_float(to[k]) + inverse * (dxhat - mean_g - xhat * mean_gx));
-      }
-      store16(dx_row + c, to);
-    }
-  }
+  const T *d_row = dout + size_t(row) * C, *x_row = x + size_t(row) * C;
+  T* dx_row = dx + size_t(row) * C;
+  float m = mean[row], inverse = rstd[row], sum_g[SIZE] = {}, sum_gx[SIZE] = {};
+#pragma unroll 4
+  for (int c = thread * SIZE; c < C; c += threads * SIZE)
+    add_gradients(sum_g, sum_gx, load16(d_row + c), load16(x_row + c), m, inverse, load16(gamma + c));
+  float sums[2] = {sum_of(sum_g), sum_of(sum_gx)};
+  if (threads == WARP) warp_sum(sums);
+  float mean_g = sums[0] / C, mean_gx = sums[1] / C;
+#pragma unroll 4
+  for (int c = thread * SIZE; c < C; c += threads * SIZE)
+    store16(dx_row + c, add_dx(load16(dx_row + c), load16(d_row + c), load16(x_row + c), m, inverse, load16(gamma + c),
+                               mean_g, mean_gx));
 }
 
 template <class T>
-__global__ void layernorm_columns_kernel(float* partial /* = [chunks, 2, C] */, const T* __restrict__ dout, const T* __restrict__ x,
-                                         const float* __restrict__ mean, const float* __restrict__ rstd, int N, int C) {
+__global__ void layernorm_backward_short_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
+                                                const float* __restrict__ mean, const float* __restrict__ rstd,
+                                                const T* __restrict__ gamma, int N, int C) {
+  int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row < N) backward_row(dx, dout, x, mean, rstd, gamma, row, C, 0, 1);
+}
+
+template <class T>
+__global__ void layernorm_backward_wide_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
+                                               const float* __restrict__ mean, const float* __restrict__ rstd,
+                                               const T* __restrict__ gamma, int N, int C) {
+  int warps = gridDim.x * LN_WARPS;
+  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
+    backward_row(dx, dout, x, mean, rstd, gamma, row, C, threadIdx.x % WARP, WARP);
+}
+
+template <class T>
+__global__ void layernorm_columns_kernel(float* partial /* = [chunks, 2, C] */, const T* __restrict__ dout,
+                                         const T* __restrict__ x, const float* __restrict__ mean,
+                                         const float* __restrict__ rstd, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
   int c = (blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
   if (c >= C) return;
   float dgamma[SIZE] = {}, dbeta[SIZE] = {};
 #pragma unroll 4
   for (int row = blockIdx.y; row < N; row += gridDim.y) {
-    Pack<T> d = load16(dout + size_t(row) * C + c), v = load16(x + size_t(row) * C + c);
-    float m = mean[row], inverse = rstd[row];
-    for (int k = 0; k < SIZE; k++) {
-      dgamma[k] += to_float(d[k]) * ((to_float(v[k]) - m) * inverse);
-      dbeta[k] += to_float(d[k]);
-    }
+    size_t at = size_t(row) * C + c;
+    add_columns(dgamma, dbeta, load16(dout + at), load16(x + at), mean[row], rstd[row]);
   }
   float* to = partial + size_t(blockIdx.y) * 2 * C + c;
   for (int k = 0; k < SIZE; k++) to[k] = dgamma[k], to[C + k] = dbeta[k];
 }
 
-template <class T, int PACKS, int ROWS>
-static void launch_backward(T* dx, float* partial, const T* dout, const T* x, const float* mean, const float* rstd, const T* gamma,
-                            int N, int C, cudaStream_t stream) {
-  launch((layernorm_backward_kernel<T, PACKS, ROWS>), dim3(backward_blocks(N, C)), dim3(LN_WARPS * WARP),
-         size_t(LN_WARPS) * 2 * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
-}
-
-template <class T>
-static void launch_backward_wide(T* dx, float* partial, const T* dout, const T* x, const float* mean, const float* rstd,
-                                 const T* gamma, int N, int C, cudaStream_t stream) {
-  launch(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 16)), dim3(LN_WARPS * WARP), 0, stream, dx, dout, x,
-         mean, rstd, gamma, N, C);
-  launch(layernorm_columns_kernel<T>, dim3(blocks_for(C, 64 * Pack<T>::size), backward_blocks(N, C)), dim3(64), 0, stream, partial, dout,
-         x, mean, rstd, N, C);
-}
-
 size_t layernorm_backward_workspace(int N, int C) { return size_t(backward_blocks(N, C)) * 2 * C * sizeof(float); }
 
 template <class T>
-void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean, const float* rstd,
-                        const T* gamma, void* workspace, int N, int C, cudaStream_t stream) {
+void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,
+                        const float* rstd, const T* gamma, void* workspace, int N, int C, cudaStream_t stream) {
   if (N == 0) return;
   float* partial = static_cast<float*>(workspace);
-  auto run = [&](auto launcher) { launcher(dx, partial, dout, x, mean, rstd, gamma, N, C, stream); };
-  switch (blocks_for(C, WARP * Pack<T>::size)) {
-    case 1: run(launch_backward<T, 1, 4>); break;
-    case 2: run(launch_backward<T, 2, 2>); break;
-    case 3: run(launch_backward<T, 3, 1>); break;
-    case 4: run(launch_backward<T, 4, 1>); break;
-    case 5: case 6: run(launch_backward<T, 6, 1>); break;
-    case 7: run(launch_backward<T, 7, 1>); break;
-    default: run(launch_backward_wide<T>);
+  int blocks = backward_blocks(N, C);
+  void (*kernel)(T*, float*, const T*, const T*, const float*, const float*, const T*, int, int) = nullptr;
+  switch (blocks_for(C, WARP * Pack<T>::size)) {  // packs a lane
+    case 1:
+    case 2: kernel = layernorm_backward_kernel<T, 2>; break;
+    case 3: kernel = layernorm_backward_kernel<T, 3>; break;
+    case 4: kernel = layernorm_backward_kernel<T, 4>; break;
+    case 5:
+    case 6: kernel = layernorm_backward_kernel<T, 6>; break;
   }
-  add_column_sums(dgamma, C, dbeta, C, partial, backward_blocks(N, C), stream);
+  if (kernel && C > SHORT) {
+    launch_kernel("layernorm_backward", kernel, dim3(blocks), dim3(LN_WARPS * WARP),
+                  size_t(LN_WARPS) * 2 * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
+  } else {
+    if (C <= SHORT) {
+      launch(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
+             gamma, N, C);
+    } else {
+      launch(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
+             dx, dout, x, mean, rstd, gamma, N, C);
+    }
+    launch(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
+           partial, dout, x, mean, rstd, N, C);
+  }
+  add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);
 }
 
-// ---- residual ----------------------------------------------------------------------------------------------------------------
+// ---- residual -------------------------------------------------------------------------------------------------------
 
 struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }
@@ -359,12 +385,12 @@ void residual_add(T* out, const T* a, const T* b, size_t n, cudaStream_t stream)
   elementwise(Add(), out, n, stream, a, b);
 }
 
-#define INSTANTIATE(T)                                                                                                        \
-  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);                  \
-  template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int,          \
-                                           cudaStream_t);                                                                     \
-  template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*, void*, int,  \
-                                   int, cudaStream_t);                                                                        \
+#define INSTANTIATE(T)                                                                                               \
+  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);         \
+  template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int, \
+                                           cudaStream_t);                                                            \
+  template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*,     \
+                                   void*, int, int, cudaStream_t);                                                   \
   template void residual_add(T*, const T*, const T*, size_t, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -1,7 +1,6 @@
-// LayerNorm over the last dimension, eps 1e-5: out = (x - mean) rstd gamma + beta. N rows of C channels, C a multiple of 8.
-// One warp per row (several rows at once when they are short); mean and variance in float32 by two passes over values that
-// stay in registers up to C = 1024 (float32) or 2048 (bf16) and are read again beyond. Rows are independent of the grid; the
-// backward's column sums add in an order that depends on (N, C) alone.
+// LayerNorm over the last dimension, eps 1e-5: out = (x - mean) rstd gamma + beta. N rows of C channels, C a multiple
+// of 8. Mean and variance in float32, by two passes over values that stay in registers where they fit. The backward's
+// column sums add in an order that depends on (N, C) alone.
 #pragma once
 #include "kernels/gpu.cuh"
 
@@ -17,13 +16,13 @@ template <class T>
 void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
                                 const T* beta, int N, int C, cudaStream_t stream);
 
-size_t layernorm_backward_workspace(int N, int C);   // bytes
+size_t layernorm_backward_workspace(int N, int C);  // bytes
 
 // dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input, mean and rstd what the forward saved.
 // Floor: 4 N C elements moved (dout, x, and dx both ways).
 template <class T>
-void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean, const float* rstd,
-                        const T* gamma, void* workspace, int N, int C, cudaStream_t stream);
+void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,
+                        const float* rstd, const T* gamma, void* workspace, int N, int C, cudaStream_t stream);
 
 // out [n] = a + b; out may alias either. Floor: 3 n elements moved.
 template <class T>

@@ -1,6 +1,7 @@
-// matmul() on the GPU (contract: matmul.cuh): cuBLASLt. A row-major matrix is the transpose of a column-major one, so
-// D = op(A) op(B) is asked for as D^T = op(B)^T op(A)^T: cuBLASLt's A is our B, its m is our n, and a bias over our columns is
-// one over its rows, as its epilogues want. Choices, plans and the workspace belong to one device; calls to one host thread.
+// matmul() on the GPU (contract: matmul.cuh): cuBLASLt. A row-major matrix is the transpose of a column-major one, so D
+// = op(A) op(B) is asked for as D^T = op(B)^T op(A)^T: cuBLASLt's A is our B, its m is our n, and a bias over our
+// columns is one over its rows, as its epilogues want. Choices, plans and the workspace belong to one device; calls to
+// one host thread.
 #include "kernels/matmul.cuh"
 
 #include <cublasLt.h>
@@ -23,15 +24,19 @@
 namespace {
 
 void cublas_check(cublasStatus_t status, const char* what, int line) {
-  if (status != CUBLAS_STATUS_SUCCESS) failure("%s failed at matmul.cu:%d: %s.", what, line, cublasLtGetStatusString(status));
+  if (status != CUBLAS_STATUS_SUCCESS)
+    failure("%s failed at matmul.cu:%d: %s.", what, line, cublasLtGetStatusString(status));
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
 constexpr size_t WORKSPACE = size_t(32) << 20;
 constexpr int CANDIDATES = 24, FINALISTS = 4;
+constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
-template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
-template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
+template <class T>
+constexpr cudaDataType_t data_type = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
 
 // Everything the choice of an algorithm may depend on.
 struct Shape {
@@ -40,16 +45,17 @@ struct Shape {
 };
 
 std::string shape_text(const Shape& s) {
-  return format("in%d out%d m%d n%d k%d %c%c lda%d ldb%d ldd%d acc%d ep%d aux%d al%d", s.type_in, s.type_out, s.m, s.n, s.k,
-                s.trans_a ? 'T' : 'N', s.trans_b ? 'T' : 'N', s.lda, s.ldb, s.ldd, s.accumulate, s.epilogue, s.has_aux, s.alignment);
+  return format("in%d out%d m%d n%d k%d %c%c lda%d ldb%d ldd%d acc%d ep%d aux%d al%d", s.type_in, s.type_out, s.m, s.n,
+                s.k, s.trans_a ? 'T' : 'N', s.trans_b ? 'T' : 'N', s.lda, s.ldb, s.ldd, s.accumulate, s.epilogue,
+                s.has_aux, s.alignment);
 }
 
 struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;   // cuBLASLt's A and B: our B and A
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;  // cuBLASLt's A and B: our B and A
   cublasLtMatmulAlgo_t algorithm;
-  bool fused = true;      // false: cuBLASLt has nothing that fuses the epilogue for this shape; a kernel follows
-  bool settled = false;   // measured, or read from the cache
+  bool fused = true;     // false: cuBLASLt has nothing that fuses the epilogue for this shape; a kernel follows
+  bool settled = false;  // measured, or read from the cache
   Plan() = default;
   Plan(const Plan&) = delete;
   ~Plan() {
@@ -64,7 +70,7 @@ struct Choice {
   bool fused;
   cublasLtMatmulAlgo_t algorithm;
 };
-std::map<std::string, Choice> choices;   // by "GPU <tab> version <tab> shape"
+std::map<std::string, Choice> choices;  // by "GPU <tab> version <tab> shape"
 std::string cache_path;
 
 std::string choice_line(const std::string& key, const Choice& choice) {
@@ -75,8 +81,8 @@ std::string choice_line(const std::string& key, const Choice& choice) {
   return line + "\n";
 }
 
-// Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the first
-// read stays, unless `replace`.
+// Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the
+// first read stays, unless `replace`.
 void read_choices(std::istream& in, bool replace) {
   for (std::string line; std::getline(in, line);) {
     size_t hex = line.rfind('\t'), flag = hex == std::string::npos || hex < 3 ? std::string::npos : hex - 2;
@@ -85,7 +91,8 @@ void read_choices(std::istream& in, bool replace) {
     if (flag == std::string::npos || line[flag] != '\t' || line.size() - hex - 1 != 2 * sizeof bytes) continue;
     std::string digits = line.substr(hex + 1);
     if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) continue;
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
+    for (size_t i = 0; i < sizeof bytes; i++)
+      bytes[i] = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
     std::memcpy(&choice.algorithm, bytes, sizeof bytes);
     choice.fused = line[flag + 1] == '1';
     auto [known, is_new] = choices.emplace(line.substr(0, flag), choice);
@@ -97,7 +104,7 @@ void read_choices(std::istream& in, bool replace) {
 void append_to_cache(const std::string& line) {
   if (cache_path.empty()) return;
   int file = open(cache_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-  if (file < 0) return;   // a cache that cannot be written costs a second at the next start, nothing else
+  if (file < 0) return;  // a cache that cannot be written costs a second at the next start, nothing else
   [[maybe_unused]] ssize_t written = write(file, line.data(), line.size());
   close(file);
 }
@@ -110,9 +117,9 @@ bool capturing(cudaStream_t stream) {
 
 struct Device {
   cublasLtHandle_t handle = nullptr;
-  std::string key;   // "GPU <tab> version <tab>"
+  std::string key;  // "GPU <tab> version <tab>"
   std::map<Shape, Plan> plans;
-  std::map<cudaStream_t, void*> workspaces;   // one a stream: products on two streams may run at the same time
+  std::map<cudaStream_t, void*> workspaces;  // one a stream: products on two streams may run at the same time
 
   Device() {
     int device = 0;
@@ -127,8 +134,9 @@ struct Device {
     void*& memory = workspaces[stream];
     if (!memory) {
       if (capturing(stream))
-        failure("matmul: the first product on a stream allocates its workspace, which a graph capture does not allow; "
-                "run the step once before capturing it.");
+        failure(
+            "matmul: the first product on a stream allocates its workspace, which a graph capture does not allow; "
+            "run the step once before capturing it.");
       CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
     }
     return memory;
@@ -136,7 +144,7 @@ struct Device {
 };
 
 Device& device() {
-  static Device* one = new Device;   // never destroyed: the CUDA runtime may be gone before static objects are
+  static Device* one = new Device;  // never destroyed: the CUDA runtime may be gone before static objects are
   return *one;
 }
 
@@ -148,10 +156,11 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
 template <class TIn, class TOut>
 void describe(Plan& plan, const Matmul<TIn, TOut>& p) {
   cublasOperation_t transpose[] = {CUBLAS_OP_N, CUBLAS_OP_T};
-  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));   // float stays float: no TF32
+  CUBLAS_CHECK(
+      cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // float stays float: no TF32
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose[p.trans_b]);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose[p.trans_a]);
-  auto layout = [](cublasLtMatrixLayout_t* l, cudaDataType_t type, int rows, int columns, int ld) {   // ours, row-major
+  auto layout = [](cublasLtMatrixLayout_t* l, cudaDataType_t type, int rows, int columns, int ld) {  // ours, row-major
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(l, type, columns, rows, ld));
   };
   layout(&plan.a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
@@ -163,7 +172,8 @@ template <class TIn, class TOut>
 void set_epilogue(Plan& plan, const Matmul<TIn, TOut>& p) {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   if (plan.fused && p.epilogue == Epilogue::bias) epilogue = CUBLASLT_EPILOGUE_BIAS;
-  if (plan.fused && p.epilogue == Epilogue::bias_gelu) epilogue = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+  if (plan.fused && p.epilogue == Epilogue::bias_gelu)
+    epilogue = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
   if (plan.fused && p.epilogue == Epilogue::dgelu) epilogue = CUBLASLT_EPILOGUE_DGELU;
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
   if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;
@@ -182,50 +192,47 @@ template <class TIn, class TOut>
 cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
                         cudaStream_t stream) {
   float one = 1;
-  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d, &algorithm,
-                        device().workspace(stream), WORKSPACE, stream);
+  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
+                        &algorithm, device().workspace(stream), WORKSPACE, stream);
 }
 
-template <class TIn, class TOut>
-std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, const Matmul<TIn, TOut>& p) {
+std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, uint32_t alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
-  auto alignment = [](const void* pointer) {
-    uintptr_t address = reinterpret_cast<uintptr_t>(pointer), lowest = address & -address;
-    return uint32_t(address == 0 || lowest > 256 ? 256 : lowest);
-  };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE));
   // Parts of a split k are added up in float32, never in bf16.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.d));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.d));
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
   cublasLtMatmulHeuristicResult_t results[CANDIDATES];
   int count = 0;
-  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference,
-                                                         CANDIDATES, results, &count);
+  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device().handle, plan.operation, plan.a, plan.b, plan.d,
+                                                         plan.d, preference, CANDIDATES, results, &count);
   cublasLtMatmulPreferenceDestroy(preference);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
-  if (status != CUBLAS_STATUS_SUCCESS) return algorithms;   // NOT_SUPPORTED: nothing fits
+  if (status != CUBLAS_STATUS_SUCCESS) return algorithms;  // NOT_SUPPORTED: nothing fits
   for (int i = 0; i < count; i++)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
   return algorithms;
 }
 
-// The fastest candidate: all once for warmth and three times for a first ranking, the best few ten times more; medians.
+// Leaves the fastest candidate in the plan: all once for warmth and three times for a first ranking, the best few ten
+// times more; medians. False if none of them runs.
 template <class TIn, class TOut>
-cublasLtMatmulAlgo_t measure(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Matmul<TIn, TOut>& p,
-                             cudaStream_t stream) {
+bool measure(Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Matmul<TIn, TOut>& p,
+             cudaStream_t stream) {
   TOut* d = p.d;
   void* spare = nullptr;
-  if (p.beta != 0) {   // adding to D many times would change it; without memory for another D the heuristic decides
+  if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
     if (cudaMalloc(&spare, size_t(p.m) * p.ldd * sizeof(TOut)) != cudaSuccess) {
       cudaGetLastError();
-      return algorithms[0];
+      return true;
     }
     CUDA_CHECK(cudaMemsetAsync(spare, 0, size_t(p.m) * p.ldd * sizeof(TOut), stream));
     d = static_cast<TOut*>(spare);
@@ -237,7 +244,7 @@ cublasLtMatmulAlgo_t measure(const Plan& plan, const std::vector<cublasLtMatmulA
     std::vector<float> times(runs);
     for (float& time : times) {
       CUDA_CHECK(cudaEventRecord(start, stream));
-      if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return 1e30f;
+      if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
       CUDA_CHECK(cudaEventRecord(stop, stream));
       CUDA_CHECK(cudaEventSynchronize(stop));
       CUDA_CHECK(cudaEventElapsedTime(&time, start, stop));
@@ -257,7 +264,8 @@ cublasLtMatmulAlgo_t measure(const Plan& plan, const std::vector<cublasLtMatmulA
   cudaEventDestroy(start);
   cudaEventDestroy(stop);
   if (spare) CUDA_CHECK(cudaFree(spare));
-  return algorithms[ranking[0].second];
+  plan.algorithm = algorithms[ranking[0].second];
+  return ranking[0].first < FAILED;
 }
 
 // What a plan without a fused epilogue leaves to do, in place on d.
@@ -282,11 +290,23 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 template <class TIn, class TOut>
 Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
-  Shape shape{int(data_type<TIn>), int(data_type<TOut>), p.m, p.n, p.k, p.trans_a, p.trans_b, p.lda, p.ldb, p.ldd, p.beta != 0,
-              int(p.epilogue), p.aux != nullptr, aligned ? 16 : int(sizeof(TIn))};
+  Shape shape{int(data_type<TIn>),
+              int(data_type<TOut>),
+              p.m,
+              p.n,
+              p.k,
+              p.trans_a,
+              p.trans_b,
+              p.lda,
+              p.ldb,
+              p.ldd,
+              p.beta != 0,
+              int(p.epilogue),
+              p.aux != nullptr,
+              aligned ? 16 : int(sizeof(TIn))};
   Plan& plan = device().plans[shape];
   if (!plan.operation) describe(plan, p);
-  set_epilogue(plan, p);   // the pointers of this call
+  set_epilogue(plan, p);  // the pointers of this call
   if (plan.settled) return plan;
 
   std::string key = device().key + shape_text(shape);
@@ -294,27 +314,27 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     plan.fused = known->second.fused;
     set_epilogue(plan, p);
     cublasLtMatmulHeuristicResult_t check;
-    plan.settled = cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, &known->second.algorithm,
-                                           &check) == CUBLAS_STATUS_SUCCESS && check.workspaceSize <= WORKSPACE;
+    plan.settled = cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                           &known->second.algorithm, &check) == CUBLAS_STATUS_SUCCESS &&
+                   check.workspaceSize <= WORKSPACE;
     plan.algorithm = known->second.algorithm;
     if (plan.settled) return plan;
-    choices.erase(known);
-    plan.fused = true;
-    set_epilogue(plan, p);
+    choices.erase(known);  // written by something else: measured anew
   }
-  std::vector<cublasLtMatmulAlgo_t> algorithms = candidates(plan, p);
-  if (algorithms.empty() && p.epilogue != Epilogue::none) {
-    plan.fused = false;
+  for (bool fused : {true, false}) {
+    if (!fused && p.epilogue == Epilogue::none) break;
+    plan.fused = fused;
     set_epilogue(plan, p);
-    algorithms = candidates(plan, p);
+    std::vector<cublasLtMatmulAlgo_t> algorithms = candidates(plan, uint32_t(shape.alignment));
+    if (algorithms.empty()) continue;
+    plan.algorithm = algorithms[0];
+    if (capturing(stream)) return plan;
+    if (!measure(plan, algorithms, p, stream)) continue;
+    plan.settled = true;
+    append_to_cache(choice_line(key, choices[key] = {plan.fused, plan.algorithm}));
+    return plan;
   }
-  if (algorithms.empty()) failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());
-  plan.algorithm = algorithms[0];
-  if (capturing(stream)) return plan;
-  plan.algorithm = measure(plan, algorithms, p, stream);
-  plan.settled = true;
-  append_to_cache(choice_line(key, choices[key] = {plan.fused, plan.algorithm}));
-  return plan;
+  failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());
 }
 
 }  // namespace
@@ -329,8 +349,8 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
   if constexpr (std::is_same_v<TIn, TOut>) {
     if (p.epilogue == Epilogue::none || plan.fused) return;
-    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias, p.aux, p.m, p.n,
-           p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
+    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias,
+           p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
   }
 }
 
@@ -353,5 +373,5 @@ std::string matmul_choices() {
 void matmul_set_choices(const std::string& text) {
   std::istringstream in(text);
   read_choices(in, true);
-  device().plans.clear();   // the next products look their choices up again
+  device().plans.clear();  // the next products look their choices up again
 }

@@ -9,14 +9,14 @@
 
 enum class Epilogue {
   none,
-  bias,        // D = AB + bias
-  bias_gelu,   // aux = AB + bias (before GELU, kept for the backward; may be nullptr), D = gelu(AB + bias)
-  dgelu,       // D = AB gelu'(aux)
+  bias,       // D = AB + bias
+  bias_gelu,  // aux = AB + bias (before GELU, kept for the backward; may be nullptr), D = gelu(AB + bias)
+  dgelu,      // D = AB gelu'(aux)
 };
 
-// A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row; 0 =
-// contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D overlaps
-// none of the others.
+// A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
+// 0 = contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D
+// overlaps none of the others.
 template <class TIn, class TOut = TIn>
 struct Matmul {
   TOut* d;
@@ -27,8 +27,8 @@ struct Matmul {
   int ldd = 0, lda = 0, ldb = 0;
   float beta = 0;
   Epilogue epilogue = Epilogue::none;
-  const TIn* bias = nullptr;   // [n]
-  TIn* aux = nullptr;          // [m, n]
+  const TIn* bias = nullptr;  // [n]
+  TIn* aux = nullptr;         // [m, n]
 };
 
 // Fills in contiguous leading dimensions; refuses what has no meaning.
@@ -40,17 +40,19 @@ void check_matmul(Matmul<TIn, TOut>& p) {
   bool plain = p.epilogue == Epilogue::none;
   if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible.", p.m, p.n, p.k);
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type.");
-  if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias) failure("matmul: the bias is missing.");
+  if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
+    failure("matmul: the bias is missing.");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing.");
 }
 
-// <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32).
-// On the GPU the first call of a shape outside graph capture measures cuBLASLt's candidates and keeps the fastest; during
-// capture an unmeasured shape takes the heuristic's first. Same shape, same choice, same bits.
+// <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
+// first call of a shape outside graph capture measures cuBLASLt's candidates and keeps the fastest; during capture an
+// unmeasured shape takes the heuristic's first. Same shape, same choice, same bits.
 template <class TIn, class TOut>
 void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 
-// Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the file.
+// Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the
+// file.
 void matmul_cache_file(const std::string& path);
 // All choices of this process as text, and back: a checkpoint carries them, so that a resumed run makes the same ones.
 std::string matmul_choices();

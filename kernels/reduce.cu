@@ -31,7 +31,8 @@ __device__ inline void add_column(float* out0, int n0, float* out1, int column, 
   *out += sum;
 }
 
-__global__ void add_few_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial, int count) {
+__global__ void add_few_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial,
+                                    int count) {
   int column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= n) return;
   float sum = 0;
@@ -40,7 +41,8 @@ __global__ void add_few_rows_kernel(float* out0, int n0, float* out1, int n, con
   add_column(out0, n0, out1, column, sum);
 }
 
-__global__ void add_many_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial, int count) {
+__global__ void add_many_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial,
+                                     int count) {
   __shared__ float sums[COLUMN_WARPS][WARP];
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
   float sum = 0;
@@ -62,6 +64,7 @@ void add_column_sums(float* out0, int n0, float* out1, int n1, const float* part
   if (count <= FEW_ROWS) {
     launch(add_few_rows_kernel, dim3(blocks_for(n, 128)), dim3(128), 0, stream, out0, n0, out1, n, partial, count);
   } else {
-    launch(add_many_rows_kernel, dim3(blocks_for(n, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, out0, n0, out1, n, partial, count);
+    launch(add_many_rows_kernel, dim3(blocks_for(n, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, out0, n0, out1, n,
+           partial, count);
   }
 }

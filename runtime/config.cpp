@@ -21,15 +21,12 @@ namespace {
 constexpr size_t MAX_FILE_BYTES = 1 << 20;
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
 
-// "  [configs/x.json]", the end of every error text
-std::string tag_of(const std::string& source) { return source.empty() ? "" : "  [" + source + "]"; }
-
 [[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...) {
   va_list args;
   va_start(args, fmt);
   std::string text = vformat(fmt, args);
   va_end(args);
-  throw UserError("config: " + text + tag_of(source));
+  throw UserError("config: " + text + source_tag(source));
 }
 
 std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
@@ -82,7 +79,7 @@ std::string text_problem(const json& value) {
 
 std::string choice_problem(const json& value, const std::vector<std::string>& names) {
   std::string list;
-  for (auto& name : names) list += (list.empty() ? "" : ", ") + name;
+  for (auto& name : names) append_item(list, name);
   if (!value.is_string()) return "must be one of " + list;
   return "is unknown (" + list + ")" + did_you_mean(value.get<std::string>(), names);
 }
@@ -280,7 +277,7 @@ class Reader {
         if (in_file->second.value == value_of(rows[index.at(key)], text)) continue;
         config.warnings.push_back(format("config: %s = %s in the file wins over %s of --set attention.variant=%s%s",
                                          key, shown(in_file->second.value).c_str(), text, variant.name,
-                                         tag_of(file).c_str()));
+                                         source_tag(file).c_str()));
       }
     }
   }
@@ -374,8 +371,8 @@ void check_batch(const Config& c, int ranks) {
   if (c.batch.tokens % unit == 0) return;
   std::string names, values;
   auto factor = [&](const char* name, int value) {
-    names += (names.empty() ? "" : " x ") + std::string(name);
-    values += (values.empty() ? "" : " x ") + std::to_string(value);
+    append_item(names, name, " x ");
+    append_item(values, std::to_string(value), " x ");
   };
   if (c.batch.micro > 0) factor("micro", c.batch.micro);
   factor("context", c.model.context);
@@ -397,7 +394,7 @@ void check_everything(Config& c, const Reader& reader) {
     c.warnings.push_back(
       format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
              "rate never reaches optimizer.lr%s",
-             c.optimizer.warmup_steps, c.train.steps, tag_of(c.file).c_str()));
+             c.optimizer.warmup_steps, c.train.steps, source_tag(c.file).c_str()));
 }
 
 }  // namespace
@@ -430,10 +427,10 @@ void resolve_batch(Config& config, int ranks, int64_t fits) {
   if (config.batch.micro == 0) {
     check_batch(config, ranks);  // at least one sequence must divide
     int64_t sequences = config.batch.tokens / config.model.context / ranks;
-    int64_t most =
-      std::clamp<int64_t>(std::min<int64_t>(fits, std::numeric_limits<int>::max() / config.model.context), 1, 64);
-    for (most = std::min(most, sequences); sequences % most != 0;) most--;
-    config.batch.micro = static_cast<int>(most);
+    int64_t most = std::min<int64_t>({fits, 64, std::numeric_limits<int>::max() / config.model.context});
+    int64_t micro = std::max<int64_t>(most, 1);
+    while (sequences % micro != 0) micro--;
+    config.batch.micro = static_cast<int>(micro);
     config.origins["batch.micro"] = "as many as fit, at most 64";
   }
   check_batch(config, ranks);
@@ -451,7 +448,7 @@ int eval_batch(const Config& config, int length) {
 
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {
   std::string name = what[0] == '-' ? std::string(what) : "config: " + std::string(what);
-  std::string tag = tag_of(config.file);
+  std::string tag = source_tag(config.file);
   for (int length : lengths) {
     if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
     if (config.model.position == "learned" && length > config.model.context)
@@ -507,5 +504,5 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
       best = candidate;
     }
   }
-  return best.empty() ? "" : "; did you mean \"" + best + "\"?";
+  return best.empty() ? "" : format("; did you mean \"%s\"?", best.c_str());
 }

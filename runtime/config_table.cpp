@@ -1,7 +1,6 @@
 #include "runtime/config_table.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "runtime/error.h"
 #include "runtime/json.h"
@@ -13,7 +12,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
   auto& o = c.optimizer;
   const char* no = nullptr;
   std::string variant_names;
-  for (auto& variant : variants()) variant_names += (variant_names.empty() ? "" : " | ") + std::string(variant.name);
+  for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
   return {
     {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash"},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
@@ -132,7 +131,7 @@ template <class... F> Overloaded(F...) -> Overloaded<F...>;
 std::string value_text(const ConfigRow& row) {
   auto list = [](const auto& items, auto text_of) {
     std::string text;
-    for (auto& item : items) text += (text.empty() ? "" : ", ") + text_of(item);
+    for (auto& item : items) append_item(text, text_of(item));
     return "[" + text + "]";
   };
   return std::visit(
@@ -219,11 +218,21 @@ std::string config_json(const Config& config, const std::vector<std::string>& se
   std::string text = "{";
   std::vector<std::string> open;  // the objects that the last row stands in
   bool first = true;
-  auto indent = [&] { return "\n" + std::string(2 * (open.size() + 1), ' '); };
+  auto new_line = [&] {
+    text += '\n';
+    text.append(2 * (open.size() + 1), ' ');
+  };
+  auto begin_item = [&](const std::string& key) {
+    if (!first) text += ',';
+    new_line();
+    text += json_quote(key) + ": ";
+    first = false;
+  };
   auto close_to = [&](size_t depth) {
     while (open.size() > depth) {
       open.pop_back();
-      text += indent() + "}";
+      new_line();
+      text += '}';
       first = false;
     }
   };
@@ -238,12 +247,13 @@ std::string config_json(const Config& config, const std::vector<std::string>& se
     while (common < std::min(open.size(), path.size()) && open[common] == path[common]) common++;
     close_to(common);
     while (open.size() < path.size()) {
-      text += (first ? "" : ",") + indent() + json_quote(path[open.size()]) + ": {";
+      begin_item(path[open.size()]);
+      text += '{';
       open.push_back(path[open.size()]);
       first = true;
     }
-    text += (first ? "" : ",") + indent() + json_quote(key) + ": " + value_text(row);
-    first = false;
+    begin_item(key);
+    text += value_text(row);
   }
   close_to(0);
   return text + "\n}\n";
@@ -261,7 +271,7 @@ std::string config_help(bool markdown) {
   std::string text;
   if (markdown) {
     auto cell = [](std::string content) {  // a bar would end the cell
-      for (size_t at = 0; (at = content.find('|', at)) != std::string::npos; at += 2) content.insert(at, "\\");
+      for (size_t at = 0; (at = content.find('|', at)) != std::string::npos; at += 2) content.insert(at, 1, '\\');
       return content;
     };
     text = "| key | type | default | allowed | meaning |\n|---|---|---|---|---|\n";
@@ -272,7 +282,7 @@ std::string config_help(bool markdown) {
     for (auto& variant : variants()) {
       std::string changes;
       for (auto& [key, value] : variant.changes)
-        changes += (changes.empty() ? "`" : ", `") + short_key(key) + "` " + value;
+        append_item(changes, format("`%s` %s", short_key(key).c_str(), value));
       text += "| `" + std::string(variant.name) + "` | " + (changes.empty() ? "nothing" : changes) + " |\n";
     }
     return text;
@@ -288,7 +298,7 @@ std::string config_help(bool markdown) {
   for (auto& variant : variants()) {
     std::string changes;
     for (auto& [key, value] : variant.changes)
-      changes += (changes.empty() ? "" : ", ") + short_key(key) + " " + value;
+      append_item(changes, short_key(key) + " " + value);
     text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
   }
   return text;

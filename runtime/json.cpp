@@ -11,12 +11,19 @@
 
 using nlohmann::json;
 
+std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
+
 static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 std::string shortened(std::string text, size_t bytes) {
   if (text.size() <= bytes) return text;
   while (bytes > 0 && is_continuation(text[bytes])) bytes--;
   return text.substr(0, bytes) + "...";
+}
+
+void append_item(std::string& list, std::string_view item, std::string_view separator) {
+  if (!list.empty()) list += separator;
+  list += item;
 }
 
 std::string json_quote(std::string_view text) {
@@ -75,7 +82,7 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
                                 const std::string& problem) {
   std::string place, excerpt;
   describe_place(text, at, place, excerpt);
-  std::string where = file.empty() ? "" : "  [" + file + "]";
+  std::string where = source_tag(file);
   user_error("%s: not valid JSON at %s: %s%s%s", what, place.c_str(), problem.c_str(), where.c_str(), excerpt.c_str());
 }
 
@@ -88,7 +95,7 @@ static std::string reason(std::string text) {
 }
 
 json parse_json(std::string_view text, const char* what, const std::string& file) {
-  std::string tag = file.empty() ? "" : "  [" + file + "]";
+  std::string tag = source_tag(file);
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   auto check = [&](int depth, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {

@@ -18,10 +18,10 @@ class Line {
   Line& integer(const char* key, int64_t value) { return raw(key, std::to_string(value)); }
   Line& number(const char* key, double value) { return raw(key, json_number(value)); }
   Line& raw(const char* key, const std::string& json) {
-    line_ += (line_.empty() ? "{" : ",") + json_quote(key) + ":" + json;
+    append_item(line_, json_quote(key) + ":" + json, ",");
     return *this;
   }
-  std::string str() const { return line_ + "}\n"; }
+  std::string str() const { return format("{%s}\n", line_.c_str()); }
 
  private:
   std::string line_;
@@ -57,8 +57,7 @@ void MetricsLog::write(std::string line) {
 void MetricsLog::start(const std::string& commit, const std::string& command, const std::string& config,
                        const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
   std::string list;
-  for (auto& [name, version] : versions)
-    list += (list.empty() ? "" : ",") + json_quote(name) + ":" + json_quote(version);
+  for (auto& [name, version] : versions) append_item(list, json_quote(name) + ":" + json_quote(version), ",");
   write(Line("start")
           .text("commit", commit)
           .text("command", command)
@@ -89,7 +88,7 @@ void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
 void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
                       const std::vector<double>& by_position) {
   std::string list;
-  for (double x : by_position) list += (list.empty() ? "" : ",") + json_number(x);
+  for (double x : by_position) append_item(list, json_number(x), ",");
   write(Line("eval")
           .integer("step", step)
           .integer("length", length)

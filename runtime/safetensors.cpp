@@ -89,7 +89,7 @@ float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uin
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
-  for (int64_t length : shape) text += (text.empty() ? "" : ", ") + std::to_string(length);
+  for (int64_t length : shape) append_item(text, std::to_string(length));
   return "[" + text + "]";
 }
 

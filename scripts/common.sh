@@ -1,5 +1,7 @@
 # Sourced by the other shell scripts.
 
+export HOME=${HOME:-/tmp}  # a container may have none, and matplotlib fails without
+
 # The first Python that has numpy and matplotlib. python3 on the PATH may be another one than apt's.
 find_python() {
   local python

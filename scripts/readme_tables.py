@@ -2,10 +2,12 @@
 """Fills the tables of README.md from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
-    COMMAND | python3 scripts/readme_tables.py speed -                         any Markdown, from standard input
+    python3 scripts/readme_tables.py speed bench/results/step_cpu.json         what make bench wrote
+    COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block is what stands between <!-- table:NAME --> and <!-- /table --> in README.md.
 """
+import json
 import os
 import re
 import sys
@@ -13,11 +15,32 @@ import sys
 import plot
 
 
+def speed(path):
+  with open(path, encoding="utf-8") as file:
+    result = json.load(file)
+  lines = [f"{result['tokens_per_s']:,.0f} tokens/s: {result['ms']:.0f} ms for a step of {result['tokens']:,} tokens, "
+           f"{result['precision']}, {result['threads']} threads ({result['config']}, commit {result['commit']}).", "",
+           "| kernel | calls a step | ms a step | share |", "|---|---|---|---|"]
+  small = {"name": "all others", "calls": 0, "ms": 0.0, "share": 0.0}
+  for kernel in result["kernels"] + [small]:
+    if kernel["share"] < 0.01 and kernel is not small:
+      for key in ("calls", "ms", "share"):
+        small[key] += kernel[key]
+    elif kernel["share"] > 0:
+      lines.append("| {name} | {calls:.0f} | {ms:.1f} | {share:.1%} |".format(**kernel))
+  return "\n".join(lines)
+
+
 def main():
   if len(sys.argv) < 3:
     sys.exit(__doc__)
   name, sources = sys.argv[1], sys.argv[2:]
-  content = sys.stdin.read() if sources == ["-"] else plot.table([plot.Run(folder) for folder in sources])
+  if sources == ["-"]:
+    content = sys.stdin.read()
+  elif sources[0].endswith(".json"):
+    content = speed(sources[0])
+  else:
+    content = plot.table([plot.Run(folder) for folder in sources])
   path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "README.md")
   with open(path, encoding="utf-8") as file:
     text = file.read()

@@ -20,17 +20,52 @@ struct AttentionShape {
   size_t out_size() const { return rows() * D; }
 };
 
-// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. sink: a further logit of softmax's
-// denominator, -inf for none; its gradient is added to dsink.
+// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per dp. sink: a further logit
+// of softmax's denominator, -inf for none; its gradient is added to dsink.
+
+template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
+template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
+
+// lssar's stages; w, q are not yet divided by W.
+template <class P>
+struct RefLssar {
+  using R = typename P::real;
+  R s = 0, offset, m = 0, W = 0, t = 0;
+  Numbers<P> f, r, w, q;
+  RefLssar(const AttentionSettings& settings, const Numbers<P>& z) : f(z.size()), r(f), w(f), q(f) {
+    size_t n = z.size();
+    offset = int(n) <= settings.offset_free_rows ? R(0) : R(settings.offset);
+    for (size_t j = 0; j < n; j++) s += f[j] = P::round(ref_softplus(z[j]));
+    for (size_t j = 0; j < n; j++) {
+      r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
+      m = std::max(m, r[j]);
+    }
+    if (offset > 0 && m < R(1e-3)) {  // degenerate: what is left is rounding
+      std::fill(r.begin(), r.end(), R(0));
+      return;
+    }
+    R power = R(settings.power);
+    for (size_t j = 0; j < n; j++) {
+      w[j] = P::round(std::pow(P::round(r[j] / m), power));
+      W += w[j];
+    }
+    for (size_t j = 0; j < n; j++) {
+      if (r[j] > 0) q[j] = P::round(power == 1 ? 1 / m : std::pow(r[j] / m, power - 1) / m);
+      t += q[j];
+    }
+    t /= W;
+  }
+};
 
 template <class P>
 Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink, typename P::real* sink_weight) {
   using R = typename P::real;
   size_t n = z.size();
   Numbers<P> p(n);
+  R sum = 0;
   switch (s.kind) {
     case Kind::softmax: {
-      R largest = sink, sum = 0;
+      R largest = sink;
       for (R x : z) largest = std::max(largest, x);
       for (size_t j = 0; j < n; j++) p[j] = P::round(std::exp(P::round(z[j] - largest)));
       for (R x : p) sum += x;
@@ -39,25 +74,73 @@ Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename
       *sink_weight = std::exp(sink - largest) / sum;
       break;
     }
-    default: failure("no reference for this kind");
+    case Kind::lssa:
+      for (size_t j = 0; j < n; j++) sum += p[j] = P::round(ref_softplus(z[j]));
+      for (R& x : p) x = P::round(x / sum);
+      break;
+    case Kind::lssar: {
+      RefLssar<P> row(s, z);
+      for (size_t j = 0; j < n && row.W > 0; j++) p[j] = P::round(row.w[j] / row.W);
+      break;
+    }
+    case Kind::sigmoid:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(ref_sigmoid(P::round(z[j] - std::log(R(s.context)))));
+      break;
+    case Kind::relu:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(std::max(z[j], R(0)) / R(n));
+      break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(P::round(std::max(z[j], R(0)) * std::max(z[j], R(0))) / R(n));
+      break;
   }
   return p;
 }
 
 template <class P>
 Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
-                               typename P::real sink, typename P::real* dsink) {
+                               typename P::real sink, typename P::real* dsink, Numbers<P>& slope) {
   using R = typename P::real;
   size_t n = z.size();
-  R sink_weight = 0;
+  R sink_weight = 0, sum = 0;
   Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight);
+  slope = p;
   switch (s.kind) {
-    case Kind::softmax: {
+    case Kind::softmax:
       for (size_t j = 0; j < n; j++) dz[j] = P::round(p[j] * P::round(dp[j] - dot));
       *dsink -= sink_weight * dot;
       break;
+    case Kind::lssa:
+      for (R x : z) sum += P::round(ref_softplus(x));
+      for (size_t j = 0; j < n; j++) {
+        dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(dp[j] - dot) / sum));
+        slope[j] = ref_sigmoid(z[j]) / sum;
+      }
+      break;
+    case Kind::lssar: {
+      RefLssar<P> row(s, z);
+      if (row.W == 0) break;
+      R with_o2 = 0;  // dO . O2 = sum of Q dP
+      for (size_t j = 0; j < n; j++) with_o2 += P::round(row.q[j] / row.W) * dp[j];
+      R e = R(s.power) * row.offset * (with_o2 - dot * row.t);
+      for (size_t j = 0; j < n; j++) {
+        R da = P::round(R(n) * R(s.power) * P::round(row.q[j] / row.W) * P::round(dp[j] - dot));
+        dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(da - e) / row.s));
+        slope[j] = ref_sigmoid(z[j]) * R(n) * R(s.power) * row.q[j] / row.W / row.s;
+      }
+      break;
     }
-    default: failure("no reference for this kind");
+    case Kind::sigmoid:
+      for (size_t j = 0; j < n; j++) dz[j] = P::round((slope[j] = P::round(p[j] * P::round(1 - p[j]))) * dp[j]);
+      break;
+    case Kind::relu:
+      for (size_t j = 0; j < n; j++) slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
+      break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) {
+        slope[j] = 2 * std::max(z[j], R(0)) / R(n);
+        dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
+      }
+      break;
   }
   return dz;
 }
@@ -99,8 +182,8 @@ Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape
   return out;
 }
 
-// Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of p |dO| . |v| |k| and p |dO| . |v| |q|, the
-// sizes of the terms that dq and dk are differences of.
+// Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its
+// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
@@ -124,12 +207,15 @@ Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionSha
           dp[j] = P::round(sum);
         }
         for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
-        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink);
+        Numbers<P> slope;
+        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
+        R mean_size = 0;
+        for (int j = 0; j <= i; j++) mean_size += p[j] * dp_size[j];
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
         for (int j = 0; j <= i; j++)
           for (int d = 0; d < shape.D; d++) {
-            sizes[shape.qkv(b, i, 0, h, d)] += std::fabs(p[j] * dp_size[j] * qkv[shape.qkv(b, j, 1, h, d)]);
-            sizes[shape.qkv(b, j, 1, h, d)] += std::fabs(p[j] * dp_size[j] * qkv[shape.qkv(b, i, 0, h, d)]);
+            sizes[shape.qkv(b, i, 0, h, d)] += std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
+            sizes[shape.qkv(b, j, 1, h, d)] += std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
             dqkv[shape.qkv(b, i, 0, h, d)] += dz[j] * qkv[shape.qkv(b, j, 1, h, d)];
             dqkv[shape.qkv(b, j, 1, h, d)] += dz[j] * qkv[shape.qkv(b, i, 0, h, d)];
             dqkv[shape.qkv(b, j, 2, h, d)] += p[j] * dout[shape.out(b, i, h, d)];

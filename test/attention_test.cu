@@ -77,81 +77,130 @@ Result<T> run_attention(const AttentionSettings& s, const AttentionShape& shape,
   return {unshifted(out), unshifted(dqkv), stats.download(), dsinks.download()};
 }
 
+// Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says little about
+// the naive formula's error, so small shapes are compared over several draws, as one tensor.
+template <class T>
+struct Comparison {
+  struct Values {
+    std::vector<T> kernel;
+    Numbers<Exact> exact;
+    Numbers<Naive<T>> naive;
+    double terms = 0;
+  } values[4];  // out, dq, dk, dv
+  std::vector<float> dsinks;
+  Numbers<Exact> exact_dsinks;
+  Numbers<Naive<T>> naive_dsinks;
+
+  void add(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
+           const std::vector<T>& sinks = {}, int shift = 0) {
+    auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
+    auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
+    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
+    Numbers<Exact> dsink(sinks.size(), 0.5);
+    Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
+    double terms[3] = {};
+    auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(values[0].kernel, result.out);
+    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink));
+    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink));
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink);
+    for (int part = 0; part < 3; part++) {
+      append(values[1 + part].kernel, part_of(shape, result.dqkv, part));
+      append(values[1 + part].exact, part_of(shape, exact, part));
+      append(values[1 + part].naive, part_of(shape, naive, part));
+      values[1 + part].terms = std::max(values[1 + part].terms, terms[part]);
+    }
+    append(dsinks, result.dsinks);
+    append(exact_dsinks, dsink);
+    append(naive_dsinks, ndsink);
+  }
+
+  // The largest share of a bound that was used.
+  double finish(const std::string& name) {
+    double used = 0;
+    const char* names[] = {" out", " dq", " dk", " dv"};
+    for (int i = 0; i < 4; i++)
+      used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>, values[i].terms));
+    if (!dsinks.empty()) expect_close(name + " dsink", dsinks, exact_dsinks, naive_dsinks, u<T>);
+    return used;
+  }
+};
+
 template <class T>
 double check_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
-                       const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
-  std::string name = describe(s, shape);
-  auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
-  auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
-  auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
-  double used = expect_close(name + " out", result.out, ref_attention<Exact>(s, shape, x, sink),
-                             ref_attention<Naive<T>>(s, shape, nx, nsink), u<T>);
-  Numbers<Exact> dsink(sinks.size(), 0.5);
-  Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
-  double terms[3] = {};
-  auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms);
-  auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink);
-  for (int part = 0; part < 3; part++)
-    used = std::max(used, expect_close(name + (part == 0 ? " dq" : part == 1 ? " dk" : " dv"), part_of(shape, result.dqkv, part),
-                                       part_of(shape, exact, part), part_of(shape, naive, part), u<T>, terms[part]));
-  if (s.sink == Sink::learned) expect_close(name + " dsink", result.dsinks, dsink, ndsink, u<T>);
-  return used;
+                       const std::vector<T>& dout) {
+  Comparison<T> comparison;
+  comparison.add(s, shape, qkv, dout);
+  return comparison.finish(describe(s, shape));
 }
 
 template <class T>
 double check_random(const AttentionSettings& s, const AttentionShape& shape, int shift = 0) {
-  auto sinks = s.sink == Sink::learned ? random_normal<T>(shape.H, 5) : std::vector<T>();
-  return check_attention<T>(s, shape, random_qkv<T>(shape, 1), random_normal<T>(shape.out_size(), 2), sinks, shift);
+  Comparison<T> comparison;
+  for (size_t draw = 0, numbers = 0; draw < 16 && numbers < 2000; draw++, numbers += shape.out_size()) {
+    auto sinks = s.sink == Sink::learned ? random_normal<T>(shape.H, 5 + 3 * draw) : std::vector<T>();
+    comparison.add(s, shape, random_qkv<T>(shape, 3 + 3 * draw), random_normal<T>(shape.out_size(), 4 + 3 * draw), sinks, shift);
+  }
+  return comparison.finish(describe(s, shape));
 }
 
-static const Kind built_kinds[] = {Kind::softmax};
+static const Kind kinds[] = {Kind::softmax, Kind::lssa, Kind::lssar, Kind::sigmoid, Kind::relu, Kind::relu2};
+
+// A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows show little.
+static AttentionSettings settings_of(Kind kind, int T) {
+  return {.kind = kind, .context = T, .power = kind == Kind::lssar ? 3.0f : 15.0f};
+}
 
 // ---- shapes: every T with every D; B and H vary along so that all pairs meet
 
 static const int lengths[] = {1, 2, 3, 4, 31, 113, 257}, dims[] = {1, 36, 64, 90, 128, 360};
 
 TYPED_TEST(AttentionTest, SmallShapes) {
-  for (Kind kind : built_kinds)
+  for (Kind kind : kinds)
     for (int T : {1, 2, 3, 4, 31})
-      for (int D : {1, 36, 64, 130}) check_random<TypeParam>({.kind = kind, .context = T}, {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
+      for (int D : {1, 36, 64, 130}) check_random<TypeParam>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
 }
 
 TYPED_TEST(AttentionTest, LongShapes) {
   double used = 0;
-  for (Kind kind : built_kinds)
+  for (Kind kind : kinds)
     for (int t = 0; t < 7; t++)
       for (int d = 0; d < 6; d++) {
         int choice = (t + d) % 4;
+        if (kind != Kind::softmax && choice != t % 2) continue;  // the others share all but the policy
         AttentionShape shape{choice % 2 ? 3 : 1, lengths[t], choice / 2 ? 3 : 1, dims[d]};
-        used = std::max(used, check_random<TypeParam>({.kind = kind, .context = shape.T}, shape));
+        used = std::max(used, check_random<TypeParam>(settings_of(kind, shape.T), shape));
       }
   printf("largest share of the bound used: %.2f\n", used);
 }
 
 TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
-  for (Kind kind : built_kinds)
+  for (Kind kind : {Kind::softmax, Kind::lssar})
     for (int T : {63, 64, 65, 128, 129})
       for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512})
-        if (T == 64 || T == 65 || D < 100) check_random<TypeParam>({.kind = kind, .context = T}, {1, T, 2, D});
+        if (T == 64 || T == 65 || D < 100) check_random<TypeParam>(settings_of(kind, T), {1, T, 2, D});
 }
 
 TYPED_TEST(AttentionTest, MisalignedArrays) {
-  for (Kind kind : built_kinds) check_random<TypeParam>({.kind = kind, .context = 70}, {2, 70, 2, 32}, 1);
+  for (Kind kind : kinds) check_random<TypeParam>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
 }
 
 // ---- values
 
-// Scores of +-100, and of +-4000: e^z alone would overflow. (A gradient can be no better then than lse, rounded to float32.)
+// Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow. Gradients cannot
+// be better then than lse, rounded to float32.
 TYPED_TEST(AttentionTest, LargeScores) {
   using T = TypeParam;
   AttentionShape shape{1, 70, 2, 36};
   auto dout = random_normal<T>(shape.out_size(), 2);
-  for (Kind kind : built_kinds) {
+  for (Kind kind : kinds) {
     AttentionSettings s{.kind = kind};
     check_attention<T>(s, shape, random_qkv<T>(shape, 1, 30), dout);
+    if (kind == Kind::lssa || kind == Kind::lssar) continue;
     auto qkv = random_qkv<T>(shape, 1, 1000);
     auto result = run_attention<T>(s, shape, qkv, dout);
-    expect_close("out", result.out, ref_attention<Exact>(s, shape, widen<Exact>(qkv)),
+    expect_close(describe(s, shape) + " out", result.out, ref_attention<Exact>(s, shape, widen<Exact>(qkv)),
                  ref_attention<Naive<T>>(s, shape, widen<Naive<T>>(qkv)), u<T>);
     for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x)));
   }
@@ -163,7 +212,29 @@ TYPED_TEST(AttentionTest, EqualKeys) {
   auto qkv = random_qkv<TypeParam>(shape, 1);
   for (int t = 1; t < shape.T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
-  for (Kind kind : built_kinds) check_attention<TypeParam>({.kind = kind}, shape, qkv, random_normal<TypeParam>(shape.out_size(), 2));
+  for (Kind kind : kinds) check_attention<TypeParam>({.kind = kind}, shape, qkv, random_normal<TypeParam>(shape.out_size(), 2));
+}
+
+// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys here.
+TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
+  for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
+    check_random<TypeParam>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
+  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
+  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}, {2, 40, 3, 16});
+  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
+}
+
+// Scores of about -4, -8, -12, -30 for all keys: softplus must keep its digits.
+TYPED_TEST(AttentionTest, VeryNegativeScores) {
+  using T = TypeParam;
+  AttentionShape shape{2, 70, 2, 33};
+  for (Kind kind : {Kind::lssa, Kind::lssar, Kind::sigmoid})
+    for (float level : {-4.0f, -8.0f, -12.0f, -30.0f}) {
+      auto qkv = random_qkv<T>(shape, 1);
+      for (size_t i = 0; i < qkv.size(); i += shape.D)  // the last channel adds `level` to every score
+        if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2) qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
+      check_attention<T>(settings_of(kind, 70), shape, qkv, random_normal<T>(shape.out_size(), 2));
+    }
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
@@ -181,7 +252,7 @@ TYPED_TEST(AttentionTest, Causal) {
     for (int t = seen; t < shape.T; t++)
       for (int part = 0; part < 3; part++)
         for (int d = 0; d < shape.D; d++) later[shape.qkv(0, t, part, 0, d)] = from_float<T>(d % 2 ? 1e6f : -1e6f);
-    for (Kind kind : built_kinds) {
+    for (Kind kind : kinds) {
       auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out, b = run_attention<T>({.kind = kind}, shape, later, dout).out;
       a.resize(shape.out(0, seen, 0)), b.resize(a.size());
       expect_same_bits(format("rows before %d", seen), a, b);
@@ -195,7 +266,7 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
   auto qkv = random_qkv<T>(shape, 1);
   auto dout = random_normal<T>(shape.out_size(), 2);
   auto sinks = random_normal<T>(shape.H, 3);
-  for (Kind kind : built_kinds) {
+  for (Kind kind : kinds) {
     AttentionSettings s{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none};
     auto once = [&] { return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>()); };
     auto expected = once();
@@ -247,13 +318,17 @@ static void check_by_differences(const AttentionSettings& s, const AttentionShap
   auto dprepared = ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
   auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
   auto check = [&](const char* name, double& x, double gradient) {
-    double kept = x, step = 1e-5;
-    x = kept + step;
-    double above = loss();
-    x = kept - step;
-    double below = loss();
-    x = kept;
-    EXPECT_NEAR((above - below) / (2 * step), gradient, 2e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
+    double kept = x, step = 2e-4;
+    auto difference = [&](double h) {
+      x = kept + h;
+      double above = loss();
+      x = kept - h;
+      double below = loss();
+      x = kept;
+      return (above - below) / (2 * h);
+    };
+    double slope = (4 * difference(step) - difference(2 * step)) / 3;  // the error is of fourth order
+    EXPECT_NEAR(slope, gradient, 1e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
   };
   for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);
   for (size_t h = 0; h < scales.size(); h++) check("ssmax scale", scales[h], dscales[h]);
@@ -262,7 +337,7 @@ static void check_by_differences(const AttentionSettings& s, const AttentionShap
 
 TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   AttentionShape shape{2, 9, 2, 6};
-  for (Kind kind : built_kinds)
+  for (Kind kind : kinds)
     for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
       for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
         check_by_differences({.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
@@ -428,5 +503,6 @@ TEST(AttentionDispatch, NamesAndErrors) {
   EXPECT_NE(error_text([] { kind_from_name("lsar"); }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
             std::string::npos);
   EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
-  EXPECT_NE(error_text([] { attention_check({.kind = Kind::relu2}, 64); }).find("attention.kind = \"relu2\""), std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({.kind = Kind(6)}, 64); }).find("attention.kind = 6 has no kernels; choose one of"),
+            std::string::npos);
 }

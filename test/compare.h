@@ -1,12 +1,14 @@
 // THE comparator of the project. A result x is right when, against a float64 reference ref,
 //     max |x - ref| / max |ref|  <=  2 x (the same figure for the naive formula) + 2 u
-// where the naive formula works op by op on the same inputs, adds left to right in float32 and rounds every op's result to
-// the type the kernel stores; u is the unit roundoff of the output's type. There are no hand-tuned tolerances anywhere.
-// NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/device.h), so what was not written shows.
+// where the naive formula works op by op on the same inputs, adds left to right in float32 and rounds every op's result
+// to the type the kernel stores; u is the unit roundoff of the output's type. There are no hand-tuned tolerances
+// anywhere. NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/device.h), so what was not
+// written shows.
 //
 // References are templates over one of the two policies here and never mention a type themselves:
-//     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { ... P::round(a * b) ... }
-// real is the type sums are taken in; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's type.
+//     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { ... P::round(a * b) }
+// real is the type sums are taken in; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's
+// type.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -32,10 +34,14 @@ struct Naive {
 };
 
 // Half the distance from 1 to the next larger number.
-template <class T> inline constexpr double unit_roundoff = 0;
-template <> inline constexpr double unit_roundoff<float> = 0x1p-24;
-template <> inline constexpr double unit_roundoff<bf16> = 0x1p-8;
-template <> inline constexpr double unit_roundoff<fp16> = 0x1p-11;
+template <class T>
+inline constexpr double unit_roundoff = 0;
+template <>
+inline constexpr double unit_roundoff<float> = 0x1p-24;
+template <>
+inline constexpr double unit_roundoff<bf16> = 0x1p-8;
+template <>
+inline constexpr double unit_roundoff<fp16> = 0x1p-11;
 
 inline double as_double(double x) { return x; }
 inline double as_double(float x) { return x; }
@@ -52,8 +58,8 @@ std::vector<typename P::real> widen(const std::vector<T>& x) {
 }
 
 struct Deviation {
-  double error = 0;   // max |x - ref| / max |ref|; infinite when anything is NaN or Inf
-  size_t worst = 0;   // where
+  double error = 0;  // max |x - ref| / max |ref|; infinite when anything is NaN or Inf
+  size_t worst = 0;  // where
 };
 
 // cancels: where an output is a difference of larger terms (an exact zero included), the size of those terms.
@@ -67,7 +73,7 @@ Deviation deviation(const std::vector<X>& x, const std::vector<double>& ref, dou
     if (!std::isfinite(d)) return {std::numeric_limits<double>::infinity(), i};
     if (d > difference) difference = d, result.worst = i;
   }
-  result.error = difference == 0 ? 0 : difference / largest;   // largest == 0: only exact zeros are right
+  result.error = difference == 0 ? 0 : difference / largest;  // largest == 0: only exact zeros are right
   return result;
 }
 
@@ -95,8 +101,8 @@ double expect_close(const std::string& name, const std::vector<X>& output, const
   return kernel.error / bound;
 }
 
-// The error of a few numbers is a matter of luck, the naive formula's too. Tests of small shapes therefore repeat them with
-// other random numbers, collect the outputs here and compare them together, when the pool ends.
+// The error of a few numbers is a matter of luck, the naive formula's too. Tests of small shapes therefore repeat them
+// with other random numbers, collect the outputs here and compare them together, when the pool ends.
 class Pool {
  public:
   Pool(std::string name, double u, double cancels = 0) : name_(std::move(name)), u_(u), cancels_(cancels) {}

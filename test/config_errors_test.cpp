@@ -92,6 +92,8 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(R"({"optimizer": {"eps": 0}})", {}, "optimizer.eps = 0 must be a number in (0, 1]  [x.json]");
   expect_error(R"({"optimizer": {"lr": "6e-4"}})", {},
                "optimizer.lr = \"6e-4\" must be a number in [0, 1000]  [x.json]");
+  expect_error("{}", {"optimizer.lr=inf"}, "optimizer.lr = \"inf\" must be a number in [0, 1000]  [--set]");
+  expect_error("{}", {"optimizer.lr=nan"}, "optimizer.lr = \"nan\" must be a number in [0, 1000]  [--set]");
   expect_error(R"({"data": {"shuffle": 1}})", {}, "data.shuffle = 1 must be true or false  [x.json]");
   expect_error(R"({"data": {"train": [1]}})", {}, "data.train = [1] must be text or a list of texts  [x.json]");
   expect_error(R"({"data": {"train": {"a": "b"}}})", {},
@@ -181,7 +183,8 @@ TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
 
 TEST(ConfigErrors, NestingAndSizeAreLimited) {
   auto nested = [](int levels) {
-    return "{\"_\": " + std::string(levels - 1, '[') + std::string(levels - 1, ']') + "}";
+    std::string open(levels - 1, '['), close(levels - 1, ']');
+    return format("{\"_\": %s%s}", open.c_str(), close.c_str());
   };
   EXPECT_EQ(error_in(nested(JSON_MAX_DEPTH)), "");
   expect_error(nested(JSON_MAX_DEPTH + 1), {}, "more than 32 levels of nested JSON  [x.json]");
@@ -328,7 +331,7 @@ TEST(ConfigErrors, UntrustedBytes) {
         default:
           bytes.erase(at, 1 + random() % 8);
       }
-      if (bytes.empty()) bytes = " ";
+      if (bytes.empty()) bytes.assign(1, ' ');
     }
     feed(bytes);
     feed(bytes.substr(random() % bytes.size()));

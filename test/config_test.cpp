@@ -320,11 +320,13 @@ TEST(Config, HelpNamesEveryKeyAndVariant) {
 TEST(Config, DidYouMean) {
   auto hint = [](const char* word) { return did_you_mean(word, {"--resume", "--generate", "--eval", "-h"}); };
   EXPECT_EQ(hint("--resum"), "; did you mean \"--resume\"?");
-  EXPECT_EQ(hint("--reusme"), "; did you mean \"--resume\"?");  // two neighbours swapped
+  EXPECT_EQ(hint("--reusme"), "; did you mean \"--resume\"?");
   EXPECT_EQ(hint("--geenrat"), "; did you mean \"--generate\"?");
   EXPECT_EQ(hint("--verbose"), "");
   EXPECT_EQ(hint(""), "");
-  EXPECT_EQ(did_you_mean(std::string(1 << 20, 'x'), {"xx"}), "");  // and at once
+  EXPECT_EQ(did_you_mean("lsas", {"lssa"}), "; did you mean \"lssa\"?");
+  EXPECT_EQ(did_you_mean("lxxa", {"lssa"}), "");                              // short words must be nearer
+  EXPECT_EQ(did_you_mean(std::string(65, 'x'), {std::string(64, 'x')}), "");  // the cost grows with both lengths
 }
 
 TEST(Config, TheShippedFilesLoad) {

@@ -155,7 +155,8 @@ TEST_F(Shards, TokensBeyondTheVocabularyAreFoundWhereTheyAre) {
   tokens[1000] = 256;
   add("early.bin", tokens);  // seen at the start already
   expect_user_error([&] { open({"good.bin", "early.bin"}, 256); },
-                    {"data.train", dir / "early.bin", "token 256 at position 1000", "model.vocab = 256", "another tokenizer"});
+                    {"data.train", dir / "early.bin", "token 256 at position 1000", "model.vocab = 256",
+                     "another tokenizer"});
   tokens[1000] = 0;
   tokens[3000] = 50256;
   add("late.bin", tokens);
@@ -244,6 +245,17 @@ TEST(Order, EveryEpochTakesEveryWindowOnceInAnOrderOfItsOwn) {
   for (auto& epoch : epochs) EXPECT_EQ(std::set<int64_t>(epoch.begin(), epoch.end()).size(), size_t(total));
 }
 
+TEST(Order, EverySeedAndEpochHasAnOrderOfItsOwn) {
+  std::set<std::vector<int64_t>> orders;
+  for (int seed = 0; seed < 20; seed++)
+    for (int epoch = 0; epoch < 20; epoch++) {
+      std::vector<int64_t> order(30);
+      for (int i = 0; i < 30; i++) order[i] = permute(i, 30, seed, epoch);
+      orders.insert(order);
+    }
+  EXPECT_EQ(orders.size(), 400u);
+}
+
 TEST(Order, PermutationsAreBijections) {
   std::vector<int64_t> totals = {1000, 4096, 65537};
   for (int64_t total = 1; total <= 130; total++) totals.push_back(total);
@@ -318,7 +330,8 @@ struct Loading : Shards {
     add("b.bin", numbers(50, 1000));
     return WindowReader(open({"a.bin", "b.bin"}), T, 65536, "data.train");
   }
-  static void expect_batch(const Batch& batch, const WindowReader& reader, const LoaderSettings& s, int64_t step, int m) {
+  static void expect_batch(const Batch& batch, const WindowReader& reader, const LoaderSettings& s, int64_t step,
+                           int m) {
     EXPECT_EQ(batch.step, step);
     EXPECT_EQ(batch.micro_step, m);
     std::vector<int> inputs, targets, in(T), out(T);

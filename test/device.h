@@ -1,6 +1,7 @@
-// Device arrays for tests, on both machines: freed at the end, filled with NaN until written, and guarded: 256 bytes before
-// and after the elements must be unchanged when the array dies (under ASan there are no guards; ASan sees more).
-// expect_reproducible() runs something again and again, on the CPU layer with other numbers of threads and in other orders.
+// Device arrays for tests, on both machines: freed at the end, filled with NaN until written, and guarded: 256 bytes
+// before and after the elements must be unchanged when the array dies (under ASan there are no guards; ASan sees more).
+// expect_reproducible() runs something again and again, on the CPU layer with other numbers of threads and in other
+// orders.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -16,14 +17,14 @@
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr size_t GUARD = 0;
 #else
-inline constexpr size_t GUARD = 256;   // keeps the alignment cudaMalloc gives
+inline constexpr size_t GUARD = 256;  // keeps the alignment cudaMalloc gives
 #endif
 
 template <class T>
 class DeviceArray {
  public:
   explicit DeviceArray(size_t n) : n_(n) {
-    CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));   // + 1: an array of nothing still has an address
+    CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));  // + 1: an array of nothing still has an address
     CUDA_CHECK(cudaMemset(base_, 0xA5, bytes() + 2 * GUARD + 1));
     poison();
   }

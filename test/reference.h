@@ -1,6 +1,6 @@
-// Float64 references of kernels/, and the same formulas op by op in float32 with results rounded to a storage type: each
-// function is a template over the policies Exact and Naive<T> of test/compare.h. Sums run left to right. Arrays are row-major
-// vectors; what a kernel adds to (+=) is passed in as its starting value.
+// Float64 references of kernels/, and the same formulas op by op in float32 with results rounded to a storage type:
+// each function is a template over the policies Exact and Naive<T> of test/compare.h. Sums run left to right. Arrays
+// are row-major vectors; what a kernel adds to (+=) is passed in as its starting value.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,13 +8,16 @@
 
 #include "test/compare.h"
 
-template <class P> using Real = typename P::real;
-template <class P> using Reals = std::vector<typename P::real>;
+template <class P>
+using Real = typename P::real;
+template <class P>
+using Reals = std::vector<typename P::real>;
 
 // ---- embedding
 
 template <class P>
-Reals<P> ref_embedding(const std::vector<int>& tokens, const Reals<P>& wte, const Reals<P>& wpe /* or empty */, int T, int C) {
+Reals<P> ref_embedding(const std::vector<int>& tokens, const Reals<P>& wte, const Reals<P>& wpe /* or empty */, int T,
+                       int C) {
   Reals<P> out(tokens.size() * C);
   for (size_t n = 0; n < tokens.size(); n++)
     for (int c = 0; c < C; c++) {
@@ -25,8 +28,8 @@ Reals<P> ref_embedding(const std::vector<int>& tokens, const Reals<P>& wte, cons
 }
 
 template <class P>
-void ref_embedding_backward(Reals<P>& dwte, Reals<P>& dwpe /* or empty */, const Reals<P>& dout, const std::vector<int>& tokens, int T,
-                            int C) {
+void ref_embedding_backward(Reals<P>& dwte, Reals<P>& dwpe /* or empty */, const Reals<P>& dout,
+                            const std::vector<int>& tokens, int T, int C) {
   for (size_t n = 0; n < tokens.size(); n++)
     for (int c = 0; c < C; c++) {
       dwte[size_t(tokens[n]) * C + c] += dout[n * C + c];
@@ -43,7 +46,8 @@ struct RefLayernorm {
 
 // residual empty: normalizes x, otherwise x + residual. Statistics are kept in float32, not in the storage type.
 template <class P>
-RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& residual, const Reals<P>& gamma, const Reals<P>& beta, int N, int C) {
+RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& residual, const Reals<P>& gamma, const Reals<P>& beta,
+                              int N, int C) {
   using R = Real<P>;
   RefLayernorm<P> r{x, Reals<P>(x.size()), Reals<P>(N), Reals<P>(N)};
   for (size_t i = 0; i < residual.size(); i++) r.sum[i] = P::round(x[i] + residual[i]);
@@ -90,7 +94,7 @@ void ref_layernorm_backward(Reals<P>& dx, Reals<P>& dgamma, Reals<P>& dbeta, con
 
 // ---- GELU, tanh form: 0.5 x (1 + tanh(u)) = x sigmoid(2u), which float64 can follow into the left tail
 
-inline constexpr double GELU_SCALE = 2 * 0.7978845608028654;   // 2 sqrt(2 / pi)
+inline constexpr double GELU_SCALE = 2 * 0.7978845608028654;  // 2 sqrt(2 / pi)
 
 template <class P>
 Real<P> ref_gelu_sigmoid(Real<P> x) {
@@ -124,19 +128,21 @@ void ref_bias_backward(Reals<P>& dbias, const Reals<P>& dout, int N, int n, int 
 
 template <class P>
 struct RefMatmul {
-  Reals<P> d, aux;   // rows of ldd; what lies between them stays as it was
+  Reals<P> d, aux;  // rows of ldd; what lies between them stays as it was
 };
 
 template <class P>
-RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b, int m, int n, int k, bool trans_a, bool trans_b,
-                        int ldd, int lda, int ldb, double beta, int epilogue, const Reals<P>& bias, const Reals<P>& aux0) {
+RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b, int m, int n, int k, bool trans_a,
+                        bool trans_b, int ldd, int lda, int ldb, double beta, int epilogue, const Reals<P>& bias,
+                        const Reals<P>& aux0) {
   using R = Real<P>;
   RefMatmul<P> r{d0, aux0};
   for (int i = 0; i < m; i++)
     for (int j = 0; j < n; j++) {
       R sum = 0;
       for (int l = 0; l < k; l++)
-        sum += (trans_a ? a[size_t(l) * lda + i] : a[size_t(i) * lda + l]) * (trans_b ? b[size_t(j) * ldb + l] : b[size_t(l) * ldb + j]);
+        sum += (trans_a ? a[size_t(l) * lda + i] : a[size_t(i) * lda + l]) *
+               (trans_b ? b[size_t(j) * ldb + l] : b[size_t(l) * ldb + j]);
       R& to = r.d[size_t(i) * ldd + j];
       R x = P::round(sum);
       if (beta != 0) x = P::round(x + R(beta) * to);
@@ -156,7 +162,8 @@ struct RefCrossEntropy {
 };
 
 template <class P>
-RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<int>& targets, double dloss, int V, int Vp) {
+RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<int>& targets, double dloss, int V,
+                                     int Vp) {
   using R = Real<P>;
   RefCrossEntropy<P> r{Reals<P>(targets.size()), Reals<P>(logits.size(), 0)};
   for (size_t n = 0; n < targets.size(); n++) {
@@ -187,9 +194,10 @@ Reals<P> ref_square_sums(const Reals<P>& x, size_t block) {
 
 template <class P>
 struct RefAdamW {
-  Reals<P> param, master, m, v;   // param: master as the kernel stores it
+  Reals<P> param, master, m, v;  // param: master as the kernel stores it
 
-  void step(const Reals<P>& grad, double grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay, int t) {
+  void step(const Reals<P>& grad, double grad_scale, double lr, double beta1, double beta2, double eps,
+            double weight_decay, int t) {
     using R = Real<P>;
     R correction1 = R(1) - std::pow(R(beta1), R(t)), correction2 = R(1) - std::pow(R(beta2), R(t));
     for (size_t i = 0; i < grad.size(); i++) {

@@ -1,8 +1,10 @@
 // Learning-rate schedules, files, run folders, metrics and console texts.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -433,13 +435,21 @@ TEST(Console, ProgressBarIsForTerminalsOnly) {
   FILE* out = std::fopen(ptsname(terminal), "w");
   ASSERT_NE(out, nullptr);
   {
-    ProgressBar bar("x", 2, out);
-    bar.update(1);
-    bar.update(2);  // within a tenth of a second: not drawn
+    ProgressBar bar("x", 100, out);
+    for (int i = 1; i <= 50; i++) bar.update(i);  // drawn ten times a second at most
   }
-  char shown[256] = "";
-  ASSERT_GT(read(terminal, shown, sizeof shown - 1), 0);
-  EXPECT_EQ(std::string(shown), "\rx [############............]  50% eta 0s\033[K\r\033[K");
+  const std::string cleared = "\r\033[K";
+  std::string shown;
+  pollfd readable = {terminal, POLLIN, 0};
+  while (!shown.ends_with(cleared) && poll(&readable, 1, 5000) == 1) {
+    char chunk[256];
+    ssize_t got = read(terminal, chunk, sizeof chunk);
+    if (got <= 0) break;
+    shown.append(chunk, static_cast<size_t>(got));
+  }
+  EXPECT_EQ(shown.rfind("\rx [........................]   1%", 0), 0u) << shown;
+  EXPECT_TRUE(shown.ends_with(cleared)) << shown;
+  EXPECT_LT(std::count(shown.begin(), shown.end(), '\r'), 40);
   std::fclose(out);
   close(terminal);
 }

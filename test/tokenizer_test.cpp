@@ -1,5 +1,5 @@
-// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here. With PLUSGPT_GPT2_VOCAB=DIR (the published files) known
-// encodings are checked too. scripts/prepare_text.py must give the same tokens as the C++ code.
+// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here; scripts/prepare_text.py must give the same tokens as
+// the C++ code. With PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files) known encodings are checked too.
 #include "data/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -103,7 +103,8 @@ TEST_F(Gpt2, DecodesBytesEvenPartsOfCharacters) {
 }
 
 TEST_F(Gpt2, MissingFilesAreNamed) {
-  expect_user_error([] { open_tokenizer("gpt2", ""); }, {"generate.tokenizer_dir is empty", "encoder.json", "vocab.bpe"});
+  expect_user_error([] { open_tokenizer("gpt2", ""); },
+                    {"generate.tokenizer_dir is empty", "encoder.json", "vocab.bpe"});
   expect_user_error([&] { open_tokenizer("gpt2", dir / "none"); }, {dir / "none", "vocab.json", "encoder.json"});
   write_file(dir / "encoder.json", files.vocabulary.dump());
   expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir.path, "merges.txt", "vocab.bpe"});
@@ -188,8 +189,10 @@ TEST(Split, AsGpt2Does) {
   using P = std::vector<std::string>;
   EXPECT_EQ(pieces(""), P{});
   EXPECT_EQ(pieces("hello world"), (P{"hello", " world"}));
-  EXPECT_EQ(pieces("It's we've I'd, don't you'll"), (P{"It", "'s", " we", "'ve", " I", "'d", ",", " don", "'t", " you", "'ll"}));
+  EXPECT_EQ(pieces("It's we've I'd, don't you'll"),
+            (P{"It", "'s", " we", "'ve", " I", "'d", ",", " don", "'t", " you", "'ll"}));
   EXPECT_EQ(pieces("IT'S 'x 's''"), (P{"IT", "'", "S", " '", "x", " '", "s", "''"}));  // contractions are lower case
+  EXPECT_EQ(pieces("a'x b'dd"), (P{"a", "'", "x", " b", "'d", "d"}));
   EXPECT_EQ(pieces("a  b"), (P{"a", " ", " b"}));            // the last space goes with the word
   EXPECT_EQ(pieces("a \n b"), (P{"a", " \n", " b"}));
   EXPECT_EQ(pieces("a\n\nb"), (P{"a", "\n", "\n", "b"}));    // a newline does not
@@ -231,14 +234,16 @@ TEST_F(Gpt2, BothFileNamesAndLineEnds) {
 TEST_F(Gpt2, EndOfTextIsOneToken) {
   auto tokenizer = open();
   EXPECT_EQ(tokenizer->encode("<|endoftext|>"), Tokens{separator});
-  EXPECT_EQ(tokenizer->encode("hello<|endoftext|><|endoftext|> world"), (Tokens{hello, separator, separator, space_world}));
+  EXPECT_EQ(tokenizer->encode("hello<|endoftext|><|endoftext|> world"),
+            (Tokens{hello, separator, separator, space_world}));
   EXPECT_EQ(tokenizer->encode("<|endoftext|").size(), 12u);
   EXPECT_EQ(tokenizer->encode("a <|endoftext|>"), (Tokens{'a', ' ', separator}));
 }
 
 TEST_F(Gpt2, AnyBytesComeBack) {
   auto tokenizer = open();
-  for (const std::string text : {"hello\xff\xfe world", "\x80", "\xe2\x82", "hello \xc3", "\xed\xa0\x80hello world\xf0\x9f"})
+  for (const std::string text :
+       {"hello\xff\xfe world", "\x80", "\xe2\x82", "hello \xc3", "\xed\xa0\x80hello world\xf0\x9f"})
     EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
   EXPECT_EQ(tokenizer->encode("\xc3hello"), (Tokens{0xc3, hello}));
   std::mt19937 random(1);
@@ -254,12 +259,12 @@ Tokens merged_slowly(const std::string& piece, const Pairs& merges, const nlohma
   std::vector<std::string> word;
   for (unsigned char byte : piece) word.push_back(letter(byte));
   while (true) {
-    size_t best = merges.size();
+    auto best = merges.end();
     for (size_t i = 0; i + 1 < word.size(); i++)
-      best = std::min<size_t>(best, std::find(merges.begin(), merges.end(), std::pair(word[i], word[i + 1])) - merges.begin());
-    if (best == merges.size()) break;
+      best = std::min(best, std::find(merges.begin(), merges.end(), std::pair(word[i], word[i + 1])));
+    if (best == merges.end()) break;
     for (size_t i = 0; i + 1 < word.size(); i++)
-      if (std::pair(word[i], word[i + 1]) == merges[best]) {
+      if (std::pair(word[i], word[i + 1]) == *best) {
         word[i] += word[i + 1];
         word.erase(word.begin() + i + 1);
       }
@@ -286,7 +291,8 @@ TEST_F(Gpt2, RandomVocabulariesAgreeWithTheDefinition) {
     for (int i = 0; i < 50; i++) {
       std::string piece(1 + random() % 40, ' ');
       for (char& c : piece) c = "abc"[random() % (1 + round % 3)];
-      EXPECT_EQ(tokenizer->encode(piece), merged_slowly(piece, merges, files.vocabulary)) << piece << "\n" << files.merges;
+      EXPECT_EQ(tokenizer->encode(piece), merged_slowly(piece, merges, files.vocabulary))
+          << piece << "\n" << files.merges;
     }
   }
 }
@@ -303,11 +309,11 @@ TEST_F(Gpt2, APieceOfAMegabyteIsQuick) {
 
 std::string random_text(std::mt19937& random, int length) {
   static const std::vector<std::pair<unsigned, unsigned>> blocks = {
-      {0x20, 0x7e}, {0x20, 0x7e}, {0x9, 0xd}, {0x1c, 0x20}, {0x80, 0x24f}, {0x300, 0x36f}, {0x370, 0x52f}, {0x5d0, 0x6ff},
-      {0x900, 0x97f}, {0x1680, 0x1690}, {0x1800, 0x1820}, {0x2000, 0x206f}, {0x2150, 0x218b}, {0x2460, 0x24ff},
-      {0x3000, 0x30ff}, {0x4e00, 0x4eff}, {0xac00, 0xacff}, {0xfe00, 0xfeff}};
-  static const char* const words[] = {"hello", " world", " hello", "'s", "'ll", "  ", "\n\n", " 12", "<|endoftext", "<|", "\U0001f600",
-                                      "\U0001d7d8", "\U00020000", "\U0001d400"};
+      {0x20, 0x7e}, {0x20, 0x7e}, {0x9, 0xd}, {0x1c, 0x20}, {0x80, 0x24f}, {0x300, 0x36f}, {0x370, 0x52f},
+      {0x5d0, 0x6ff}, {0x900, 0x97f}, {0x1680, 0x1690}, {0x1800, 0x1820}, {0x2000, 0x206f}, {0x2150, 0x218b},
+      {0x2460, 0x24ff}, {0x3000, 0x30ff}, {0x4e00, 0x4eff}, {0xac00, 0xacff}, {0xfe00, 0xfeff}};
+  static const char* const words[] = {"hello", " world", " hello", "'s", "'ll", "  ", "\n\n", " 12",
+                                      "<|endoftext", "<|", "\U0001f600", "\U0001d7d8", "\U00020000", "\U0001d400"};
   std::string text;
   while (length-- > 0) {
     if (random() % 2) {

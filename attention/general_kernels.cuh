@@ -1,5 +1,7 @@
+// The kernels behind general.cuh and their launchers, as templates. A kind's own file general_KIND.cu includes this and
+// instantiates them, so that kinds compile side by side.
+#pragma once
 #include "attention/general.cuh"
-
 #include "attention/tiles.cuh"
 #include "kernels/reduce.cuh"
 
@@ -75,7 +77,7 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 // ---- forward: queries are held, keys and then values stream past
 
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, STATE = Policy::STATE;
   DYNAMIC_SHARED(float, shared);
@@ -113,6 +115,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
       if (!weighing) {
+#pragma unroll
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) {
             float s[STATE + 1];
@@ -147,6 +150,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         }
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
+#pragma unroll
       for (int x = 0; x < X; x++) {
         float weights[VALUES][E];
         for (int e = 0; e < E; e++) {
@@ -168,29 +172,38 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
             for (int e = 0; e < E; e++) sum[n][r][e] *= factors[ours.held + r];
       for (int n = 0; n < VALUES; n++) add_sums<Tile>(sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
-    // the threads that share a row put together what they have seen, all in the same order
+    // what the threads of a row have seen is put together, always in the same order; after the last sweep one of them needs it
     for (int n = 0; n < STATE; n++)
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, state[n]);
     __syncthreads();
-    for (int e = 0; e < E; e++) {
-      float s[STATE + 1], other[STATE + 1];
-      for (int m = 0; m < Tile::SHARERS; m++) {
-        for (int n = 0; n < STATE; n++) other[n] = partial[(n * Tile::SHARERS + m) * Tile::HELD + mine.held + e];
-        if (m == 0) for (int n = 0; n < STATE; n++) s[n] = other[n];
-        else policy.merge(pass, s, other);
+    if (weighing && mine.first != 0) break;
+    for (int n = 0; n < STATE; n++) read_neighbours(state[n], partial + n * Tile::SHARERS * Tile::HELD + mine.held);
+    for (int m = 1; m < Tile::SHARERS; m++) {
+      float other[STATE + 1][E];
+      for (int n = 0; n < STATE; n++)
+        read_neighbours(other[n], partial + (n * Tile::SHARERS + m) * Tile::HELD + mine.held);
+      for (int e = 0; e < E; e++) {
+        float s[STATE + 1], o[STATE + 1];
+        load_state(s, e);
+        for (int n = 0; n < STATE; n++) o[n] = other[n][e];
+        policy.merge(pass, s, o);
+        keep_state(s, e);
       }
-      if (!weighing) policy.turn(i0 + mine.held + e + 1, s);
+    }
+    if (weighing) break;
+    for (int e = 0; e < E; e++) {
+      float s[STATE + 1];
+      load_state(s, e);
+      policy.turn(i0 + mine.held + e + 1, s);
       keep_state(s, e);
     }
-    __syncthreads();
   }
 
-  for (int e = 0; e < E; e++) {
+  for (int e = 0; e < E && mine.first == 0; e++) {
     float s[STATE + 1], factor[VALUES], saved[Policy::SAVED + 1];
     int i = i0 + mine.held + e;
     load_state(s, e);
     policy.finish(i + 1, s, factor, saved);
-    if (mine.first != 0) continue;
     for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + mine.held + e] = factor[n];
     if (!stats || place.chunk != 0 || i >= shape.T) continue;
     for (int n = 0; n < Policy::SAVED; n++)
@@ -248,7 +261,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
 
 // Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
   DYNAMIC_SHARED(float, shared);
@@ -271,6 +284,7 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
   for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
     reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
+#pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
       float row[ROWS + 1], p[E], dz[E];
@@ -299,7 +313,7 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys up to the diagonal.
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                   Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
@@ -324,6 +338,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
     reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
+#pragma unroll
     for (int x = 0; x < X; x++) {
       float dz[E];
       for (int e = 0; e < E; e++) {
@@ -389,7 +404,7 @@ template <class T, class Policy>
 void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
                      int D, cudaStream_t stream) {
   Shape shape = shape_of<T>(T_, H, D, {out, qkv});
-  with_tile<Tile<32, 64, 64, 64>, Tile<64, 64, 32, 64>, Tile<128, 64, 32, 128>>(D, [&]<class Tile>() {
+  with_tile<Tile<32, 64, 64, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * (Tile::WEIGHT_FLOATS + Tile::HELD) +
                     (Policy::STATE + 1) * Tile::SHARERS * Tile::HELD;
     launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),
@@ -410,7 +425,7 @@ void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, 
   if constexpr (Policy::HAS_SINK)
     if (sink && dsink)
       launch((attention_sink_kernel<T, Policy>), dim3(H), dim3(SINK_THREADS), 0, stream, dsink, sink, row_values, shape, B);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 64, 32, 64>, Tile<128, 32, 32, 128>>(D, [&]<class Tile>() {
+  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
     size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
     launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
@@ -419,10 +434,11 @@ void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, 
   });
 }
 
-#define INSTANTIATE(T, Policy)                                                                                             \
-  template void general_forward<T, Policy>(T*, float*, const T*, const PolicySettings&, const T*, int, int, int, int,     \
-                                           cudaStream_t);                                                                 \
+#define INSTANTIATE_FORWARD(T, Policy)                                                                                    \
+  template void general_forward<T, Policy>(T*, float*, const T*, const PolicySettings&, const T*, int, int, int, int,  \
+                                           cudaStream_t);
+#define INSTANTIATE_BACKWARD(T, Policy)                                                                                   \
   template void general_backward<T, Policy>(T*, const T*, const T*, const float*, const T*, float*, const PolicySettings&, \
                                             const T*, float*, int, int, int, int, cudaStream_t);
-INSTANTIATE(float, Softmax)
-INSTANTIATE(bf16, Softmax)
+#define INSTANTIATE_GENERAL(Policy) \
+  INSTANTIATE_FORWARD(float, Policy) INSTANTIATE_FORWARD(bf16, Policy) INSTANTIATE_BACKWARD(float, Policy) INSTANTIATE_BACKWARD(bf16, Policy)

@@ -1,0 +1,3 @@
+#include "attention/general_kernels.cuh"
+
+INSTANTIATE_GENERAL(Lssa)

@@ -1,0 +1,131 @@
+// What the CPU layer costs: launches, threads that never wait, meetings, fragment products. Prints a table; best of many
+// runs. `make build/cpu/bench_cpu_layer && build/cpu/bench_cpu_layer [threads]`; on a GPU it means little.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#include "kernels/gpu.cuh"
+
+namespace {
+
+template <class T> __global__ void axpy(T* y, const T* x, float a, int n) {
+  int i = (blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::size;
+  if (i >= n) return;
+  Pack<T> px = load16(x + i), py = load16(y + i);
+  for (int k = 0; k < Pack<T>::size; ++k) py[k] = from_float<T>(to_float(py[k]) + a * to_float(px[k]));
+  store16(y + i, py);
+}
+__global__ void nothing() {}
+__global__ void wait_for_warp(int times) {
+  for (int i = 0; i < times; ++i) warp_sync();
+}
+__global__ void wait_for_block(int times) {
+  for (int i = 0; i < times; ++i) __syncthreads();
+}
+__global__ void reverse(float* x, int times) {  // barriers at two lines, as most kernels have them
+  __shared__ float tile[256];
+  int t = threadIdx.x;
+  float v = x[t];
+  for (int i = 0; i < times; ++i) {
+    tile[t] = v;
+    __syncthreads();
+    v = tile[255 - t];
+    __syncthreads();
+  }
+  x[t] = v;
+}
+template <int which> __global__ void exchange(float* x, int times) {
+  float v = x[threadIdx.x], several[4] = {v, v, v, v};
+  for (int i = 0; i < times; ++i) {
+    if (which == 0) v = shuffle_xor(v, 1);
+    if (which == 1) v = warp_sum(v) * 0.03125f;
+    if (which == 2) warp_max(several);
+  }
+  x[threadIdx.x] = v + several[0];
+}
+template <int M, int N, class T> __global__ void multiply(float* x, int times) {
+  float d[M][N][4] = {};
+  unsigned a[M][4] = {}, b[N][2] = {};
+  for (int i = 0; i < times; ++i) mma_m16n8k16(d, a, b, TypeTag<T>());
+  x[threadIdx.x] = d[0][0][0];
+}
+template <bool transposed> __global__ void load_matrices(float* x, int times) {
+  __shared__ __align__(16) unsigned short tile[4][32 * 8];
+  const void* rows[4];
+  for (int i = 0; i < 4; ++i) rows[i] = &tile[i][8 * threadIdx.x];
+  unsigned r[4][4] = {};
+  for (int i = 0; i < times; ++i) {
+    if (transposed) ldmatrix_x4_trans(r, rows);
+    else ldmatrix_x4(r, rows);
+  }
+  x[threadIdx.x] = static_cast<float>(r[0][0]);
+}
+
+template <class F> double best_seconds(F f) {
+  double best = 1e9;
+  for (int i = 0; i < 15; ++i) {
+    auto begin = std::chrono::steady_clock::now();
+    f();
+    CUDA_CHECK(cudaDeviceSynchronize());
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+void report(const char* what, double value, const char* unit) { printf("%-52s %9.2f %s\n", what, value, unit); }
+
+template <int M, int N, class T> void report_mma(const char* what, float* x, int blocks) {
+  constexpr int times = 300;
+  double s = best_seconds([&] { launch((multiply<M, N, T>), blocks, WARP, 0, nullptr, x, times); });
+  report(what, 2.0 * 16 * 8 * 16 * M * N * times * blocks / s * 1e-9, "GFLOP/s");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int threads = argc > 1 ? atoi(argv[1]) : 1;
+  set_cpu_threads(threads);
+  constexpr int n = 1 << 16;
+  float *x, *y;
+  CUDA_CHECK(cudaMalloc(&x, n * sizeof(float)));
+  CUDA_CHECK(cudaMalloc(&y, n * sizeof(float)));
+  CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));
+  CUDA_CHECK(cudaMemset(y, 0, n * sizeof(float)));
+  printf("%d worker%s\n", threads, threads == 1 ? "" : "s");
+  double s;
+  s = best_seconds([&] { for (int i = 0; i < 100; ++i) launch(nothing, 1, 1, 0, nullptr); });
+  report("launch of one block", s * 1e7, "ns");
+  s = best_seconds([&] { for (int i = 0; i < 100; ++i) launch(nothing, 64, 1, 0, nullptr); });
+  report("launch of 64 blocks", s * 1e7, "ns");
+  s = best_seconds([&] { launch(nothing, 1000, 256, 0, nullptr); });
+  report("a thread that does nothing", s / 256000 * 1e9, "ns");
+  s = best_seconds([&] { launch(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
+  report("a thread of axpy, 4 floats", s / (n / 4) * 1e9, "ns");
+  s = best_seconds([&] { launch(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y),
+                                reinterpret_cast<const bf16*>(x), 2.0f, n); });
+  report("a thread of axpy, 8 bf16", s / (n / 8) * 1e9, "ns");
+  s = best_seconds([&] { launch(wait_for_warp, 1000, 256, 0, nullptr, 1); });
+  report("first wait of a thread", s / 256000 * 1e9, "ns");
+  s = best_seconds([&] { launch(wait_for_warp, threads, WARP, 0, nullptr, 1000); });
+  report("each further wait for the warp", s / 32000 / threads * 1e9, "ns");
+  s = best_seconds([&] { launch(wait_for_block, 1, 256, 0, nullptr, 200); });
+  report("__syncthreads of 256 threads, at one line", s / 200 * 1e6, "us");
+  s = best_seconds([&] { launch(reverse, 1, 256, 0, nullptr, x, 100); });
+  report("__syncthreads of 256 threads, at two lines", s / 200 * 1e6, "us");
+  s = best_seconds([&] { launch(exchange<0>, 1, WARP, 0, nullptr, x, 1000); });
+  report("shuffle of a warp", s * 1e3, "us");
+  s = best_seconds([&] { launch(exchange<1>, 1, WARP, 0, nullptr, x, 1000); });
+  report("warp_sum of one number", s * 1e3, "us");
+  s = best_seconds([&] { launch(exchange<2>, 1, WARP, 0, nullptr, x, 1000); });
+  report("warp_max of four numbers", s * 1e3, "us");
+  s = best_seconds([&] { launch(load_matrices<false>, 1, WARP, 0, nullptr, x, 1000); });
+  report("ldmatrix of 4 x 4 matrices", s * 1e3, "us");
+  s = best_seconds([&] { launch(load_matrices<true>, 1, WARP, 0, nullptr, x, 1000); });
+  report("ldmatrix of 4 x 4 matrices, transposed", s * 1e3, "us");
+  report_mma<1, 1, bf16>("mma m16n8k16 bf16, 1 tile", x, threads);
+  report_mma<1, 8, bf16>("mma m16n8k16 bf16, 1 x 8 tiles", x, threads);
+  report_mma<2, 8, bf16>("mma m16n8k16 bf16, 2 x 8 tiles", x, threads);
+  report_mma<2, 8, fp16>("mma m16n8k16 fp16, 2 x 8 tiles", x, threads);
+  CUDA_CHECK(cudaFree(x));
+  CUDA_CHECK(cudaFree(y));
+}
