@@ -280,9 +280,6 @@ static void run(const Flags& flags) {
   ranks_wanted(flags);
   for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   attention_check(attention_settings(config), config.model.head_dim);
-  if (config.attention.gate.activation != "none")
-    user_error("config: attention.gate.activation = \"%s\": gates are not built yet; use none  [%s]", config.attention.gate.activation.c_str(),
-               config.file.c_str());
   if (config.optimizer.skip_spikes > 0)
     user_error("config: optimizer.skip_spikes is not built yet; leave it at 0  [%s]", config.file.c_str());
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();

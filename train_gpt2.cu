@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/gate.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/bias.cuh"
 #include "kernels/convert.cuh"
@@ -26,10 +27,11 @@
 
 enum Parameter {
   WTE, WPE,
-  LN1_W, LN1_B, QKV_W, QKV_B, ATT_PROJ_W, ATT_PROJ_B,
+  LN1_W, LN1_B, QKV_W, GATE_W, QKV_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
   LNF_W, LNF_B, PARAMETERS
 };
+constexpr Parameter NOTHING = PARAMETERS;
 
 struct ParameterRow {
   Parameter id;
@@ -37,20 +39,27 @@ struct ParameterRow {
   std::vector<int> shape;
   Init init;
   bool decays, per_layer;
+  Parameter beside = NOTHING;  // the parameter before it, whose rows its own rows continue: one matrix for one product
 };
 
 // THE parameter table: allocation, initialisation, AdamW, checkpoints, gradient dumps and tests all go by it.
 // A row whose shape holds a 0 is a parameter that this configuration does not have.
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
-  int C = m.channels, A = m.heads * m.head_dim, F = m.mlp_width();
+  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config);
+  const Config::Attention& a = config.attention;
+  Init gate_init = a.gate.weight_init == "zero" ? Init::zero : Init::normal;
   return {
       {WTE, "wte.weight", {m.vocab, C}, Init::normal, true, false},
       {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, Init::normal, true, false},
       {LN1_W, "ln_1.weight", {C}, Init::one, false, true},
       {LN1_B, "ln_1.bias", {C}, Init::zero, false, true},
       {QKV_W, "attn.c_attn.weight", {C, 3 * A}, Init::normal, true, true},
+      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate_init, true, true, QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, Init::zero, false, true},
+      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, Init::gate_bias, false, true, QKV_B},
+      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale.name == "ssmax" ? H : 0}, Init::ssmax, false, true},
+      {SINK, "attn.sink", {a.sink == "learned" ? H : 0}, Init::zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, Init::residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, Init::zero, false, true},
       {LN2_W, "ln_2.weight", {C}, Init::one, false, true},
@@ -67,26 +76,47 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
 static constexpr size_t VOCAB_PADDING = 128;  // rows of wte; keeps the output product on tensor cores' favourite shapes
 static constexpr size_t ALIGNMENT = 64;       // elements between tensors: 16-byte accesses everywhere
 
+static size_t elements(const std::vector<int>& shape) {
+  size_t count = 1;
+  for (int extent : shape) count *= extent;
+  return count;
+}
+
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, VOCAB_PADDING)); }
 
-// The table unrolled over the layers, and where each parameter of each layer lies.
+// The table unrolled over the layers, and where each parameter of each layer lies. A matrix that others lie beside has rows of
+// all their columns, padded to a multiple of 8; padding is always zero.
 struct ParameterLayout {
+  struct Block {
+    size_t offset, size;
+    bool decays;
+  };
   std::vector<Tensor> tensors;
+  std::vector<Block> blocks;               // what is allocated and updated: tensors with their neighbours and padding
   std::vector<size_t> offset[PARAMETERS];  // by layer; one entry where not per layer; empty where absent
   size_t total = 0;                        // elements of the parameter, gradient and moment arrays
 
   explicit ParameterLayout(const Config& config) {
     std::vector<ParameterRow> table = parameter_table(config);
     auto place = [&](const ParameterRow& row, const std::string& name) {
-      size_t size = 1;
-      for (int extent : row.shape) size *= extent;
+      size_t size = elements(row.shape), columns = size_t(row.shape.back());
       if (size == 0) return;
-      size_t stored = row.id == WTE ? size_t(padded_vocab(config)) * row.shape[1] : size;
-      tensors.push_back({name, row.shape, row.init, row.decays, total, size, stored});
+      if (row.beside != NOTHING) {  // its host is the tensor before last or the last one, and has left room
+        const Tensor& host = *std::find_if(tensors.rbegin(), tensors.rend(), [&](const Tensor& t) { return t.offset == offset[row.beside].back(); });
+        offset[row.id].push_back(host.offset + host.columns());
+        tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, host.stride});
+        return;
+      }
+      size_t stride = columns;
+      for (const ParameterRow& other : table)
+        if (other.beside == row.id && elements(other.shape) > 0) stride = round_up(columns + size_t(other.shape.back()), 8);
+      size_t rows = row.id == WTE ? size_t(padded_vocab(config)) : size / columns;
+      tensors.push_back({name, row.shape, row.init, row.decays, total, size, stride});
+      blocks.push_back({total, rows * stride, row.decays});
       offset[row.id].push_back(total);
-      total += round_up(stored, ALIGNMENT);
+      total += round_up(rows * stride, ALIGNMENT);
     };
     for (size_t i = 0, end; i < table.size(); i = end) {
       end = i + 1;
@@ -112,6 +142,19 @@ double flops_per_token(const Config& config) {
   return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
 }
 
+int gate_logits(const Config& config) {
+  const Config::Gate& gate = config.attention.gate;
+  const Config::Model& m = config.model;
+  if (gate.activation == "none") return 0;
+  return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
+}
+
+// Columns of the q,k,v product: 3A, and with a gate its logits, padded to a multiple of 8.
+static int qkv_width(const Config& config) {
+  int A = config.model.heads * config.model.head_dim, G = gate_logits(config);
+  return G ? int(round_up(3 * A + G, 8)) : 3 * A;
+}
+
 AttentionSettings attention_settings(const Config& config) {
   const Config::Attention& a = config.attention;
   AttentionSettings s;
@@ -124,7 +167,14 @@ AttentionSettings attention_settings(const Config& config) {
   s.offset_free_rows = a.offset_free_rows;
   s.sink = sink_from_name(a.sink);
   s.context = config.model.context;
+  s.qkv_stride = qkv_width(config);
   return s;
+}
+
+static GateSettings gate_settings(const Config& config) {
+  const Config::Gate& gate = config.attention.gate;
+  return {.activation = gate_activation_from_name(gate.activation), .position = gate_position_from_name(gate.position),
+          .headwise = gate.granularity == "headwise", .add = gate.op == "add"};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -134,8 +184,9 @@ template <class Real>
 struct LayerActivations {
   Real* x;        // [N, C]  the residual stream that enters the layer
   Real* ln1;      // [N, C]
-  Real* qkv;      // [N, 3A] q and k already prepared (rotated, normalised, scaled)
+  Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
   Real* att;      // [N, A]  output of attention
+  Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
   Real* fc;       // [N, F]  before GELU
@@ -153,6 +204,7 @@ struct Activations {
   Real* x_final;            // [N, C]  the residual stream that leaves the last layer
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
+  Real* gated;              // [N, A]  attention's output behind the gate at sdpa; computed again in the backward pass
   Real* projected;          // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
   Real* logits;             // [logit_rows, Vp]
   int logit_rows;
@@ -161,8 +213,9 @@ struct Activations {
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
     AttentionSettings attention = attention_settings(config);
+    GateSettings gate = gate_settings(config);
     bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
     layers.assign(m.layers, {});
     auto per_layer = [&](auto member, size_t count, bool kept) {
@@ -174,9 +227,12 @@ struct Activations {
     per_layer(&Layer::x, N * C, training);
     for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
     for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
-    per_layer(&Layer::qkv, N * 3 * A, keep);
+    per_layer(&Layer::qkv, N * Q, keep);
     per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
     per_layer(&Layer::att, N * A, keep);
+    bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
+    if (gated_att) for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
+    else per_layer(&Layer::ungated, gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A), keep);
     per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
@@ -184,6 +240,7 @@ struct Activations {
     plan.add(&lnf, N * C, category);
     plan.add(&meanf, N, category);
     plan.add(&rstdf, N, category);
+    plan.add(&gated, gated_att ? N * A : 0, category);
     plan.add(&projected, N * C, category);
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
@@ -207,14 +264,14 @@ struct Buffers {
   float* norm_and_scale;  // [2]
   Activations<Real> training, evaluation;
   Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
-  Real* dwide;            // [N, max(3A, F)]
+  Real* dwide;            // [N, max(Q, F)]
   Real* datt;             // [N, A]
   void* workspace;        // bytes
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
     size_t total = ParameterLayout(config).total, context = m.context;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
     constexpr bool own_masters = !std::is_same_v<Real, float>;
     plan.add(&masters, total, own_masters ? "masters" : "parameters");
     if constexpr (own_masters) plan.add(&parameters, total, "parameters");
@@ -234,11 +291,12 @@ struct Buffers {
     if (train) {
       training.plan(plan, config, N, true, "activations");
       plan.add(&dx, N * C, "activation gradients");
-      plan.add(&dwide, N * std::max(3 * A, F), "activation gradients");
+      plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
       size_t workspace_bytes = 0;
       for (size_t bytes : {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)), layernorm_backward_workspace(int(N), m.channels),
-                           bias_backward_workspace(int(N), int(std::max({3 * A, F, C}))),
+                           bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
+                           prepare_backward_workspace(attention_settings(config), micro, m.context, m.heads),
                            attention_backward_workspace(micro, m.context, m.heads, m.head_dim)})
         workspace_bytes = std::max(workspace_bytes, bytes);
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
@@ -268,9 +326,10 @@ template <class Real>
 class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training)
-      : config_(config), settings_(attention_settings(config)), layout_(config) {
+      : config_(config), settings_(attention_settings(config)), gate_(gate_settings(config)), layout_(config) {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config);
+    Q = qkv_width(config), G = gate_logits(config);
     MemoryPlan plan;
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
     memory_ = DeviceBlock(plan);
@@ -309,8 +368,15 @@ class Gpt2 final : public Model {
     return layout_.offset[id].empty() ? nullptr : b.parameters + layout_.offset[id][layer];
   }
   float* gradient(Parameter id, int layer = 0) const {
-    return layout_.offset[id].empty() ? nullptr : b.gradients + layout_.offset[id][layer];
+    return layout_.offset[id].empty() || !b.gradients ? nullptr : b.gradients + layout_.offset[id][layer];
   }
+  bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
+  // What the layer's attention has learned beyond its matrices, and where the gradients go.
+  AttentionLearned<Real> learned(int l) const {
+    return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
+  }
+  void gate_qkv(Layer& a, GatePosition position, int part, int N);
+  void gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N);
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
   void forward(Activations<Real>& act, int B, int T, bool training);
   void layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
@@ -321,8 +387,9 @@ class Gpt2 final : public Model {
 
   Config config_;
   AttentionSettings settings_;
+  GateSettings gate_;
   ParameterLayout layout_;
-  int L, C, H, D, A, F, V, Vp;
+  int L, C, H, D, A, F, V, Vp, Q, G;
   Buffers<Real> b{};
   DeviceBlock memory_;
   cudaStream_t stream;
@@ -371,16 +438,31 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   }
 }
 
+// The gate on q, k or v (part 0, 1, 2 of a row of a.qkv), in place; what it acts on is kept.
+template <class Real>
+void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
+  if (!gated(position)) return;
+  Real* x = a.qkv + part * A;
+  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N, cudaMemcpyDeviceToDevice, stream));
+  gate_forward(x, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+}
+
 // One layer from a.x and a.ln1 up to a.gelu; what remains is the MLP's output projection.
 template <class Real>
 void Gpt2<Real>::layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
-  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = 3 * A, .k = C,
+  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
-  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream);
-  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream);
-  matmul<Real, Real>({.d = act.projected, .a = a.att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
+  gate_qkv(a, GatePosition::query, 0, N);
+  gate_qkv(a, GatePosition::key, 1, N);
+  gate_qkv(a, GatePosition::value, 2, N);
+  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
+  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
+  Real *att = a.att, *projected = gated(GatePosition::output) ? a.ungated : act.projected;
+  if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+  matmul<Real, Real>({.d = projected, .a = att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
                       .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
+  if (gated(GatePosition::output)) gate_forward(act.projected, C, projected, C, a.qkv + 3 * A, Q, gate_, N, 1, C, stream);
   residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
   matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
@@ -404,12 +486,20 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // Backward: the same steps from the last to the first. Gradients of parameters are +=, gradients of activations =.
 
+template <class Real>
+void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N) {
+  if (!gated(position)) return;
+  Real* dx = dqkv + part * A;
+  gate_backward(dx, Q, dqkv + 3 * A, Q, dx, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+}
+
 // Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is given.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
                                  int in, int out, Real* before_gelu) {
   matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
-  bias_backward(gradient(bias, l), doutput, b.workspace, N, out, out, stream);
+  int biased = w == QKV_W && !gradient(GATE_B, l) ? 3 * A : out;  // a gate may have no bias: its columns must stay zero
+  bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
@@ -436,11 +526,18 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace,
                        N, C, stream);
-    // x + attention
-    linear_backward(b.datt, b.dx, a.att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream);
-    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream);
-    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, 3 * A);
+    // x + attention; the gate's logits are columns 3A.. of qkv, and so are their gradients
+    Real *dlogits = dqkv + 3 * A, *logits = a.qkv + 3 * A, *dprojected = b.dx, *att = a.att;
+    if (gated(GatePosition::output)) gate_backward(dprojected = act.projected, C, dlogits, Q, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1, C, stream);
+    if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
+    linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
+    if (gated(GatePosition::sdpa)) gate_backward(b.datt, A, dlogits, Q, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream, learned(l));
+    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l), b.workspace);
+    gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);
+    gate_qkv_backward(dqkv, a, GatePosition::key, 1, N);
+    gate_qkv_backward(dqkv, a, GatePosition::value, 2, N);
+    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q);
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N,
                        C, stream);
   }
@@ -483,12 +580,12 @@ StepResult Gpt2<Real>::finish(float grad_clip) {
 template <class Real>
 StepResult Gpt2<Real>::end_step(const AdamW& settings, float grad_clip) {
   StepResult result = finish(grad_clip);
-  for (const Tensor& tensor : layout_.tensors) {
+  for (const ParameterLayout::Block& block : layout_.blocks) {
     AdamW own = settings;
-    if (!tensor.decays) own.weight_decay = 0;
-    size_t at = tensor.offset;
+    if (!block.decays) own.weight_decay = 0;
+    size_t at = block.offset;
     adamw_update(b.parameters + at, b.masters + at, b.adam_m + at, b.adam_v + at, b.gradients + at, b.norm_and_scale + 1,
-                 tensor.stored, own, stream);
+                 block.size, own, stream);
   }
   return result;
 }
@@ -526,34 +623,47 @@ void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) 
 // ---------------------------------------------------------------------------------------------------------------------------
 // Parameters in and out
 
+static uint64_t hash_of(const std::string& text) {  // FNV-1a
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
 template <class Real>
 void Gpt2<Real>::init_random() {
   float residual_std = 0.02f / std::sqrt(2.0f * float(L));
-  for (size_t i = 0; i < layout_.tensors.size(); i++) {
-    const Tensor& tensor = layout_.tensors[i];
-    float* masters = b.masters + tensor.offset;
-    if (tensor.init == Init::normal || tensor.init == Init::residual) {
-      uint64_t seed = config_.seed + (uint64_t(i) << 40);  // a stream of random numbers for every tensor
-      normal_fill(masters, tensor.size, tensor.init == Init::normal ? 0.02f : residual_std, seed, stream);
-      if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, masters, tensor.stored, stream);
-    } else {
-      write(tensor, std::vector<float>(tensor.size, tensor.init == Init::one ? 1.0f : 0.0f).data());
+  for (const Tensor& tensor : layout_.tensors) {
+    float constant = 0, std = 0;
+    switch (tensor.init) {
+      case Init::zero: break;
+      case Init::one: constant = 1; break;
+      case Init::normal: std = 0.02f; break;
+      case Init::residual: std = residual_std; break;
+      case Init::ssmax: constant = 0.43f; break;
+      case Init::gate_bias: constant = float(config_.attention.gate.bias_init); break;
     }
+    // A stream of random numbers by the tensor's name: variants of one seed share the weights that they have in common.
+    uint64_t seed = config_.seed ^ hash_of(tensor.name);
+    if (std > 0) normal_fill(b.masters + tensor.offset, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
+    else write(tensor, std::vector<float>(tensor.size, constant).data());
   }
+  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters, b.masters, layout_.total, stream);
 }
 
 template <class Real>
 void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
-  const float* from = part == Part::parameters ? b.masters : b.gradients;
-  CUDA_CHECK(cudaMemcpyAsync(out, from + tensor.offset, tensor.size * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  const float* from = (part == Part::parameters ? b.masters : b.gradients) + tensor.offset;
+  size_t row = tensor.columns() * sizeof(float);
+  CUDA_CHECK(cudaMemcpy2DAsync(out, row, from, tensor.stride * sizeof(float), row, tensor.rows(), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 template <class Real>
 void Gpt2<Real>::write(const Tensor& tensor, const float* values) {
-  float* masters = b.masters + tensor.offset;
-  CUDA_CHECK(cudaMemcpyAsync(masters, values, tensor.size * sizeof(float), cudaMemcpyHostToDevice, stream));
-  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, masters, tensor.stored, stream);
+  float* to = b.masters + tensor.offset;
+  size_t row = tensor.columns() * sizeof(float), span = (tensor.rows() - 1) * tensor.stride + tensor.columns();
+  CUDA_CHECK(cudaMemcpy2DAsync(to, tensor.stride * sizeof(float), values, row, row, tensor.rows(), cudaMemcpyHostToDevice, stream));
+  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, to, span, stream);
   CUDA_CHECK(cudaStreamSynchronize(stream));  // the values may go away now
 }
 

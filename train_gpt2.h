@@ -11,7 +11,8 @@
 #include "runtime/config.h"
 #include "runtime/device_memory.h"
 
-enum class Init { zero, one, normal, residual };  // normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream
+// normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream; ssmax: 0.43; gate_bias: gate.bias_init
+enum class Init { zero, one, normal, residual, ssmax, gate_bias };
 
 // One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
 struct Tensor {
@@ -21,7 +22,9 @@ struct Tensor {
   bool decays;             // weight decay: matrices and embeddings only
   size_t offset;           // of its first element in the parameter, gradient and moment arrays
   size_t size;             // product of shape
-  size_t stored;           // elements held, with the vocabulary's padding rows (always zero)
+  size_t stride;           // from row to row there: longer than a row where tensors lie side by side (c_attn and c_gate)
+  size_t columns() const { return size_t(shape.back()); }
+  size_t rows() const { return size / columns(); }
 };
 
 enum class Part { parameters, gradients };  // parameters: the float32 masters
@@ -66,3 +69,4 @@ int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A: MEASURE's count for causal training
 
 int padded_vocab(const Config& config);
+int gate_logits(const Config& config);  // columns of the gate in the q,k,v product: 0 without a gate

@@ -1,5 +1,6 @@
 // Causal attention: what can be set, and the two calls that the trainer makes. README.md has the equations.
-// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous.
+// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous,
+// but rows (b, t) of qkv and dqkv may lie further apart: AttentionSettings::qkv_stride.
 // Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were folded in before (prepare.cuh).
 // Memory is linear in T, results are the same bits in every run; no atomics. T = float | bf16; sums are taken in float32.
 #pragma once
@@ -39,6 +40,7 @@ struct AttentionSettings {
   float offset = 1;
   int offset_free_rows = 3;
   Sink sink = Sink::none;     // softmax
+  int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
 };
 
 // The learned numbers of a layer, where the settings have any, and their gradients. Each [H].

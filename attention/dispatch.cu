@@ -1,6 +1,7 @@
 // The one place where the settings of a run become template arguments, and the tables of names.
 #include "attention/attention.h"
 #include "attention/general.cuh"
+#include "attention/names.h"
 
 namespace {
 
@@ -34,16 +35,6 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
   return s.sink == Sink::learned ? learned.sink : nullptr;
 }
 
-template <class Enum, size_t N>
-Enum from_name(const char* key, const char* const (&names)[N], const std::string& name) {
-  std::string allowed;
-  for (size_t i = 0; i < N; i++) {
-    if (name == names[i]) return Enum(i);
-    allowed += (i ? ", " : "") + std::string(names[i]);
-  }
-  user_error("config: %s = \"%s\" is unknown; choose one of %s.", key, name.c_str(), allowed.c_str());
-}
-
 }  // namespace
 
 Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
@@ -73,10 +64,11 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettin
   attention_check(settings, D);
   with_kind(settings.kind, [&]<class Policy>() {
     if (training)
-      general_forward<T, Policy>(out, stats, qkv, policy_settings(settings), sink_of(settings, learned), B, T_, H, D, stream);
+      general_forward<T, Policy>(out, stats, qkv, policy_settings(settings), sink_of(settings, learned), B, T_, H, D,
+                                  settings.qkv_stride, stream);
     else
       general_forward<T, typename Policy::Evaluation>(out, nullptr, qkv, policy_settings(settings), sink_of(settings, learned),
-                                                      B, T_, H, D, stream);
+                                                      B, T_, H, D, settings.qkv_stride, stream);
   });
 }
 
@@ -88,7 +80,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   with_kind(settings.kind, [&]<class Policy>() {
     static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
     general_backward<T, Policy>(dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), policy_settings(settings),
-                                sink_of(settings, learned), learned.dsink, B, T_, H, D, stream);
+                                sink_of(settings, learned), learned.dsink, B, T_, H, D, settings.qkv_stride, stream);
   });
 }
 

@@ -10,10 +10,10 @@
 // sink [H] or nullptr; dsink [H] += or nullptr
 template <class T, class Policy>
 void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
-                     int D, cudaStream_t stream);
+                     int D, int qkv_stride, cudaStream_t stream);
 
 // workspace: Policy::ROWS floats per row (b, h, t)
 template <class T, class Policy>
 void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, float* workspace,
                       const PolicySettings& settings, const T* sink, float* dsink, int B, int T_, int H, int D,
-                      cudaStream_t stream);
+                      int qkv_stride, cudaStream_t stream);

@@ -12,6 +12,7 @@ constexpr int SINK_THREADS = 128;
 struct Shape {
   int T, H, D;
   bool wide;
+  size_t qkv_stride;
   __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
   __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
 };
@@ -20,7 +21,7 @@ struct Shape {
 template <class T>
 __device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
   size_t A = size_t(s.H) * s.D;
-  return {qkv + size_t(b) * s.T * 3 * A + part * A + size_t(h) * s.D, 3 * A, s.T, s.D, s.wide};
+  return {qkv + size_t(b) * s.T * s.qkv_stride + part * A + size_t(h) * s.D, s.qkv_stride, s.T, s.D, s.wide};
 }
 template <class T>
 __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
@@ -305,7 +306,7 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
   for (int r = 0; r < R; r++) {
     int j = j0 + ours.held + r;
     if (j >= shape.T || ours.channel >= width) continue;
-    T* to = dqkv + (size_t(place.b) * shape.T + j) * 3 * A + A + size_t(place.h) * shape.D;
+    T* to = dqkv + (size_t(place.b) * shape.T + j) * shape.qkv_stride + A + size_t(place.h) * shape.D;
     store_channels(to, dk[r], chunk0 + ours.channel, shape.D, shape.wide);
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
@@ -352,11 +353,10 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
     __syncthreads();
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
-  size_t A = size_t(shape.H) * shape.D;
   for (int r = 0; r < R; r++) {
     int i = i0 + ours.held + r;
     if (i >= shape.T || ours.channel >= width) continue;
-    T* to = dqkv + (size_t(place.b) * shape.T + i) * 3 * A + size_t(place.h) * shape.D;
+    T* to = dqkv + (size_t(place.b) * shape.T + i) * shape.qkv_stride + size_t(place.h) * shape.D;
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
 }
@@ -377,10 +377,11 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 // ---- launchers
 
 template <class T>
-Shape shape_of(int T_, int H, int D, std::initializer_list<const void*> arrays) {
-  bool wide = D % Pack<T>::size == 0;
+Shape shape_of(int T_, int H, int D, int qkv_stride, std::initializer_list<const void*> arrays) {
+  if (qkv_stride == 0) qkv_stride = 3 * H * D;
+  bool wide = D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && reinterpret_cast<size_t>(array) % 16 == 0;
-  return {T_, H, D, wide};
+  return {T_, H, D, wide, size_t(qkv_stride)};
 }
 
 template <class Tile>
@@ -402,8 +403,8 @@ void with_tile(int D, F f) {
 // Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
 template <class T, class Policy>
 void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
-                     int D, cudaStream_t stream) {
-  Shape shape = shape_of<T>(T_, H, D, {out, qkv});
+                     int D, int qkv_stride, cudaStream_t stream) {
+  Shape shape = shape_of<T>(T_, H, D, qkv_stride, {out, qkv});
   with_tile<Tile<32, 64, 64, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * (Tile::WEIGHT_FLOATS + Tile::HELD) +
                     (Policy::STATE + 1) * Tile::SHARERS * Tile::HELD;
@@ -416,8 +417,8 @@ void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& s
 template <class T, class Policy>
 void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, float* workspace,
                       const PolicySettings& settings, const T* sink, float* dsink, int B, int T_, int H, int D,
-                      cudaStream_t stream) {
-  Shape shape = shape_of<T>(T_, H, D, {dqkv, dout, out, qkv});
+                      int qkv_stride, cudaStream_t stream) {
+  Shape shape = shape_of<T>(T_, H, D, qkv_stride, {dqkv, dout, out, qkv});
   size_t rows = shape.rows(B);
   launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, stream, workspace, dout, out,
          stats, settings, shape, B);
@@ -436,9 +437,9 @@ void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, 
 
 #define INSTANTIATE_FORWARD(T, Policy)                                                                                    \
   template void general_forward<T, Policy>(T*, float*, const T*, const PolicySettings&, const T*, int, int, int, int,  \
-                                           cudaStream_t);
+                                           int, cudaStream_t);
 #define INSTANTIATE_BACKWARD(T, Policy)                                                                                   \
   template void general_backward<T, Policy>(T*, const T*, const T*, const float*, const T*, float*, const PolicySettings&, \
-                                            const T*, float*, int, int, int, int, cudaStream_t);
+                                            const T*, float*, int, int, int, int, int, cudaStream_t);
 #define INSTANTIATE_GENERAL(Policy) \
   INSTANTIATE_FORWARD(float, Policy) INSTANTIATE_FORWARD(bf16, Policy) INSTANTIATE_BACKWARD(float, Policy) INSTANTIATE_BACKWARD(bf16, Policy)

@@ -89,14 +89,15 @@ struct Lssa : PolicyDefaults {
     row[DOT] = dot[0];
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    p = softplus(z) * row[INVERSE_S];
-    dz = sigmoid(z) * (dp - row[DOT]) * row[INVERSE_S];
+    float slope, f = softplus(z, slope);
+    p = f * row[INVERSE_S];
+    dz = slope * (dp - row[DOT]) * row[INVERSE_S];
   }
 };
 
 // f = softplus(z), u = n f / S, r = max(0, u - offset), w = (r / max r)^power, P = w / sum w; the first sweep finds S and max f.
 // Q = P / r; the training forward also sums Q v (O2) and Q (t). A row that is degenerate (offset > 0, max r < 1e-3) gets
-// INVERSE_TOP = 0, and with it 0 everywhere. x^(power - 1) is one function for every power: e^((power - 1) ln x).
+// INVERSE_TOP = 0, and with it 0 everywhere.
 template <bool TRAINING>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<false>;
@@ -110,12 +111,10 @@ struct Lssar : PolicyDefaults {
   __device__ Lssar(const PolicySettings& s, float)
       : power(s.power), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
-  // (r / top)^(power - 1) and r / top
+  // x = r / top and x^(power - 1), 0 where x is 0.
   __device__ float share(float f, float scale, float inverse_top, float row_offset, float& x) const {
-    float r = f * scale - row_offset;
-    x = max(r, 0.0f) * inverse_top;
-    float y = expf((power - 1) * logf(max(x, 0x1p-126f)));
-    return x > 0 ? y : 0;
+    x = max(f * scale - row_offset, 0.0f) * inverse_top;
+    return power_of_unit(x + 0x1p-126f, power - 1) * float(x > 0);
   }
   __device__ void start(float* state, bool) const {
     for (int i = 0; i < STATE; i++) state[i] = 0;
@@ -166,9 +165,10 @@ struct Lssar : PolicyDefaults {
     row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * saved[KEPT_SCALE] / n;
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float x, y = share(softplus(z), row[ROW_SCALE], row[ROW_INVERSE_TOP], row[ROW_OFFSET], x) * row[ROW_INVERSE_W];
+    float slope, f = softplus(z, slope);
+    float x, y = share(f, row[ROW_SCALE], row[ROW_INVERSE_TOP], row[ROW_OFFSET], x) * row[ROW_INVERSE_W];
     p = y * x;
-    dz = sigmoid(z) * (row[ROW_SCALE] * power * y * row[ROW_INVERSE_TOP] * (dp - row[DOT]) - row[E_OVER_S]);
+    dz = slope * (row[ROW_SCALE] * power * y * row[ROW_INVERSE_TOP] * (dp - row[DOT]) - row[E_OVER_S]);
   }
 };
 

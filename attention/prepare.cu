@@ -45,7 +45,7 @@ struct Row {
   size_t offset;    // of its first element in qkv
   size_t norm;      // of its norm in norms
 };
-__device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D) {
+__device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D, size_t qkv_stride) {
   int r = int((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
   Row row;
   row.inside = r < rows;
@@ -54,7 +54,7 @@ __device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D
   row.n = r / (parts * H);
   row.is_q = part_head < H;
   row.h = part_head % H;
-  row.offset = (size_t(row.n) * 3 * H + part_head) * D;
+  row.offset = row.n * qkv_stride + size_t(part_head) * D;
   row.norm = size_t(row.n) * 2 * H + part_head;
   return row;
 }
@@ -148,8 +148,8 @@ __device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_n
 
 template <class T>
 __global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope, QkNorm qk_norm, RowScale<T> scale, int rows,
-                                       int lane_count, int parts, int T_, int H, int D, bool wide) {
-  Row row = row_of_thread(rows, lane_count, parts, H, D);
+                                       int lane_count, int parts, int T_, int H, int D, size_t qkv_stride, bool wide) {
+  Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
   Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
   int t = row.n % T_;
   float alpha = row.is_q ? scale(t, row.h) : 1;
@@ -179,8 +179,8 @@ __device__ void backward_row(T* dx, const T* x, float inverse, const float2* ang
 template <class T>
 __global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norms, const float2* rope, QkNorm qk_norm,
                                         RowScale<T> scale, float* row_dots, int rows, int lane_count, int parts, int T_, int H,
-                                        int D, bool wide) {
-  Row row = row_of_thread(rows, lane_count, parts, H, D);
+                                        int D, size_t qkv_stride, bool wide) {
+  Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
   Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
   int t = row.n % T_, b = row.n / T_;
   float alpha = row.is_q ? scale(t, row.h) : 1, inverse = norms ? norms[row.norm] : 1;
@@ -209,9 +209,9 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
 
 // 16-byte accesses need rows (with rope: their halves) that are whole packs, and aligned arrays.
 template <class T>
-bool can_be_wide(int D, const float2* rope, const void* a, const void* b) {
+bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
   int unit = Pack<T>::size * (rope ? 2 : 1);
-  return D % unit == 0 && reinterpret_cast<size_t>(a) % 16 == 0 && reinterpret_cast<size_t>(b) % 16 == 0;
+  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && reinterpret_cast<size_t>(a) % 16 == 0 && reinterpret_cast<size_t>(b) % 16 == 0;
 }
 
 // A lane has at most 32 elements of a row, while there are lanes.
@@ -227,8 +227,9 @@ void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSe
                      cudaStream_t stream, const AttentionLearned<T>& learned) {
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
   int lanes = lanes_for(D);
+  size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
-         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, can_be_wide<T>(D, rope, qkv, qkv));
+         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, stride, can_be_wide<T>(D, stride, rope, qkv, qkv));
 }
 
 size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int T, int H) {
@@ -241,10 +242,11 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
                       int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned, void* workspace) {
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
   int lanes = lanes_for(D);
+  size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
   launch(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
-         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, T_, H, D,
-         can_be_wide<T>(D, rope, dqkv, qkv));
+         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, T_, H, D, stride,
+         can_be_wide<T>(D, stride, rope, dqkv, qkv));
   if (row_dots)
     launch(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
            static_cast<const float*>(row_dots), B, T_, H);

@@ -41,7 +41,7 @@ static T* array(size_t n, float scale = 1) {
   CUDA_CHECK(cudaMalloc(&p, n * sizeof(T) + 16));
   float* numbers = nullptr;
   CUDA_CHECK(cudaMalloc(&numbers, n * sizeof(float)));
-  normal_fill(numbers, n, scale, n, stream);
+  normal_fill(numbers, 1, n, n, scale, n, stream);
   convert<T, float>(p, numbers, n, stream);
   CUDA_CHECK(cudaStreamSynchronize(stream));
   CUDA_CHECK(cudaFree(numbers));

@@ -114,6 +114,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) {
   return cudaMemset(p, value, bytes);
 }
+// Rows of `width` bytes, `to_pitch` and `from_pitch` bytes apart.
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind, cudaStream_t = nullptr);
 // Free and total bytes of the machine or of the container (cgroup) this process lives in, whichever is less.
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 

@@ -15,11 +15,12 @@ inline void set_cpu_order(CpuOrder order, unsigned seed) {
 inline void set_cpu_poison(bool on) { cpu::knobs.poison = on; }
 
 template <class... P, class... A>
-void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
-                   A&&... arguments) {
+void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
   struct Call { void (*kernel)(P...); std::tuple<std::decay_t<P>...> arguments; };
   Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
+  ProfileScope scope(name, stream);
   cpu::run({name, grid, block, shared_bytes, [](const void* p) {
     const Call& c = *static_cast<const Call*>(p);
     do std::apply(c.kernel, c.arguments);

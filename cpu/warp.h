@@ -83,16 +83,30 @@ CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], floa
   }
 }
 
+// As wide as the processor's registers, where the columns are a multiple of that; and how many of them fit, times 4 rows.
+#if defined(__AVX512F__)
+using Wide [[gnu::vector_size(64)]] = float;
+using Narrow [[gnu::vector_size(32)]] = float;
+constexpr int most_vectors = 4;
+#elif defined(__AVX__)
+using Wide [[gnu::vector_size(32)]] = float;
+using Narrow = Wide;
+constexpr int most_vectors = 2;
+#else
+using Wide [[gnu::vector_size(16)]] = float;
+using Narrow = Wide;
+constexpr int most_vectors = 2;
+#endif
+template <bool even> using FloatVector = std::conditional_t<even, Wide, Narrow>;
+
 // D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and add
 // to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
 template <int M, int N, class T>
 CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;
-  using Vector8 [[gnu::vector_size(32)]] = float;
-  using Vector16 [[gnu::vector_size(64)]] = float;
-  using Vector = std::conditional_t<N % 2 == 0, Vector16, Vector8>;
+  using Vector = FloatVector<N % 2 == 0>;
   constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
-  constexpr int height = 4, width = vectors < 4 ? vectors : 4;  // rows and vectors that are summed in registers
+  constexpr int height = 4, width = vectors < most_vectors ? vectors : most_vectors;  // what is summed in registers
 
   unsigned pairs_b[8][columns];
   for (int q = 0; q < 4; ++q)

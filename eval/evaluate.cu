@@ -12,7 +12,7 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
 
 LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
   const Config& config = model.config();
-  WindowReader reader(shards, length, config.model.vocab);
+  WindowReader reader(shards, length, config.model.vocab, "data.val");
   int64_t windows = std::min(tokens / length, reader.windows());
   if (tokens < length)
     user_error("config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter length  [%s]",

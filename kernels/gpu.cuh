@@ -9,6 +9,7 @@
 #include <math.h>
 #include <type_traits>
 #include <utility>
+#include "kernels/profile.h"
 #include "runtime/error.h"
 
 using bf16 = __nv_bfloat16;
@@ -79,6 +80,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
     if (error != cudaSuccess)
       failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
   }
+  ProfileScope scope(name, stream);
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)

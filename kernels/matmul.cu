@@ -50,10 +50,15 @@ std::string shape_text(const Shape& s) {
                 s.has_aux, s.alignment);
 }
 
+// cublasLtMatmulAlgo_t is a struct without a name, which nvcc 13.0 does not digest as an element of std containers.
+struct Algorithm {
+  cublasLtMatmulAlgo_t opaque;
+};
+
 struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;  // cuBLASLt's A and B: our B and A
-  cublasLtMatmulAlgo_t algorithm;
+  Algorithm algorithm;
   bool fused = true;     // false: cuBLASLt has nothing that fuses the epilogue for this shape; a kernel follows
   bool settled = false;  // measured, or read from the cache
   Plan() = default;
@@ -68,7 +73,7 @@ struct Plan {
 // The choices as text: "GPU <tab> version <tab> shape <tab> fused <tab> 64 bytes in hexadecimal".
 struct Choice {
   bool fused;
-  cublasLtMatmulAlgo_t algorithm;
+  Algorithm algorithm;
 };
 std::map<std::string, Choice> choices;  // by "GPU <tab> version <tab> shape"
 std::string cache_path;
@@ -189,14 +194,14 @@ void set_epilogue(Plan& plan, const Matmul<TIn, TOut>& p) {
 }
 
 template <class TIn, class TOut>
-cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
+cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
                         cudaStream_t stream) {
   float one = 1;
   return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm, device().workspace(stream), WORKSPACE, stream);
+                        &algorithm.opaque, device().workspace(stream), WORKSPACE, stream);
 }
 
-std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, uint32_t alignment) {
+std::vector<Algorithm> candidates(const Plan& plan, uint32_t alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -215,18 +220,17 @@ std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, uint32_t alignmen
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device().handle, plan.operation, plan.a, plan.b, plan.d,
                                                          plan.d, preference, CANDIDATES, results, &count);
   cublasLtMatmulPreferenceDestroy(preference);
-  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  std::vector<Algorithm> algorithms;
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;  // NOT_SUPPORTED: nothing fits
   for (int i = 0; i < count; i++)
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
   return algorithms;
 }
 
 // Leaves the fastest candidate in the plan: all once for warmth and three times for a first ranking, the best few ten
 // times more; medians. False if none of them runs.
 template <class TIn, class TOut>
-bool measure(Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, const Matmul<TIn, TOut>& p,
-             cudaStream_t stream) {
+bool measure(Plan& plan, const std::vector<Algorithm>& algorithms, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   TOut* d = p.d;
   void* spare = nullptr;
   if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
@@ -240,7 +244,7 @@ bool measure(Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, co
   cudaEvent_t start, stop;
   CUDA_CHECK(cudaEventCreate(&start));
   CUDA_CHECK(cudaEventCreate(&stop));
-  auto median = [&](const cublasLtMatmulAlgo_t& algorithm, int runs) {
+  auto median = [&](const Algorithm& algorithm, int runs) {
     std::vector<float> times(runs);
     for (float& time : times) {
       CUDA_CHECK(cudaEventRecord(start, stream));
@@ -315,7 +319,7 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     set_epilogue(plan, p);
     cublasLtMatmulHeuristicResult_t check;
     plan.settled = cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                           &known->second.algorithm, &check) == CUBLAS_STATUS_SUCCESS &&
+                                           &known->second.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
                    check.workspaceSize <= WORKSPACE;
     plan.algorithm = known->second.algorithm;
     if (plan.settled) return plan;
@@ -325,13 +329,15 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     if (!fused && p.epilogue == Epilogue::none) break;
     plan.fused = fused;
     set_epilogue(plan, p);
-    std::vector<cublasLtMatmulAlgo_t> algorithms = candidates(plan, uint32_t(shape.alignment));
+    std::vector<Algorithm> algorithms = candidates(plan, uint32_t(shape.alignment));
     if (algorithms.empty()) continue;
     plan.algorithm = algorithms[0];
     if (capturing(stream)) return plan;
     if (!measure(plan, algorithms, p, stream)) continue;
     plan.settled = true;
-    append_to_cache(choice_line(key, choices[key] = {plan.fused, plan.algorithm}));
+    Choice choice{plan.fused, plan.algorithm};
+    choices[key] = choice;
+    append_to_cache(choice_line(key, choice));
     return plan;
   }
   failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());

@@ -16,7 +16,7 @@ struct ProfileLine {
 };
 
 struct ProfileEvent {
-  std::string name;
+  std::string name;  // as written at the launch
   cudaEvent_t start, stop;
 };
 inline bool profile_on = false;
@@ -55,8 +55,10 @@ inline std::vector<ProfileLine> profile_collect() {
     cudaEventElapsedTime(&ms, event.start, event.stop);
     cudaEventDestroy(event.start);
     cudaEventDestroy(event.stop);
-    ProfileLine& line = by_name[event.name];
-    line.name = event.name;
+    std::string name = event.name.substr(event.name.find_first_not_of('('));  // "(kernel<T, 4>)": without the template arguments
+    name = name.substr(0, name.find_first_of("<)"));
+    ProfileLine& line = by_name[name];
+    line.name = name;
     line.calls++;
     line.ms += ms;
   }

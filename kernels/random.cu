@@ -7,16 +7,17 @@ __device__ inline uint64_t splitmix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-__global__ void normal_fill_kernel(float* out, size_t n, float std, uint64_t seed) {
+__global__ void normal_fill_kernel(float* out, size_t n, size_t columns, size_t stride, float std, uint64_t seed) {
   size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
   if (i >= n) return;
   uint64_t bits = splitmix64(splitmix64(seed) + i);
   float u = (unsigned(bits >> 40) + 0.5f) * 0x1p-24f;                // (0, 1), never 0: its logarithm is finite
   float angle = 6.2831853f * (unsigned(bits & 0xFFFFFF) * 0x1p-24f);
-  out[i] = std * sqrtf(-2.0f * logf(u)) * cosf(angle);
+  out[i / columns * stride + i % columns] = std * sqrtf(-2.0f * logf(u)) * cosf(angle);
 }
 
-void normal_fill(float* out, size_t n, float std, uint64_t seed, cudaStream_t stream) {
+void normal_fill(float* out, size_t rows, size_t columns, size_t stride, float std, uint64_t seed, cudaStream_t stream) {
+  size_t n = rows * columns;
   if (n == 0) return;
-  launch(normal_fill_kernel, dim3(unsigned((n + 255) / 256)), dim3(256), 0, stream, out, n, std, seed);
+  launch(normal_fill_kernel, dim3(unsigned((n + 255) / 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);
 }

@@ -22,11 +22,15 @@ failed=0
 logs=build/test_logs
 mkdir -p "$logs"
 
-# Reads what GoogleTest and unittest print and gives "passed failed"; many programs may have written into one log.
+# Adds up what GoogleTest, test/planted_bugs.sh and unittest print: "passed failed". Many programs may have written into
+# one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
 count() {
   awk '
-    /^\[  PASSED  \] [0-9]+ test/ { passed += $4 }
-    /^\[  FAILED  \] [0-9]+ test/ { failed += $4 }
+    /^\[==========\] [0-9]+ tests? from .* ran/ { failed += $2 }
+    /^\[  PASSED  \] [0-9]+ test/ { passed += $4; failed -= $4 }
+    /^\[  SKIPPED \] [0-9]+ test/ { failed -= $4 }
+    /^planted bugs: [0-9]+ of / { passed += $3 }
+    /^planted_bugs.sh: / { failed++ }
     /^Ran [0-9]+ tests? in / { ran = $2 }
     /^(OK|FAILED)( \(.*\))?$/ && ran != "" {
       bad = out = 0
@@ -49,7 +53,7 @@ suite() {
   phase "$name"
   "$@" 2>&1 | tee "$log" || rc=$?
   read -r good bad <<<"$(count "$log")"
-  if [ $bad = 0 ] && { [ $rc != 0 ] || [ $good = 0 ]; }; then bad=1; fi
+  if [ "$bad" -le 0 ] && { [ $rc != 0 ] || [ "$good" = 0 ] || [ "$bad" != 0 ]; }; then bad=1; fi
   passed=$((passed + good))
   failed=$((failed + bad))
   echo "--- $name: $good passed, $bad failed"
@@ -66,7 +70,8 @@ cuda_subset() {
     /bytes spill stores/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { bad++; print "spills: " name ":" $0 }
     END {
       printf "%d kernels and device functions, %d with spilled registers\n", kernels, bad
-      if (bad || !kernels) { print "[  FAILED  ] 1 test"; exit 1 }
+      print "[==========] 1 test from the CUDA build ran"
+      if (bad || !kernels) exit 1
       print "[  PASSED  ] 1 test"
     }' build/cuda/ptxas.log
 }

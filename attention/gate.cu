@@ -1,0 +1,220 @@
+#include "attention/gate.cuh"
+
+#include "attention/maths.cuh"
+#include "attention/names.h"
+#include "kernels/elementwise.cuh"
+
+namespace {
+
+// The activations: value and derivative of act at g. All are finite where act is; exp is exp.
+struct Sigmoid {
+  __device__ static float value(float g) { return sigmoid(g); }
+  __device__ static float slope(float g) { return sigmoid(g) * sigmoid(-g); }
+};
+struct Softplus {
+  __device__ static float value(float g) { return softplus(g); }
+  __device__ static float slope(float g) { return sigmoid(g); }
+};
+struct Silu {
+  __device__ static float value(float g) { return g * sigmoid(g); }
+  __device__ static float slope(float g) { return sigmoid(g) * fmaf(g, sigmoid(-g), 1.0f); }
+};
+struct Relu {
+  __device__ static float value(float g) { return max(g, 0.0f); }
+  __device__ static float slope(float g) { return g > 0 ? 1.0f : 0.0f; }
+};
+struct Tanh {  // 2 sigmoid(2g) - 1 would lose small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses them only below 1e-4, where g is right
+  __device__ static float value(float g) {
+    float size = fabsf(g), e = expf(-2 * size), t = (1 - e) / (1 + e);
+    t = size < 0.02f ? size * (1 - size * size * (1.0f / 3 - size * size * (2.0f / 15))) : t;
+    return g < 0 ? -t : t;
+  }
+  __device__ static float slope(float g) {
+    float e = expf(-2 * fabsf(g)), s = 1 + e;
+    return 4 * e / (s * s);
+  }
+};
+struct Exp {
+  __device__ static float value(float g) { return expf(g); }
+  __device__ static float slope(float g) { return expf(g); }
+};
+
+template <class T>
+struct Matrix {
+  T* data;
+  int ld;
+  __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }
+};
+
+// W neighbouring elements as floats: a pack, or one.
+template <int W, class T>
+__device__ __forceinline__ void read(float (&v)[W], const T* p) {
+  if constexpr (W == 1) {
+    v[0] = to_float(*p);
+  } else {
+    Pack<T> pack = load16(p);
+    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+  }
+}
+template <int W, class T>
+__device__ __forceinline__ void write(T* p, const float (&v)[W]) {
+  if constexpr (W == 1) {
+    *p = from_float<T>(v[0]);
+  } else {
+    Pack<T> pack;
+    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
+    store16(p, pack);
+  }
+}
+
+// ---- elementwise: a thread has W channels of a row
+
+template <class T, class Act, bool ADD, int W>
+__global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, int N, int width) {
+  int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
+  if (column >= width) return;
+  for (; row < N; row += gridDim.y) {
+    float v[W], g[W];
+    read<W>(v, x.at(row, column));
+    read<W>(g, logits.at(row, column));
+    for (int i = 0; i < W; i++) v[i] = ADD ? v[i] + Act::value(g[i]) : v[i] * Act::value(g[i]);
+    write<W>(y.at(row, column), v);
+  }
+}
+
+template <class T, class Act, bool ADD, int W>
+__global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<const T> dy, Matrix<const T> x, Matrix<const T> logits,
+                                     int N, int width, int padded) {
+  int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
+  if (column >= padded) return;
+  for (; row < N; row += gridDim.y) {
+    float d[W] = {}, v[W] = {}, g[W] = {}, dg[W] = {};
+    if (column < width) {
+      read<W>(d, dy.at(row, column));
+      read<W>(v, x.at(row, column));
+      read<W>(g, logits.at(row, column));
+      for (int i = 0; i < W; i++) {
+        dg[i] = (ADD ? d[i] : d[i] * v[i]) * Act::slope(g[i]);
+        if (!ADD) d[i] *= Act::value(g[i]);
+      }
+      write<W>(dx.at(row, column), d);
+    }
+    write<W>(dlogits.at(row, column), dg);
+  }
+}
+
+// ---- headwise: a warp has a head of a row; in the backward also a warp for each column of padding
+
+constexpr int WARPS = 4;
+
+template <class T, class Act, bool ADD>
+__global__ void headwise_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, int N, int H, int D) {
+  size_t item = blockIdx.x * size_t(WARPS) + threadIdx.x / WARP;
+  int row = int(item / H), h = int(item % H);
+  if (row >= N) return;
+  float g = Act::value(to_float(*logits.at(row, h)));
+  for (int d = threadIdx.x % WARP; d < D; d += WARP) {
+    float v = to_float(*x.at(row, h * D + d));
+    *y.at(row, h * D + d) = from_float<T>(ADD ? v + g : v * g);
+  }
+}
+
+template <class T, class Act, bool ADD>
+__global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<const T> dy, Matrix<const T> x,
+                                         Matrix<const T> logits, int N, int H, int D, int padded) {
+  size_t item = blockIdx.x * size_t(WARPS) + threadIdx.x / WARP;
+  int row = int(item / padded), h = int(item % padded), lane = threadIdx.x % WARP;
+  if (row >= N) return;
+  float sum = 0, g = 0, value = 0;
+  if (h < H) {
+    g = to_float(*logits.at(row, h));
+    value = Act::value(g);
+    for (int d = lane; d < D; d += WARP) {
+      float dv = to_float(*dy.at(row, h * D + d));
+      sum += ADD ? dv : dv * to_float(*x.at(row, h * D + d));
+      *dx.at(row, h * D + d) = from_float<T>(ADD ? dv : dv * value);
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) *dlogits.at(row, h) = from_float<T>(h < H ? sum * Act::slope(g) : 0.0f);
+}
+
+// f.operator()<Act, ADD>() for these settings.
+template <class F>
+void with_gate(const GateSettings& settings, F f) {
+  auto with_op = [&]<class Act>() { settings.add ? f.template operator()<Act, true>() : f.template operator()<Act, false>(); };
+  switch (settings.activation) {
+    case GateActivation::none: break;
+    case GateActivation::sigmoid: return with_op.template operator()<Sigmoid>();
+    case GateActivation::softplus: return with_op.template operator()<Softplus>();
+    case GateActivation::silu: return with_op.template operator()<Silu>();
+    case GateActivation::relu: return with_op.template operator()<Relu>();
+    case GateActivation::tanh: return with_op.template operator()<Tanh>();
+    case GateActivation::exp: return with_op.template operator()<Exp>();
+  }
+  failure("a gate without an activation was launched");
+}
+
+bool multiples(int of, std::initializer_list<int> sizes) {
+  for (int size : sizes)
+    if (size % of) return false;
+  return true;
+}
+
+constexpr int THREADS = 128;
+dim3 grid_of(int N, int columns) { return dim3(blocks_for(columns, THREADS), unsigned(N < 65535 ? N : 65535)); }
+
+}  // namespace
+
+GateActivation gate_activation_from_name(const std::string& name) {
+  return from_name<GateActivation>("attention.gate.activation", gate_activation_names, name);
+}
+GatePosition gate_position_from_name(const std::string& name) {
+  return from_name<GatePosition>("attention.gate.position", gate_position_names, name);
+}
+
+template <class T>
+void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N, int H, int D,
+                  cudaStream_t stream) {
+  if (N == 0) return;
+  Matrix<T> out{y, ldy};
+  Matrix<const T> in{x, ldx}, g{logits, ldg};
+  constexpr int W = Pack<T>::size;
+  bool wide = multiples(W, {H * D, ldy, ldx, ldg}) && aligned16(y, x, logits);
+  with_gate(settings, [&]<class Act, bool ADD>() {
+    if (settings.headwise)
+      launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0, stream, out, in, g, N,
+             H, D);
+    else if (wide)
+      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, out, in, g, N, H * D);
+    else
+      launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, out, in, g, N, H * D);
+  });
+}
+
+template <class T>
+void gate_backward(T* dx, int lddx, T* dlogits, int lddg, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
+                   const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
+  if (N == 0) return;
+  Matrix<T> out{dx, lddx}, dg{dlogits, lddg};
+  Matrix<const T> din{dy, lddy}, in{x, ldx}, g{logits, ldg};
+  constexpr int W = Pack<T>::size;
+  int width = H * D, padded = ((settings.headwise ? H : width) + 7) / 8 * 8;
+  bool wide = multiples(W, {width, lddx, lddg, lddy, ldx, ldg}) && aligned16(dx, dlogits, dy, x, logits);
+  with_gate(settings, [&]<class Act, bool ADD>() {
+    if (settings.headwise)
+      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * padded, WARPS)), dim3(WARPS * WARP), 0, stream, out, dg,
+             din, in, g, N, H, D, padded);
+    else if (wide)
+      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, padded / W), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, padded);
+    else
+      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, padded), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, padded);
+  });
+}
+
+#define INSTANTIATE(T)                                                                                                             \
+  template void gate_forward(T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int, cudaStream_t);              \
+  template void gate_backward(T*, int, T*, int, const T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int,    \
+                              cudaStream_t);
+INSTANTIATE(float)
+INSTANTIATE(bf16)

@@ -1,0 +1,35 @@
+// The gate: y = x act(g), or x + act(g), on a matrix x of N rows, with logits g that are further columns of the q,k,v product.
+// Elementwise there is a logit for every channel, headwise one for all D channels of a head. Where x stands (ATTENTION's output,
+// queries, keys, values, or the output projection) is the model's business: x is H heads of D channels, row stride ldx.
+// Every matrix has a row stride, in elements; what lies between the rows is not touched. Any sizes and alignment; 16-byte
+// accesses where strides, widths and addresses allow them.
+#pragma once
+#include <string>
+
+#include "kernels/gpu.cuh"
+
+enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, exp };
+enum class GatePosition { sdpa, value, key, query, output };
+inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus", "silu", "relu", "tanh", "exp"};
+inline constexpr const char* gate_position_names[] = {"sdpa", "value", "key", "query", "output"};
+GateActivation gate_activation_from_name(const std::string& name);  // another name is a user_error that lists the table
+GatePosition gate_position_from_name(const std::string& name);
+
+struct GateSettings {
+  GateActivation activation = GateActivation::none;  // none: there is no gate
+  GatePosition position = GatePosition::sdpa;
+  bool headwise = false;
+  bool add = false;
+};
+
+// y [N, H, D] = gated x; y may be x. logits [N, G], G = H D, or H if headwise.
+// Floor: 3 N H D elements moved (headwise 2), one or two special functions each.
+template <class T>
+void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N, int H, int D,
+                  cudaStream_t stream);
+
+// dx = and dlogits = from dy, with x and logits as the forward read them; dx may be dy. dlogits has columns G up to a multiple of 8, which
+// become 0 beyond G, as the gradient of the padded product must be. Floor: 5 N H D elements moved (headwise 3).
+template <class T>
+void gate_backward(T* dx, int lddx, T* dlogits, int lddg, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
+                   const GateSettings& settings, int N, int H, int D, cudaStream_t stream);
