@@ -98,20 +98,27 @@ static void load_model(Model& model, const std::string& dir) {
   load_arrays(dir, arrays_of(model), [&](size_t i, const float* values) { model.write(model.tensors()[i], values); });
 }
 
-// The step folder that --resume names: itself, or the newest of a run.
-static StepFolder resume_folder(const std::string& resume, const Config& config) {
-  std::filesystem::path dir = resume == "latest" ? "runs/" + config.name : resume;
+// A folder with a model, and how many updates its name says it has had: 0 unless it is a run's step_N.
+static StepFolder model_folder(std::filesystem::path dir) {
   if (!dir.has_filename()) dir = dir.parent_path();  // a trailing slash
-  for (const StepFolder& folder : step_folders(dir.parent_path().string()))
+  for (const StepFolder& folder : step_folders(dir.has_parent_path() ? dir.parent_path().string() : "."))
     if (std::filesystem::path(folder.path).filename() == dir.filename()) return {folder.step, dir.string()};
-  std::vector<StepFolder> steps = step_folders(dir.string());
+  return {0, dir.string()};
+}
+
+// What --resume names: a step folder, or a run, of which it is the newest.
+static StepFolder resume_folder(const std::string& resume, const Config& config) {
+  std::string dir = resume == "latest" ? "runs/" + config.name : resume;
+  if (StepFolder own = model_folder(dir); own.step > 0) return own;
+  std::vector<StepFolder> steps = step_folders(dir);
   if (steps.empty()) user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", dir.c_str());
   return steps.front();
 }
 
 // Weights from --resume, else init, else random. Returns how many updates they have had, as far as that is known.
 static int64_t initial_weights(Model& model, const Flags& flags) {
-  StepFolder from = flags.resuming ? resume_folder(flags.resume, model.config()) : StepFolder{0, model.config().init};
+  const std::string& init = model.config().init;
+  StepFolder from = flags.resuming ? resume_folder(flags.resume, model.config()) : init.empty() ? StepFolder{} : model_folder(init);
   if (from.path.empty()) {
     model.init_random();
   } else {
@@ -251,6 +258,13 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   }
 }
 
+// Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
+static void check_folder_of(const std::string& file) {
+  std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder))
+    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(), folder.c_str());
+}
+
 // Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
 static void use_matmul_cache() {
   const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
@@ -296,20 +310,22 @@ static void run(const Flags& flags) {
   std::vector<Shard> train_shards, val_shards;
   if (training) train_shards = open_shards(config.data.train, config.model.vocab, "data.train");
   if (evaluates || (flags.dry_run && config.eval.every > 0)) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
+  for (int length : val_shards.empty() ? std::vector<int>{} : lengths) check_windows(config, val_shards, length, config.eval.tokens);
+  if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(), config.attention.variant.c_str(),
               count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
   if (training) windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
   Plan plan = plan_run(config, device, flags.generating || dumping ? std::vector<int>{} : lengths, training);
 
+  std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
+  int64_t step = initial_weights(*model, flags);
   std::unique_ptr<RunDir> run_dir;
   if (real_run) {
     run_dir = std::make_unique<RunDir>(config.name);
     run_dir->start_fresh(flags.overwrite);
     write_text_file(run_dir->config_path(), config_json(config));
   }
-  std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
-  int64_t step = initial_weights(*model, flags);
 
   if (flags.generating) return generate_text(*model, config.generate);
   if (flags.eval) {

@@ -39,14 +39,36 @@ struct ParameterRow {
   std::vector<int> shape;
   Init init;
   bool decays, per_layer;
-  Parameter beside = NOTHING;  // the parameter before it, whose rows its own rows continue: one matrix for one product
+  int row = 0;                 // elements kept for a row, where others continue it; 0: its own columns
+  Parameter beside = NOTHING;  // the parameter whose rows its own rows continue: one matrix for one product
 };
+
+static size_t elements(const std::vector<int>& shape) {
+  size_t count = 1;
+  for (int extent : shape) count *= extent;
+  return count;
+}
+
+static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int gate_logits(const Config& config) {
+  const Config::Gate& gate = config.attention.gate;
+  const Config::Model& m = config.model;
+  if (gate.activation == "none") return 0;
+  return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
+}
+
+// Columns of the q,k,v product: 3A, and with a gate its logits, padded to a multiple of 8.
+static int qkv_width(const Config& config) {
+  int A = config.model.heads * config.model.head_dim, G = gate_logits(config);
+  return G ? int(round_up(3 * A + G, 8)) : 3 * A;
+}
 
 // THE parameter table: allocation, initialisation, AdamW, checkpoints, gradient dumps and tests all go by it.
 // A row whose shape holds a 0 is a parameter that this configuration does not have.
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
-  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config);
+  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config), Q = qkv_width(config);
   const Config::Attention& a = config.attention;
   Init gate_init = a.gate.weight_init == "zero" ? Init::zero : Init::normal;
   return {
@@ -54,10 +76,10 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, Init::normal, true, false},
       {LN1_W, "ln_1.weight", {C}, Init::one, false, true},
       {LN1_B, "ln_1.bias", {C}, Init::zero, false, true},
-      {QKV_W, "attn.c_attn.weight", {C, 3 * A}, Init::normal, true, true},
-      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate_init, true, true, QKV_W},
-      {QKV_B, "attn.c_attn.bias", {3 * A}, Init::zero, false, true},
-      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, Init::gate_bias, false, true, QKV_B},
+      {QKV_W, "attn.c_attn.weight", {C, 3 * A}, Init::normal, true, true, Q},
+      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate_init, true, true, 0, QKV_W},
+      {QKV_B, "attn.c_attn.bias", {3 * A}, Init::zero, false, true, Q},
+      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, Init::gate_bias, false, true, 0, QKV_B},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale.name == "ssmax" ? H : 0}, Init::ssmax, false, true},
       {SINK, "attn.sink", {a.sink == "learned" ? H : 0}, Init::zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, Init::residual, true, true},
@@ -76,18 +98,9 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
 static constexpr size_t VOCAB_PADDING = 128;  // rows of wte; keeps the output product on tensor cores' favourite shapes
 static constexpr size_t ALIGNMENT = 64;       // elements between tensors: 16-byte accesses everywhere
 
-static size_t elements(const std::vector<int>& shape) {
-  size_t count = 1;
-  for (int extent : shape) count *= extent;
-  return count;
-}
-
-static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, VOCAB_PADDING)); }
 
-// The table unrolled over the layers, and where each parameter of each layer lies. A matrix that others lie beside has rows of
-// all their columns, padded to a multiple of 8; padding is always zero.
+// The table unrolled over the layers, and where each parameter of each layer lies. Padding is always zero.
 struct ParameterLayout {
   struct Block {
     size_t offset, size;
@@ -109,9 +122,7 @@ struct ParameterLayout {
         tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, host.stride});
         return;
       }
-      size_t stride = columns;
-      for (const ParameterRow& other : table)
-        if (other.beside == row.id && elements(other.shape) > 0) stride = round_up(columns + size_t(other.shape.back()), 8);
+      size_t stride = row.row ? size_t(row.row) : columns;
       size_t rows = row.id == WTE ? size_t(padded_vocab(config)) : size / columns;
       tensors.push_back({name, row.shape, row.init, row.decays, total, size, stride});
       blocks.push_back({total, rows * stride, row.decays});
@@ -140,19 +151,6 @@ int64_t parameter_count(const Config& config) {
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
   return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
-}
-
-int gate_logits(const Config& config) {
-  const Config::Gate& gate = config.attention.gate;
-  const Config::Model& m = config.model;
-  if (gate.activation == "none") return 0;
-  return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
-}
-
-// Columns of the q,k,v product: 3A, and with a gate its logits, padded to a multiple of 8.
-static int qkv_width(const Config& config) {
-  int A = config.model.heads * config.model.head_dim, G = gate_logits(config);
-  return G ? int(round_up(3 * A + G, 8)) : 3 * A;
 }
 
 AttentionSettings attention_settings(const Config& config) {

@@ -80,13 +80,14 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, STATE = Policy::STATE;
+  constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
-  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                 // [VALUES]
-  float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;            // [STATE][SHARERS][HELD]
-  float* factors = partial + (STATE + 1) * Tile::SHARERS * Tile::HELD;    // [VALUES][HELD]
+  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [VALUES]
+  float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;           // [SUMS][SHARERS][HELD]
+  float* factors = partial + (SUMS + 1) * Tile::SHARERS * Tile::HELD;    // [VALUES][HELD]
+  float* constants = factors + VALUES * Tile::HELD;                      // [CONSTANTS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -96,20 +97,20 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
 
-  float sum[VALUES][R][E] = {}, state[STATE + 1][E], z[1][X][E];
-  auto load_state = [&](float (&s)[STATE + 1], int e) {
-    for (int n = 0; n < STATE; n++) s[n] = state[n][e];
+  float out_sum[VALUES][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];
+  auto load_sums = [&](float (&s)[SUMS + 1], int e) {
+    for (int n = 0; n < SUMS; n++) s[n] = sums[n][e];
   };
-  auto keep_state = [&](const float (&s)[STATE + 1], int e) {
-    for (int n = 0; n < STATE; n++) state[n][e] = s[n];
+  auto keep_sums = [&](const float (&s)[SUMS + 1], int e) {
+    for (int n = 0; n < SUMS; n++) sums[n][e] = s[n];
   };
-  for (int e = 0; e < E; e++) {
-    float s[STATE + 1];
-    policy.start(s, mine.first == 0);
-    keep_state(s, e);
-  }
   for (int pass = 0; pass < Policy::PASSES; pass++) {
     bool weighing = pass == Policy::PASSES - 1;
+    for (int e = 0; e < E; e++) {
+      float s[SUMS + 1];
+      policy.start(s, mine.first == 0);
+      keep_sums(s, e);
+    }
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, pass == 0 && j0 == 0);
       if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
@@ -119,10 +120,10 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
 #pragma unroll
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) {
-            float s[STATE + 1];
-            load_state(s, e);
+            float s[SUMS + 1];
+            load_sums(s, e);
             policy.look(z[0][x][e], s);
-            keep_state(s, e);
+            keep_sums(s, e);
           }
         continue;
       }
@@ -144,21 +145,23 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
           for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
         }
         for (int e = 0; e < E; e++) {
-          float s[STATE + 1];
-          load_state(s, e);
+          float s[SUMS + 1];
+          load_sums(s, e);
           factor[e] = policy.raise(s, top[e]);
-          keep_state(s, e);
+          keep_sums(s, e);
         }
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
 #pragma unroll
       for (int x = 0; x < X; x++) {
-        float weights[VALUES][E];
+        float weights[VALUES][E], row[CONSTANTS + 1][E];
+        for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held);
         for (int e = 0; e < E; e++) {
-          float s[STATE + 1], w[VALUES];
-          load_state(s, e);
-          policy.weigh(z[0][x][e], s, w);
-          keep_state(s, e);
+          float s[SUMS + 1], c[CONSTANTS + 1], w[VALUES];
+          load_sums(s, e);
+          for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
+          policy.weigh(z[0][x][e], c, s, w);
+          keep_sums(s, e);
           for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
         }
         for (int n = 0; n < VALUES; n++)
@@ -170,45 +173,43 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       if constexpr (Policy::RAISES)
         for (int r = 0; r < R; r++)
           for (int n = 0; n < VALUES; n++)
-            for (int e = 0; e < E; e++) sum[n][r][e] *= factors[ours.held + r];
-      for (int n = 0; n < VALUES; n++) add_sums<Tile>(sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
+            for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
+      for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
-    // what the threads of a row have seen is put together, always in the same order; after the last sweep one of them needs it
-    for (int n = 0; n < STATE; n++)
-      write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, state[n]);
+
+    // one of the threads that share a row puts together what they have seen, always in the same order
+    for (int n = 0; n < SUMS; n++)
+      write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
-    if (weighing && mine.first != 0) break;
-    for (int n = 0; n < STATE; n++) read_neighbours(state[n], partial + n * Tile::SHARERS * Tile::HELD + mine.held);
+    if (mine.first != 0) continue;
     for (int m = 1; m < Tile::SHARERS; m++) {
-      float other[STATE + 1][E];
-      for (int n = 0; n < STATE; n++)
+      float other[SUMS + 1][E];
+      for (int n = 0; n < SUMS; n++)
         read_neighbours(other[n], partial + (n * Tile::SHARERS + m) * Tile::HELD + mine.held);
       for (int e = 0; e < E; e++) {
-        float s[STATE + 1], o[STATE + 1];
-        load_state(s, e);
-        for (int n = 0; n < STATE; n++) o[n] = other[n][e];
+        float s[SUMS + 1], o[SUMS + 1];
+        load_sums(s, e);
+        for (int n = 0; n < SUMS; n++) o[n] = other[n][e];
         policy.merge(pass, s, o);
-        keep_state(s, e);
+        keep_sums(s, e);
       }
     }
-    if (weighing) break;
     for (int e = 0; e < E; e++) {
-      float s[STATE + 1];
-      load_state(s, e);
-      policy.turn(i0 + mine.held + e + 1, s);
-      keep_state(s, e);
+      int r = mine.held + e, i = i0 + r;
+      float s[SUMS + 1], c[CONSTANTS + 1], factor[VALUES], saved[Policy::SAVED + 1];
+      load_sums(s, e);
+      if (!weighing) {
+        policy.turn(i + 1, s, c);
+        for (int n = 0; n < CONSTANTS; n++) constants[n * Tile::HELD + r] = c[n];
+        continue;
+      }
+      for (int n = 0; n < CONSTANTS; n++) c[n] = constants[n * Tile::HELD + r];
+      policy.finish(i + 1, c, s, factor, saved);
+      for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + r] = factor[n];
+      if (!stats || place.chunk != 0 || i >= shape.T) continue;
+      for (int n = 0; n < Policy::SAVED; n++)
+        stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
     }
-  }
-
-  for (int e = 0; e < E && mine.first == 0; e++) {
-    float s[STATE + 1], factor[VALUES], saved[Policy::SAVED + 1];
-    int i = i0 + mine.held + e;
-    load_state(s, e);
-    policy.finish(i + 1, s, factor, saved);
-    for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + mine.held + e] = factor[n];
-    if (!stats || place.chunk != 0 || i >= shape.T) continue;
-    for (int n = 0; n < Policy::SAVED; n++)
-      stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
   }
   __syncthreads();
   size_t A = size_t(shape.H) * shape.D;
@@ -216,14 +217,14 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
     int i = i0 + ours.held + r;
     if (i >= shape.T || ours.channel >= width) continue;
     for (int n = 0; n < VALUES; n++)
-      for (int e = 0; e < E; e++) sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
+      for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
     T* to = out + (size_t(place.b) * shape.T + i) * A + size_t(place.h) * shape.D;
-    store_channels(to, sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
+    store_channels(to, out_sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
     if constexpr (VALUES > 1)
       if (stats) {
         float* second = stats + Policy::SAVED * shape.rows(gridDim.z);
         second += ((size_t(place.b) * shape.H + place.h) * shape.T + i) * shape.D;
-        store_channels(second, sum[1][r], chunk0 + ours.channel, shape.D, false);
+        store_channels(second, out_sum[1][r], chunk0 + ours.channel, shape.D, false);
       }
   }
 }
@@ -285,14 +286,16 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
   for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
     reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
+    if (i0 < j0 + Tile::HELD - 1)  // on the diagonal
+      for (int x = 0; x < X; x++)
+        for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.held + e > i0 + mine.streamed(x) ? -INFINITY : z[0][x][e];
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
       float row[ROWS + 1], p[E], dz[E];
       for (int n = 0; n < ROWS; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
       for (int e = 0; e < E; e++) {
-        float score = j0 + mine.held + e > i ? -INFINITY : z[0][x][e];
-        policy.grad(score, z[1][x][e], row, p[e], dz[e]);
+        policy.grad(z[0][x][e], z[1][x][e], row, p[e], dz[e]);
       }
       write_neighbours(p_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), p);
       write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
@@ -322,6 +325,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   float* held_tiles = shared;                                       // q, dO
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // k, v
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
+  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROWS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -333,20 +337,25 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   rows += (size_t(place.b) * shape.H + place.h) * shape.T;
   Policy policy(settings, 0);
 
-  float dq[R][E] = {}, z[2][X][E], row[ROWS + 1][E];
-  for (int n = 0; n < ROWS; n++)
-    for (int e = 0; e < E; e++) row[n][e] = i0 + mine.held + e < shape.T ? rows[n * count + i0 + mine.held + e] : 0;
+  float dq[R][E] = {}, z[2][X][E];
+  for (int n = threadIdx.x; n < ROWS * Tile::HELD; n += Tile::THREADS) {
+    int i = i0 + n % Tile::HELD;
+    row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
+  }
   for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
     reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
+    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+      for (int x = 0; x < X; x++)
+        for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
 #pragma unroll
     for (int x = 0; x < X; x++) {
-      float dz[E];
+      float dz[E], row[ROWS + 1][E];
+      for (int n = 0; n < ROWS; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held);
       for (int e = 0; e < E; e++) {
         float r[ROWS + 1], p;
         for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
-        float score = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
-        policy.grad(score, z[1][x][e], r, p, dz[e]);
+        policy.grad(z[0][x][e], z[1][x][e], r, p, dz[e]);
       }
       write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
     }
@@ -406,8 +415,8 @@ void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& s
                      int D, int qkv_stride, cudaStream_t stream) {
   Shape shape = shape_of<T>(T_, H, D, qkv_stride, {out, qkv});
   with_tile<Tile<32, 64, 64, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
-    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * (Tile::WEIGHT_FLOATS + Tile::HELD) +
-                    (Policy::STATE + 1) * Tile::SHARERS * Tile::HELD;
+    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
+                    ((Policy::SUMS + 1) * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
     launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),
            stream, out, stats, qkv, sink, settings, shape);
   });
@@ -431,7 +440,7 @@ void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, 
     launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
     launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS) * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
   });
 }
 

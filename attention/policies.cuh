@@ -1,10 +1,11 @@
 // The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing else of
 // them. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores arrive as -inf and must
-// come out as weight 0, gradient 0. Several threads share a row in the forward, each with a STATE of its own over its keys.
-//   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need a statistic of the whole row (look, turn)
+// come out as weight 0, gradient 0. In the forward several threads share a row, each with its own SUMS over its keys.
+//   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first sweep
+//           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
-//   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read
+//   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read (backward_row)
 #pragma once
 #include "attention/maths.cuh"
 
@@ -19,8 +20,9 @@ struct PolicySettings {
 struct PolicyDefaults {
   static constexpr int PASSES = 1, VALUES = 1;
   static constexpr bool RAISES = false, HAS_SINK = false;
+  enum { CONSTANTS };
   __device__ void look(float, float*) const {}
-  __device__ void turn(int, float*) const {}
+  __device__ void turn(int, const float*, float*) const {}
   __device__ float raise(float*, float) const { return 1; }
 };
 
@@ -28,29 +30,29 @@ struct PolicyDefaults {
 struct Softmax : PolicyDefaults {
   using Evaluation = Softmax;  // the struct for a forward that no backward follows
   static constexpr bool RAISES = true, HAS_SINK = true;
-  enum { MAX, SUM, STATE };
+  enum { MAX, SUM, SUMS };
   enum { LSE, SAVED };
   enum { ROW_LSE, DOT, ROWS };
   float sink;
   __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
-  __device__ void start(float* state, bool first) const {
-    state[MAX] = sink;
-    state[SUM] = first && sink > -INFINITY ? 1 : 0;
+  __device__ void start(float* sums, bool first) const {
+    sums[MAX] = sink;
+    sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
-  __device__ float raise(float* state, float top) const {
-    float raised = max(state[MAX], top), factor = expf(state[MAX] - raised);
-    state[MAX] = raised;
-    state[SUM] *= factor;
+  __device__ float raise(float* sums, float top) const {
+    float raised = max(sums[MAX], top), factor = expf(sums[MAX] - raised);
+    sums[MAX] = raised;
+    sums[SUM] *= factor;
     return factor;
   }
-  __device__ void weigh(float z, float* state, float* weight) const {
-    weight[0] = expf(z - state[MAX]);
-    state[SUM] += weight[0];
+  __device__ void weigh(float z, const float*, float* sums, float* weight) const {
+    weight[0] = expf(z - sums[MAX]);
+    sums[SUM] += weight[0];
   }
-  __device__ void merge(int, float* state, const float* other) const { state[SUM] += other[SUM]; }
-  __device__ void finish(int, const float* state, float* factor, float* saved) const {
-    factor[0] = 1 / state[SUM];
-    saved[LSE] = state[MAX] + logf(state[SUM]);
+  __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
+  __device__ void finish(int, const float*, const float* sums, float* factor, float* saved) const {
+    factor[0] = 1 / sums[SUM];
+    saved[LSE] = sums[MAX] + logf(sums[SUM]);
   }
   __device__ void backward_row(int, const float* saved, const float* dot, float* row) const {
     row[ROW_LSE] = saved[LSE];
@@ -69,20 +71,20 @@ struct Softmax : PolicyDefaults {
 // P = softplus(z) / S, S = sum softplus(z). A row whose S underflows (every z below -87) has weight 0 everywhere.
 struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
-  enum { SUM, STATE };
+  enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROWS };
   __device__ Lssa(const PolicySettings&, float) {}
   __device__ static float inverse(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
-  __device__ void start(float* state, bool) const { state[SUM] = 0; }
-  __device__ void weigh(float z, float* state, float* weight) const {
+  __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = softplus(z);
-    state[SUM] += weight[0];
+    sums[SUM] += weight[0];
   }
-  __device__ void merge(int, float* state, const float* other) const { state[SUM] += other[SUM]; }
-  __device__ void finish(int, const float* state, float* factor, float* saved) const {
-    factor[0] = inverse(state[SUM]);
-    saved[S] = state[SUM];
+  __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
+  __device__ void finish(int, const float*, const float* sums, float* factor, float* saved) const {
+    factor[0] = inverse(sums[SUM]);
+    saved[S] = sums[SUM];
   }
   __device__ void backward_row(int, const float* saved, const float* dot, float* row) const {
     row[INVERSE_S] = inverse(saved[S]);
@@ -102,8 +104,9 @@ template <bool TRAINING>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<false>;
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
-  enum { SUM, TOP };  // of the first sweep; then
-  enum { SCALE, INVERSE_TOP, OFFSET, SUM_W, SUM_Q, STATE };
+  enum { SUM, TOP };             // of the first sweep
+  enum { SUM_W, SUM_Q, SUMS };   // of the second
+  enum { SCALE, INVERSE_TOP, OFFSET, CONSTANTS };
   enum { KEPT_SCALE, KEPT_INVERSE_TOP, INVERSE_W, T, SAVED };
   enum { ROW_SCALE, ROW_INVERSE_TOP, ROW_OFFSET, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
   float power, offset;
@@ -116,45 +119,38 @@ struct Lssar : PolicyDefaults {
     x = max(f * scale - row_offset, 0.0f) * inverse_top;
     return power_of_unit(x + 0x1p-126f, power - 1) * float(x > 0);
   }
-  __device__ void start(float* state, bool) const {
-    for (int i = 0; i < STATE; i++) state[i] = 0;
-  }
-  __device__ void look(float z, float* state) const {
+  __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
+  __device__ void look(float z, float* sums) const {
     float f = softplus(z);
-    state[SUM] += f;
-    state[TOP] = max(state[TOP], f);
+    sums[SUM] += f;
+    sums[TOP] = max(sums[TOP], f);
   }
-  __device__ void turn(int n, float* state) const {
-    float scale = n * Lssa::inverse(state[SUM]), top = state[TOP] * scale - offset_of(n);
-    state[SCALE] = scale;
-    state[INVERSE_TOP] = top < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / top;
-    state[OFFSET] = offset_of(n);
+  __device__ void turn(int n, const float* sums, float* row) const {
+    float scale = n * Lssa::inverse(sums[SUM]), top = sums[TOP] * scale - offset_of(n);
+    row[SCALE] = scale;
+    row[INVERSE_TOP] = top < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / top;
+    row[OFFSET] = offset_of(n);
   }
-  __device__ void weigh(float z, float* state, float* weight) const {
-    float x, y = share(softplus(z), state[SCALE], state[INVERSE_TOP], state[OFFSET], x);
+  __device__ void weigh(float z, const float* row, float* sums, float* weight) const {
+    float x, y = share(softplus(z), row[SCALE], row[INVERSE_TOP], row[OFFSET], x);
     weight[0] = y * x;
-    state[SUM_W] += y * x;
+    sums[SUM_W] += y * x;
     if constexpr (TRAINING) {
-      weight[1] = y * state[INVERSE_TOP];
-      state[SUM_Q] += weight[1];
+      weight[1] = y * row[INVERSE_TOP];
+      sums[SUM_Q] += weight[1];
     }
   }
-  __device__ void merge(int pass, float* state, const float* other) const {
-    if (pass == 0) {
-      state[SUM] += other[SUM];
-      state[TOP] = max(state[TOP], other[TOP]);
-    } else {
-      state[SUM_W] += other[SUM_W];
-      state[SUM_Q] += other[SUM_Q];
-    }
+  __device__ void merge(int pass, float* sums, const float* other) const {
+    sums[0] += other[0];  // SUM, SUM_W
+    sums[1] = pass == 0 ? max(sums[TOP], other[TOP]) : sums[SUM_Q] + other[SUM_Q];
   }
-  __device__ void finish(int, const float* state, float* factor, float* saved) const {
-    float inverse_w = state[SUM_W] > 0 ? 1 / state[SUM_W] : 0;
+  __device__ void finish(int, const float* row, const float* sums, float* factor, float* saved) const {
+    float inverse_w = sums[SUM_W] > 0 ? 1 / sums[SUM_W] : 0;
     for (int i = 0; i < VALUES; i++) factor[i] = inverse_w;
-    saved[KEPT_SCALE] = state[SCALE];
-    saved[KEPT_INVERSE_TOP] = state[INVERSE_TOP];
+    saved[KEPT_SCALE] = row[SCALE];
+    saved[KEPT_INVERSE_TOP] = row[INVERSE_TOP];
     saved[INVERSE_W] = inverse_w;
-    saved[T] = state[SUM_Q] * inverse_w;
+    saved[T] = sums[SUM_Q] * inverse_w;
   }
   __device__ void backward_row(int n, const float* saved, const float* dot, float* row) const {
     row[ROW_SCALE] = saved[KEPT_SCALE];
@@ -175,15 +171,15 @@ struct Lssar : PolicyDefaults {
 // P = sigmoid(z - ln(context)), not normalised.
 struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
-  enum { STATE };
+  enum { SUMS };
   enum { SAVED };
   enum { ROWS };
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
   __device__ void start(float*, bool) const {}
-  __device__ void weigh(float z, float*, float* weight) const { weight[0] = sigmoid(z - log_context); }
+  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = sigmoid(z - log_context); }
   __device__ void merge(int, float*, const float*) const {}
-  __device__ void finish(int, const float*, float* factor, float*) const { factor[0] = 1; }
+  __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
   __device__ void backward_row(int, const float*, const float*, float*) const {}
   __device__ void grad(float z, float dp, const float*, float& p, float& dz) const {
     p = sigmoid(z - log_context);
@@ -194,14 +190,14 @@ struct Sigmoid : PolicyDefaults {
 // P = relu(z) / n.
 struct Relu : PolicyDefaults {
   using Evaluation = Relu;
-  enum { STATE };
+  enum { SUMS };
   enum { SAVED };
   enum { INVERSE_N, ROWS };
   __device__ Relu(const PolicySettings&, float) {}
   __device__ void start(float*, bool) const {}
-  __device__ void weigh(float z, float*, float* weight) const { weight[0] = max(z, 0.0f); }
+  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f); }
   __device__ void merge(int, float*, const float*) const {}
-  __device__ void finish(int n, const float*, float* factor, float*) const { factor[0] = 1.0f / n; }
+  __device__ void finish(int n, const float*, const float*, float* factor, float*) const { factor[0] = 1.0f / n; }
   __device__ void backward_row(int n, const float*, const float*, float* row) const { row[INVERSE_N] = 1.0f / n; }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     p = max(z, 0.0f) * row[INVERSE_N];
@@ -213,7 +209,7 @@ struct Relu : PolicyDefaults {
 struct Relu2 : Relu {
   using Evaluation = Relu2;
   using Relu::Relu;
-  __device__ void weigh(float z, float*, float* weight) const { weight[0] = max(z, 0.0f) * max(z, 0.0f); }
+  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f) * max(z, 0.0f); }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     float r = max(z, 0.0f);
     p = r * r * row[INVERSE_N];

@@ -1,5 +1,5 @@
-// What the CPU layer costs: launches, threads that never wait, meetings, fragment products. Prints a table; best of many
-// runs. `make build/cpu/bench_cpu_layer && build/cpu/bench_cpu_layer [threads]`; on a GPU it means little.
+// What the CPU layer costs: launches, threads that never wait, meetings, fragment products. Prints a table; best of
+// many runs. `make build/cpu/bench_cpu_layer && build/cpu/bench_cpu_layer [threads]`; on a GPU it means little.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

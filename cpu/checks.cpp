@@ -34,16 +34,21 @@ Range static_shared() {
 }
 
 // In .tdata (see `self`).
-__thread struct { const std::vector<Stack>* stacks; const char* const* kernel; int nonzero; } watched = {nullptr, nullptr, 1};
+__thread struct {
+  const std::vector<Stack>* stacks;
+  const char* const* kernel;
+  int nonzero;
+} watched = {nullptr, nullptr, 1};
 
 void on_fault(int, siginfo_t* info, void*) {
   if (watched.stacks)
     for (const Stack& stack : *watched.stacks)
       if (overflowed(stack, info->si_addr)) {
         char text[512];
-        int length = snprintf(text, sizeof text, "kernel %s: a thread needs more stack than the CPU layer gives it (%zu "
-                              "bytes): make its local arrays smaller.\n", *watched.kernel,
-                              static_cast<size_t>(stack.top - stack.bottom));
+        int length = snprintf(text, sizeof text,
+                              "kernel %s: a thread needs more stack than the CPU layer gives it (%zu bytes): make its "
+                              "local arrays smaller.\n",
+                              *watched.kernel, static_cast<size_t>(stack.top - stack.bottom));
         (void)!write(STDERR_FILENO, text, static_cast<size_t>(length));
         _exit(1);
       }

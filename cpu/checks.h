@@ -6,13 +6,14 @@
 
 namespace cpu {
 
-// Sets all bits of this OS thread's static __shared__ variables. They lie among its other zero-initialised thread-locals of
-// the executable: `saved` takes those, and restore_static puts everything back. Does nothing in sanitizer builds.
+// Sets all bits of this OS thread's static __shared__ variables. They lie among its other zero-initialised
+// thread-locals of the executable: `saved` takes those, and restore_static puts everything back. Does nothing in
+// sanitizer builds.
 void poison_static(std::vector<char>& saved);
 void restore_static(std::vector<char>& saved);
 
-// From now on a CUDA thread of this OS thread that outgrows its stack ends the process with a message that names the kernel.
-// Both pointers are read when it happens.
+// From now on a CUDA thread of this OS thread that outgrows its stack ends the process with a message that names the
+// kernel. Both pointers are read when it happens.
 class OverflowWatch {
  public:
   OverflowWatch(const std::vector<Stack>* stacks, const char* const* kernel);

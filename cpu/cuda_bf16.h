@@ -1,5 +1,5 @@
-// __nv_bfloat16 for the CPU layer: the upper half of a float. Conversions round to nearest even, denormals included, and
-// every NaN becomes 0x7fff, bit for bit as on a GPU. No arithmetic: kernels compute in float.
+// __nv_bfloat16 for the CPU layer: the upper half of a float. Conversions round to nearest even, denormals included,
+// and every NaN becomes 0x7fff, bit for bit as on a GPU. No arithmetic: kernels compute in float.
 #pragma once
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
-// __half for the CPU layer: IEEE binary16. Conversions round to nearest even, denormals included, overflow gives infinity
-// and every NaN becomes 0x7fff, bit for bit as on a GPU. Plain integer and float operations, so that loops vectorise on
-// any x86-64. No arithmetic: kernels compute in float.
+// __half for the CPU layer: IEEE binary16. Conversions round to nearest even, denormals included, overflow gives
+// infinity and every NaN becomes 0x7fff, bit for bit as on a GPU. Plain integer and float operations, so that loops
+// vectorise on any x86-64. No arithmetic: kernels compute in float.
 #pragma once
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
-// The CUDA runtime's names for a machine without a GPU: found instead of the toolkit's header through -Icpu.
-// Only what the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in launch
-// order, whatever its stream. Kernels run thread by thread on the scheduler (cpu/scheduler.h); start them with launch()
-// of kernels/gpu.cuh.
+// The CUDA runtime's names for a machine without a GPU: found instead of the toolkit's header through -Icpu. Only
+// what the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
+// launch order, whatever its stream. Kernels run thread by thread on the scheduler (cpu/scheduler.h); start them with
+// launch() of kernels/gpu.cuh.
 #pragma once
 #define PLUSGPT_CPU 1
 #include <math.h>
@@ -21,8 +21,8 @@
 #define __constant__
 #define __align__(n) __attribute__((aligned(n)))
 
-// Shared memory belongs to a block, and a worker runs one block at a time. ASan does not guard thread_local variables, so
-// there it is a plain static and the pool has one worker.
+// Shared memory belongs to a block, and a worker runs one block at a time. ASan does not guard thread_local
+// variables, so there it is a plain static and the pool has one worker.
 #ifdef CPU_ASAN
 #define __shared__ static
 #else
@@ -37,7 +37,9 @@
 constexpr int warpSize = 32;
 
 // A barrier of the whole block; reports name the line that calls it.
-inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { cpu::barrier(file, line); }
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  cpu::barrier(file, line);
+}
 
 struct alignas(8) float2 { float x, y; };
 struct float3 { float x, y, z; };
@@ -93,7 +95,9 @@ cudaError_t cudaFree(void* p);
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* p);
 inline cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, cudaHostAllocDefault); }
-template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(p), bytes); }
+template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(p), bytes);
+}
 template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
   return cudaMallocHost(reinterpret_cast<void**>(p), bytes);
 }

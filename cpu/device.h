@@ -71,7 +71,8 @@ inline float warp_max(float v, CPU_SITE) {
 }
 
 template <int M, int N, class T>
-inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>, CPU_SITE) {
+inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>,
+                         CPU_SITE) {
   cpu::Mma<M, N> mine{d, a, b};
   cpu::meet("mma_m16n8k16", file, line, mine, cpu::mma_serve<M, N, T>);
 }

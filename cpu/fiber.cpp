@@ -62,7 +62,8 @@ bool overflowed(const Stack& stack, const void* address) {
 }
 
 CPU_NO_TSAN void prepare(Context& context, const Stack& stack, void (*entry)()) {
-  // Six registers, the entry, and a null return address that ends backtraces. The stack is then aligned as after a call.
+  // Six registers, the entry, and a null return address that ends backtraces. The stack is then aligned as after a
+  // call.
   void** frame = reinterpret_cast<void**>(stack.top) - 8;
   frame[0] = frame[1] = frame[2] = frame[3] = frame[4] = frame[5] = frame[7] = nullptr;
   frame[6] = reinterpret_cast<void*>(entry);

@@ -21,8 +21,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// For functions that move data between CUDA threads behind TSan's back: only barriers order their accesses. And for those
-// that switch stacks.
+// For functions that move data between CUDA threads behind TSan's back: only barriers order their accesses. And for
+// those that switch stacks.
 #define CPU_NO_TSAN __attribute__((no_sanitize("thread")))
 
 // Saves the callee-saved registers and the stack pointer in *save and continues where `load` was saved.
@@ -84,9 +84,9 @@ CPU_NO_TSAN inline void entered([[maybe_unused]] Context& host) {
   __builtin_unreachable();
 }
 
-// TSan's happens-before edges: everything before order_before(key) is ordered before what follows order_after(key). Meetings
-// alternate between two keys, so that what a fast thread does on its way to the next meeting does not look ordered before
-// what a slow one does after this one.
+// TSan's happens-before edges: everything before order_before(key) is ordered before what follows order_after(key).
+// Meetings alternate between two keys, so that what a fast thread does on its way to the next meeting does not look
+// ordered before what a slow one does after this one.
 CPU_NO_TSAN inline void order_before([[maybe_unused]] void* key) {
 #ifdef CPU_TSAN
   __tsan_release(key);

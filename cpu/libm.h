@@ -1,6 +1,7 @@
-// Single-precision functions that kernels call in their inner loops, inlined in place of libm's calls so that loops over a
-// Pack vectorise: expf, logf, exp2f, log2f within 1.1 ulp (2.1 without FMA), fmaxf, fminf exact. Infinities, NaN, denormals and
-// overflow as in the C standard (errno and exception flags are not). Coefficients: our own minimax fits of the relative error.
+// Single-precision functions that kernels call in their inner loops, inlined in place of libm's calls so that loops
+// over a Pack vectorise: expf, logf, exp2f, log2f within 1.1 ulp (2.1 without FMA), fmaxf, fminf exact. Infinities,
+// NaN, denormals and overflow as in the C standard (errno and exception flags are not). Coefficients: our own minimax
+// fits of the relative error.
 #pragma once
 #include <math.h>
 #include <stdint.h>

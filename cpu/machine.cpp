@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t unlimited = UINT64_MAX;
 
-// The number after `key` at the start of a line; with an empty key the first word of the file. Unlimited are "max", -1 (as
-// an unsigned number) and errors.
+// The number after `key` at the start of a line; with an empty key the first word of the file. Unlimited are "max",
+// -1 (as an unsigned number) and errors.
 uint64_t number_in(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -25,8 +25,8 @@ uint64_t number_in(const std::string& path, const std::string& key = "") {
   return unlimited;
 }
 
-// The directories whose limits apply: the process's own group and those above it, for one controller of v1 or, if that is
-// empty, for v2.
+// The directories whose limits apply: the process's own group and those above it, for one controller of v1 or, if
+// that is empty, for v2.
 std::vector<std::string> groups(const std::string& root, const std::string& controller) {
   std::ifstream file(root + "/proc/self/cgroup");
   std::string mount = root + "/sys/fs/cgroup";

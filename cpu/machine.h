@@ -1,4 +1,5 @@
-// What this process may use: the machine's memory and cores, or its container's (cgroup v1 and v2) where those are less.
+// What this process may use: the machine's memory and cores, or its container's (cgroup v1 and v2) where those are
+// less.
 #pragma once
 #include <stddef.h>
 #include <string>

@@ -19,8 +19,8 @@ namespace {
 thread_local int inside_task = 0;
 
 struct Pool {
-  // The job under way. `gate` counts the helpers inside it; its top bit closes it to newcomers: a helper that wakes up too
-  // late finds the gate closed, or another job's open, and nobody waits for it.
+  // The job under way. `gate` counts the helpers inside it; its top bit closes it to newcomers: a helper that wakes
+  // up too late finds the gate closed, or another job's open, and nobody waits for it.
   Task task = nullptr;
   void* context = nullptr;
   int64_t chunk = 1;

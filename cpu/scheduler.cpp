@@ -190,7 +190,8 @@ void Worker::fail(const char* fmt, ...) {
 }
 
 void Worker::fail_stuck() {
-  fail("%s: %s.", here.returned ? "some threads have returned while others wait for them" : "deadlock", waiting().c_str());
+  const char* kind = here.returned ? "some threads have returned while others wait for them" : "deadlock";
+  fail("%s: %s.", kind, waiting().c_str());
 }
 
 // One clause for each place where threads wait.
@@ -270,7 +271,7 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
   random_state = (knobs.seed + block + 1) * 0x9e3779b97f4a7c15u | 1;
   if (knobs.poison) {
     poison_static(saved_static);
-    memset(shared, 0xff, launch->shared_bytes);
+    if (shared) memset(shared, 0xff, launch->shared_bytes);
   }
 #ifdef CPU_TSAN
   host.shadow = __tsan_get_current_fiber();

@@ -1,8 +1,8 @@
-// Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on a stack that it shares with those
-// before it, and keeps that stack from its first wait on: from then on it is a fiber. A waiting thread switches straight to
-// the next runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block. There is no
-// scheduler fiber. When nothing can run and not every thread has returned, the launch fails and names the lines where
-// threads wait.
+// Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on a stack that it shares with
+// those before it, and keeps that stack from its first wait on: from then on it is a fiber. A waiting thread switches
+// straight to the next runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block.
+// There is no scheduler fiber. When nothing can run and not every thread has returned, the launch fails and names the
+// lines where threads wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -28,8 +28,8 @@ struct Launch {
 };
 void run(const Launch&);  // throws Failure, or what the kernel threw
 
-// Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared memory
-// before every block, and in new device memory.
+// Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared
+// memory before every block, and in new device memory.
 enum class Order { forward, reverse, random };
 struct Knobs { Order order = Order::forward; uint64_t seed = 1; bool poison = false; };
 extern Knobs knobs;
@@ -123,8 +123,8 @@ CPU_NO_TSAN inline void wait(Thread& me) {
   if (here.failing) [[unlikely]] abandon();
 }
 
-// A meeting of the 32 lanes: false once the work is done, or true for the last to arrive: it does the work for all (their
-// requests are in warp->request), then calls dismiss(), and goes on without a switch.
+// A meeting of the 32 lanes: false once the work is done, or true for the last to arrive: it does the work for all
+// (their requests are in warp->request), then calls dismiss(), and goes on without a switch.
 CPU_NO_TSAN inline bool arrive(Thread& me, const char* what, const char* file, int line, void* request) {
   Warp& warp = *me.warp;
   if (warp.arrived == 0) {

@@ -83,7 +83,8 @@ CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], floa
   }
 }
 
-// As wide as the processor's registers, where the columns are a multiple of that; and how many of them fit, times 4 rows.
+// As wide as the processor's registers, where the columns are a multiple of that; and how many of them fit, times 4
+// rows.
 #if defined(__AVX512F__)
 using Wide [[gnu::vector_size(64)]] = float;
 using Narrow [[gnu::vector_size(32)]] = float;
@@ -99,8 +100,9 @@ constexpr int most_vectors = 2;
 #endif
 template <bool even> using FloatVector = std::conditional_t<even, Wide, Narrow>;
 
-// D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and add
-// to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
+// D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and
+// add to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A,
+// columns of B.
 template <int M, int N, class T>
 CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;

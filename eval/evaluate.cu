@@ -10,16 +10,17 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   return rows;
 }
 
-LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
-  const Config& config = model.config();
-  WindowReader reader(shards, length, config.model.vocab, "data.val");
-  int64_t windows = std::min(tokens / length, reader.windows());
+int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
   if (tokens < length)
     user_error("config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter length  [%s]",
                (long long)tokens, length, config.file.c_str());
-  if (windows == 0)
-    user_error("data.val: no shard holds a window of %d tokens and its last target; give longer shards or evaluate a shorter length",
-               length);
+  return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
+}
+
+LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
+  const Config& config = model.config();
+  int64_t windows = check_windows(config, shards, length, tokens);
+  WindowReader reader(shards, length, config.model.vocab, "data.val");
   int batch = int(std::min<int64_t>(eval_batch(config, length), windows));
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());

@@ -20,4 +20,7 @@ struct LengthLoss {
 // A user_error where the shards or `tokens` hold less than one window. The model must have been made for eval_rows(config, {length}).
 LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
 
+// How many windows of this length will be evaluated; the same user_errors, to be had before a run begins.
+int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
+
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);  // the most rows evaluated at once

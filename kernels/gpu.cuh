@@ -1,7 +1,7 @@
-// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; the only PTX of the project)
-// and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no #ifdef.
-// Warp operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
-// them into the same instructions, the CPU layer pays for one meeting of the warp.
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; the only PTX of the
+// project) and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no
+// #ifdef. Warp operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a
+// GPU unrolls them into the same instructions, the CPU layer pays for one meeting of the warp.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -24,8 +24,8 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
-// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Instances of templates
-// with several arguments take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
+// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
+// take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
 #define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
 
 // What only the CPU layer can vary; a GPU ignores all three. Results must not depend on them.
@@ -48,8 +48,8 @@ template <> __host__ __device__ inline float from_float<float>(float v) { return
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
 template <> __host__ __device__ inline fp16 from_float<fp16>(float v) { return __float2half_rn(v); }
 
-// What one 16-byte access moves. load16, store16: the address must be a multiple of 16. The streaming forms are for data
-// that is not used again soon: it leaves the caches first.
+// What one 16-byte access moves. load16, store16: the address must be a multiple of 16. The streaming forms are for
+// data that is not used again soon: it leaves the caches first.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int size = 16 / sizeof(T);
@@ -84,12 +84,12 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)
-    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads with %zu bytes of shared memory failed: %s.",
+    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads, %zu bytes of shared memory, failed: %s.",
             name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, cudaGetErrorString(error));
 }
 
-// DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, the same for every such line of a kernel.
-#define DYNAMIC_SHARED(type, name)                            \
+// DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.
+#define DYNAMIC_SHARED(type, name)                              \
   extern __shared__ __align__(128) char dynamic_shared_bytes[]; \
   type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
 
@@ -116,8 +116,8 @@ template <class T> __device__ inline T shuffle_up(T v, int delta) { return __shf
 __device__ inline unsigned warp_ballot(bool v) { return __ballot_sync(all_lanes, v); }
 __device__ inline void warp_sync() { __syncwarp(); }
 
-// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max drops NaN
-// where it can, as fmaxf does.
+// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max drops NaN,
+// as fmaxf does.
 template <int X> __device__ inline void warp_sum(float (&v)[X]) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2)
@@ -141,17 +141,19 @@ __device__ inline float warp_max(float v) {
   return one[0];
 }
 
-// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8, T = bf16 or fp16 in, float32 sums.
-// With g = lane / 4, q = lane % 4, and two 16-bit elements to a register, the lower column (A) or row (B) in the low half:
+// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16 or fp16, and float32
+// sums. With g = lane / 4, q = lane % 4, two 16-bit elements to a register, the lower row or column in the low half:
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
 //   d[r]: row g + 8 (r / 2), column 2q + r % 2
-__device__ inline void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-__device__ inline void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<fp16>) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<fp16>) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -161,14 +163,14 @@ __device__ inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][
 #pragma unroll
   for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int j = 0; j < N; ++j) mma_m16n8k16(d[i][j], a[i], b[j], type);
+    for (int j = 0; j < N; ++j) mma_one_tile(d[i][j], a[i], b[j], type);
 }
 
 __device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// X times four 8 x 8 matrices of 16-bit elements from shared memory. Lane 8i + j gives the address (a multiple of 16) of row
-// j of matrix i; with g = lane / 4, q = lane % 4 the lane gets in r[x][i] row g, columns 2q and 2q + 1 of matrix i; _trans:
-// column g, rows 2q and 2q + 1.
+// X times four 8 x 8 matrices of 16-bit elements from shared memory. Lane 8i + j gives the address (a multiple of 16)
+// of row j of matrix i; with g = lane / 4, q = lane % 4 the lane gets in r[x][i] row g, columns 2q and 2q + 1 of
+// matrix i; _trans: column g, rows 2q and 2q + 1.
 template <int X> __device__ inline void ldmatrix_x4(unsigned (&r)[X][4], const void* const (&row)[X]) {
 #pragma unroll
   for (int x = 0; x < X; ++x)
@@ -189,11 +191,14 @@ __device__ inline void cp_async16(void* shared, const void* global, bool valid =
                :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> __device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}
 
-// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf, erff,
-// powf: those are calls). The fast ones are for loops bound by the special-function unit: one or two instructions on a GPU.
-// Relative error of fast_exp2 2^-22, 0 below 2^-126; fast_exp x 2^-23 more; the logarithms 2^-22, near 1 absolutely.
+// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
+// erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
+// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, the logarithms
+// 2^-22 (near 1 that is absolute).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

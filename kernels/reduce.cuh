@@ -1,9 +1,9 @@
-// Sums and maxima, in a fixed order.
+// Sums in a fixed order.
 #pragma once
 #include "kernels/gpu.cuh"
 
-// Every thread of the block gets the sum (maximum) of v over the block. shared: one float per warp. One barrier; the
-// caller puts another one between two uses of the same shared array.
+// Every thread of the block gets the sum of v over the block. shared: one float per warp. One barrier; the caller puts
+// another one between two uses of the same shared array.
 __device__ inline float block_sum(float v, float* shared) {
   v = warp_sum(v);
   if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = v;
@@ -11,15 +11,6 @@ __device__ inline float block_sum(float v, float* shared) {
   float sum = 0;
   for (int w = 0; w < int(blockDim.x) / WARP; w++) sum += shared[w];
   return sum;
-}
-
-__device__ inline float block_max(float v, float* shared) {
-  v = warp_max(v);
-  if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = v;
-  __syncthreads();
-  float largest = shared[0];
-  for (int w = 1; w < int(blockDim.x) / WARP; w++) largest = fmaxf(largest, shared[w]);
-  return largest;
 }
 
 // out [1] += sum of x [n]; one block, meant for a micro batch's losses. Floor: n floats read, by one multiprocessor.

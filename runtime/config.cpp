@@ -245,7 +245,9 @@ class Reader {
     auto found = index.find(key);
     if (found != index.end()) return rows[found->second];
     std::string word = key.substr(key.rfind('.') + 1);
-    std::string hint = did_you_mean(key, keys);
+    std::vector<std::string> candidates = keys;
+    candidates.insert(candidates.end(), sections.begin(), sections.end());
+    std::string hint = did_you_mean(key, candidates);
     if (hint.empty()) hint = did_you_mean_last(word);
     refuse(source, "%s is unknown%s", shortened(key).c_str(), hint.empty() ? "; see --help" : hint.c_str());
   }

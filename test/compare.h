@@ -6,7 +6,7 @@
 // written shows.
 //
 // References are templates over one of the two policies here and never mention a type themselves:
-//     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { ... P::round(a * b) }
+//     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { P::round(a * b) ...
 // real is the type sums are taken in; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's
 // type.
 #pragma once

@@ -43,7 +43,7 @@ struct CpuLayer : testing::Test {
 
 std::string at_line(int line) { return "cpu_layer_test.cu:" + std::to_string(line); }
 
-// ---- errors instead of hangs ------------------------------------------------------------------------------------------
+// ---- errors instead of hangs --------------------------------------------------------------------------------------
 
 constexpr int first_line = __LINE__;
 __global__ void go_wrong(int how, int* alive) {
@@ -94,8 +94,9 @@ TEST_F(CpuLayer, MistakesEndInErrorsThatNameKernelFileAndLine) {
             what = e.what();
           }
           for (const std::string& part : mistake.parts)
-            EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ", order "
-                                                          << static_cast<int>(order) << ": " << what << "\nlacks " << part;
+            EXPECT_NE(what.find(part), std::string::npos)
+                << "mistake " << mistake.how << ", order " << static_cast<int>(order) << ": " << what << "\nlacks "
+                << part;
           EXPECT_EQ(alive, 0) << "mistake " << mistake.how;
           launch(go_wrong, blocks, 64, 0, nullptr, 99, &alive);  // nothing is left behind
         }
@@ -149,7 +150,7 @@ TEST_F(CpuLayer, StackOverflowNamesTheKernel) {
   }, testing::ExitedWithCode(1), "kernel recurse: .*stack");
 }
 
-// ---- order and determinism --------------------------------------------------------------------------------------------
+// ---- order and determinism ----------------------------------------------------------------------------------------
 
 __global__ void take_numbers(int* numbers, int* next) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -223,7 +224,7 @@ TEST_F(CpuLayer, WhatIsNotWaitedForNeverArrives) {
   for (const float4& v : out.download()) EXPECT_TRUE(std::isnan(v.x)) << v.x;
 }
 
-// ---- poison -----------------------------------------------------------------------------------------------------------
+// ---- poison -------------------------------------------------------------------------------------------------------
 
 thread_local int zero_in_this_thread = 0;
 __global__ void read_nothing(float* out) {
@@ -248,7 +249,7 @@ TEST_F(CpuLayer, PoisonShowsReadsOfNothing) {
   CUDA_CHECK(cudaFree(fresh));
 }
 
-// ---- the pool ---------------------------------------------------------------------------------------------------------
+// ---- the pool -----------------------------------------------------------------------------------------------------
 
 TEST_F(CpuLayer, ParallelForRunsEveryIndexOnce) {
   for (int threads : {1, 2, 3, 8, 1, 5}) {
@@ -310,7 +311,7 @@ TEST_F(CpuLayer, SeveralHostThreadsMayLaunch) {
     for (int v : mine) ASSERT_EQ(v, 20);
 }
 
-// ---- the machine ------------------------------------------------------------------------------------------------------
+// ---- the machine --------------------------------------------------------------------------------------------------
 
 struct FakeMachine {
   std::filesystem::path root;

@@ -1,5 +1,5 @@
-// One bug at a time, for test/planted_bugs.sh: `planted_bugs NAME bug` must be reported by the build that is there to find it,
-// and `planted_bugs NAME clean`, the same kernel without the bug, must not be. Without arguments: the list.
+// One bug at a time, for test/planted_bugs.sh: `planted_bugs NAME bug` must be reported by the build that is there to
+// find it, and `planted_bugs NAME clean`, the same kernel without the bug, must not be. Without arguments: the list.
 #include <cstdio>
 #include <cstring>
 #include "kernels/gpu.cuh"

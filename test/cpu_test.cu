@@ -1,6 +1,6 @@
-// What kernels/gpu.cuh promises, on whichever machine this runs: conversions, launches, warp operations, fragment layouts
-// (written down here once more, element by element, from the tables of the PTX manual) and cp.async. The same file passes
-// on a GPU and on the CPU layer; what only the layer has is in cpu_layer_test.cu.
+// What kernels/gpu.cuh promises, on whichever machine this runs: conversions, launches, warp operations, fragment
+// layouts (written down here once more, element by element, from the tables of the PTX manual) and cp.async. The same
+// file passes on a GPU and on the CPU layer; what only the layer has is in cpu_layer_test.cu.
 #include <gtest/gtest.h>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// ---- conversions ------------------------------------------------------------------------------------------------------
+// ---- conversions --------------------------------------------------------------------------------------------------
 
 template <class T> T from_bits(unsigned bits) {
   unsigned short low = static_cast<unsigned short>(bits);
@@ -68,8 +68,8 @@ template <class T> void check_conversions() {
     EXPECT_EQ(std::isnan(expected), std::isnan(to_float(from_bits<T>(i))));  // the host's conversion
   }
 
-  // Between any two neighbours: themselves, the middle (to even), and the floats on both sides of the middle. Beyond the
-  // largest number the next one would have been infinity's place.
+  // Between any two neighbours: themselves, the middle (to even), and the floats on both sides of the middle. Beyond
+  // the largest number the next one would have been infinity's place.
   std::vector<float> inputs;
   std::vector<unsigned> expected;
   unsigned infinity = 0xffff & ~((1u << format_of<T>.mantissa_bits) - 1) & 0x7fff;
@@ -103,7 +103,8 @@ template <class T> void check_conversions() {
     unsigned host = bits_of(from_float<T>(inputs[i])), device = bits_of(outputs[i]);
     bool nan = i >= numbers && expected[i] == 0x7fff;  // any NaN will do on the host's side of a CUDA build
     if ((device != expected[i] || (nan ? !std::isnan(value_of<T>(host)) : host != expected[i])) && ++wrong < 10)
-      ADD_FAILURE() << inputs[i] << " rounds to " << std::hex << device << " (host " << host << "), not " << expected[i];
+      ADD_FAILURE() << inputs[i] << " rounds to " << std::hex << device << " (host " << host << "), not "
+                    << expected[i];
   }
   EXPECT_EQ(wrong, 0);
 }
@@ -111,7 +112,7 @@ template <class T> void check_conversions() {
 TEST(Conversions, Bf16ExhaustivelyToNearestEven) { check_conversions<bf16>(); }
 TEST(Conversions, Fp16ExhaustivelyToNearestEven) { check_conversions<fp16>(); }
 
-// ---- launch and memory ------------------------------------------------------------------------------------------------
+// ---- launch and memory --------------------------------------------------------------------------------------------
 
 __global__ void who(int* out) {
   unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -224,7 +225,7 @@ template <class T> void check_packs() {
 }
 TEST(Packs, SixteenBytesAtATime) { check_packs<float>(), check_packs<bf16>(), check_packs<fp16>(); }
 
-// ---- warp operations --------------------------------------------------------------------------------------------------
+// ---- warp operations ----------------------------------------------------------------------------------------------
 
 struct Shuffled { int at, mixed, down, up, from_lane; unsigned vote; float real; };
 __global__ void shuffle_all(Shuffled* out, int lane, int mask, int delta) {
@@ -300,7 +301,7 @@ template <int X> void check_reductions() {
 }
 TEST(Warp, ReductionsGiveEveryLaneTheSameBits) { check_reductions<1>(), check_reductions<2>(), check_reductions<5>(); }
 
-// ---- fragments --------------------------------------------------------------------------------------------------------
+// ---- fragments ----------------------------------------------------------------------------------------------------
 
 // PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type": where element i of a lane's fragment lies.
 struct Place { int row, column; };
@@ -347,7 +348,8 @@ template <int M, int N, class T> void check_mma() {
     for (int i = 0; i < M; ++i)
       for (int r = 0; r < 4; ++r) {
         Place low = place_of_a(lane, 2 * r), high = place_of_a(lane, 2 * r + 1);
-        a[(i * WARP + lane) * 4 + r] = pair(A[(i * 16 + low.row) * 16 + low.column], A[(i * 16 + high.row) * 16 + high.column]);
+        a[(i * WARP + lane) * 4 + r] =
+            pair(A[(i * 16 + low.row) * 16 + low.column], A[(i * 16 + high.row) * 16 + high.column]);
       }
     for (int j = 0; j < N; ++j)
       for (int r = 0; r < 2; ++r) {
@@ -390,7 +392,8 @@ TEST(Fragments, MmaAccumulatesInFloat) {
   for (float v : device_d.download()) EXPECT_EQ(v, 1.0f + 16 * tiny);
 }
 
-template <int X, bool transposed> __global__ void load_matrices(unsigned* out, const unsigned short* in, const int* order) {
+template <int X, bool transposed>
+__global__ void load_matrices(unsigned* out, const unsigned short* in, const int* order) {
   __shared__ __align__(16) unsigned short tile[X * 4 * 64];
   for (int i = threadIdx.x; i < X * 4 * 64; i += WARP) tile[i] = in[i];
   __syncthreads();
@@ -404,9 +407,9 @@ template <int X, bool transposed> __global__ void load_matrices(unsigned* out, c
     for (int i = 0; i < 4; ++i) out[(x * WARP + lane) * 4 + i] = r[x][i];
 }
 
-// PTX manual, ldmatrix: threads 8i .. 8i + 7 address the rows of matrix i; each thread receives of each matrix a fragment of
-// two elements, thread 0 the first two of row 0, thread 3 the last two, thread 4 the first two of row 1, and so on. With
-// .trans the matrix is loaded in column-major order.
+// PTX manual, ldmatrix: threads 8i .. 8i + 7 address the rows of matrix i; each thread receives of each matrix a
+// fragment of two elements, thread 0 the first two of row 0, thread 3 the last two, thread 4 the first two of row 1,
+// and so on. With .trans the matrix is loaded in column-major order.
 template <int X, bool transposed> void check_ldmatrix() {
   std::vector<unsigned short> values(X * 4 * 64);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<unsigned short>(i * 31 + 5);
@@ -432,7 +435,7 @@ template <int X, bool transposed> void check_ldmatrix() {
 TEST(Fragments, Ldmatrix) { check_ldmatrix<1, false>(), check_ldmatrix<3, false>(); }
 TEST(Fragments, LdmatrixTransposed) { check_ldmatrix<1, true>(), check_ldmatrix<3, true>(); }
 
-// ---- cp.async ---------------------------------------------------------------------------------------------------------
+// ---- cp.async -----------------------------------------------------------------------------------------------------
 
 // What shared memory holds after each step: nothing asked for, asked for, after waits for all but 1 and for all groups.
 __global__ void copy_in_groups(float4* out, const float4* in) {
@@ -488,7 +491,7 @@ TEST(CpAsync, EmptyGroupsCount) {
   for (const float4& v : out.download()) EXPECT_EQ(v.w, 4.0f);
 }
 
-// ---- maths ------------------------------------------------------------------------------------------------------------
+// ---- maths --------------------------------------------------------------------------------------------------------
 
 __global__ void all_maths(float* out, const float* in, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -498,8 +501,9 @@ __global__ void all_maths(float* out, const float* in, int n) {
   out[6 * n + i] = fmaxf(x, 1.0f), out[7 * n + i] = fminf(x, 1.0f), out[8 * n + i] = rsqrtf(x);
 }
 TEST(Maths, CloseToExact) {
-  std::vector<float> inputs = {0.0f, -0.0f, 1.0f, INFINITY, -INFINITY, NAN, 1e-40f, 88.7f, 89.0f, -87.0f, -100.0f, -104.5f,
-                               3.4e38f, -3.4e38f, 127.9f, 128.0f, -126.0f, -149.0f, -150.0f, 0.99999994f, 1.0000001f};
+  std::vector<float> inputs = {0.0f, -0.0f, 1.0f, INFINITY, -INFINITY, NAN, 1e-40f, 88.7f, 89.0f, -87.0f, -100.0f,
+                               -104.5f, 3.4e38f, -3.4e38f, 127.9f, 128.0f, -126.0f, -149.0f, -150.0f,
+                               0.99999994f, 1.0000001f};
   std::mt19937 random(1);
   while (inputs.size() < 1 << 14) inputs.push_back(std::uniform_real_distribution<float>(-110, 95)(random));
   while (inputs.size() < 1 << 15) inputs.push_back(std::exp(std::uniform_real_distribution<float>(-80, 80)(random)));
@@ -531,7 +535,7 @@ TEST(Maths, CloseToExact) {
   EXPECT_EQ(wrong, 0);
 }
 
-// ---- streams, events, the device ----------------------------------------------------------------------------------------
+// ---- streams, events, the device ----------------------------------------------------------------------------------
 
 TEST(Runtime, StreamsEventsAndMemory) {
   cudaStream_t stream;
@@ -552,6 +556,9 @@ TEST(Runtime, StreamsEventsAndMemory) {
   CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
   EXPECT_GE(ms, 0.0f);
   for (int i = 0; i < 1000; ++i) ASSERT_EQ(host[i], 0x5a);
+  CUDA_CHECK(cudaMemcpy2DAsync(device, 7, "abcdefghijkl", 4, 3, 3, cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaMemcpy(host, device, 20, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::string(host, 20), "abcZZZZefgZZZZijkZZZ");
   CUDA_CHECK(cudaFree(device));
   CUDA_CHECK(cudaFreeHost(host));
   CUDA_CHECK(cudaEventDestroy(begin));

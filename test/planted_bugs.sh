@@ -49,7 +49,8 @@ while read -r bug pattern; do
   found=$(timeout 60 "$program" "$bug" bug 2>&1)
   status=$?
   if [ $status = 0 ] || ! grep -Eq "$pattern" <<< "$found"; then
-    echo "planted_bugs.sh: $bug was not reported (exit $status, expected \"$pattern\"): ${found:-nothing was printed}" >&2
+    echo "planted_bugs.sh: $bug was not reported (exit $status, expected \"$pattern\"):" >&2
+    echo "${found:-nothing was printed}" >&2
     failed=1
   fi
 done <<< "$expected"
