@@ -246,7 +246,7 @@ class Reader {
     if (found != index.end()) return rows[found->second];
     std::string word = key.substr(key.rfind('.') + 1);
     std::vector<std::string> candidates = keys;
-    candidates.insert(candidates.end(), sections.begin(), sections.end());
+    if (!sections.count(key)) candidates.insert(candidates.end(), sections.begin(), sections.end());
     std::string hint = did_you_mean(key, candidates);
     if (hint.empty()) hint = did_you_mean_last(word);
     refuse(source, "%s is unknown%s", shortened(key).c_str(), hint.empty() ? "; see --help" : hint.c_str());
