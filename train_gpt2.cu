@@ -169,7 +169,7 @@ AttentionSettings attention_settings(const Config& config) {
   return s;
 }
 
-static GateSettings gate_settings(const Config& config) {
+GateSettings gate_settings(const Config& config) {
   const Config::Gate& gate = config.attention.gate;
   return {.activation = gate_activation_from_name(gate.activation), .position = gate_position_from_name(gate.position),
           .headwise = gate.granularity == "headwise", .add = gate.op == "add"};
@@ -488,7 +488,7 @@ template <class Real>
 void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N) {
   if (!gated(position)) return;
   Real* dx = dqkv + part * A;
-  gate_backward(dx, Q, dqkv + 3 * A, Q, dx, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+  gate_backward(dx, Q, dqkv + 3 * A, Q, Q - 3 * A, dx, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
 }
 
 // Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is given.
@@ -526,10 +526,10 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                        N, C, stream);
     // x + attention; the gate's logits are columns 3A.. of qkv, and so are their gradients
     Real *dlogits = dqkv + 3 * A, *logits = a.qkv + 3 * A, *dprojected = b.dx, *att = a.att;
-    if (gated(GatePosition::output)) gate_backward(dprojected = act.projected, C, dlogits, Q, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1, C, stream);
+    if (gated(GatePosition::output)) gate_backward(dprojected = act.projected, C, dlogits, Q, Q - 3 * A, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1, C, stream);
     if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
     linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
-    if (gated(GatePosition::sdpa)) gate_backward(b.datt, A, dlogits, Q, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
+    if (gated(GatePosition::sdpa)) gate_backward(b.datt, A, dlogits, Q, Q - 3 * A, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream, learned(l));
     prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l), b.workspace);
     gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);

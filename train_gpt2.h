@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/gate.cuh"
 #include "kernels/adamw.cuh"
 #include "runtime/config.h"
 #include "runtime/device_memory.h"
@@ -65,6 +66,7 @@ MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int ev
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training);
 
 AttentionSettings attention_settings(const Config& config);
+GateSettings gate_settings(const Config& config);
 int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A: MEASURE's count for causal training
 

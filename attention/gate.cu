@@ -193,28 +193,28 @@ void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, 
 }
 
 template <class T>
-void gate_backward(T* dx, int lddx, T* dlogits, int lddg, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
+void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
                    const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
   if (N == 0) return;
   Matrix<T> out{dx, lddx}, dg{dlogits, lddg};
   Matrix<const T> din{dy, lddy}, in{x, ldx}, g{logits, ldg};
   constexpr int W = Pack<T>::size;
-  int width = H * D, padded = ((settings.headwise ? H : width) + 7) / 8 * 8;
-  bool wide = multiples(W, {width, lddx, lddg, lddy, ldx, ldg}) && aligned16(dx, dlogits, dy, x, logits);
+  int width = H * D;
+  bool wide = multiples(W, {width, columns, lddx, lddg, lddy, ldx, ldg}) && aligned16(dx, dlogits, dy, x, logits);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
-      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * padded, WARPS)), dim3(WARPS * WARP), 0, stream, out, dg,
-             din, in, g, N, H, D, padded);
+      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP), 0, stream, out, dg,
+             din, in, g, N, H, D, columns);
     else if (wide)
-      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, padded / W), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, padded);
+      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, columns);
     else
-      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, padded), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, padded);
+      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, columns);
   });
 }
 
 #define INSTANTIATE(T)                                                                                                             \
   template void gate_forward(T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int, cudaStream_t);              \
-  template void gate_backward(T*, int, T*, int, const T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int,    \
+  template void gate_backward(T*, int, T*, int, int, const T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int,    \
                               cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -28,8 +28,8 @@ template <class T>
 void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N, int H, int D,
                   cudaStream_t stream);
 
-// dx = and dlogits = from dy, with x and logits as the forward read them; dx may be dy. dlogits has columns G up to a multiple of 8, which
-// become 0 beyond G, as the gradient of the padded product must be. Floor: 5 N H D elements moved (headwise 3).
+// dx = and dlogits = from dy, with x and logits as the forward read them; dx may be dy. dlogits has `columns` >= G
+// columns; those beyond G, padding of the product, become 0. Floor: 5 N H D elements moved (headwise 3).
 template <class T>
-void gate_backward(T* dx, int lddx, T* dlogits, int lddg, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
+void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
                    const GateSettings& settings, int N, int H, int D, cudaStream_t stream);

@@ -139,6 +139,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       if constexpr (Policy::RAISES) {
         float top[E], factor[E];
         read_neighbours(top, partial + mine.held);
+#pragma unroll 2
         for (int n = 1; n < Tile::SHARERS; n++) {
           float other[E];
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
@@ -154,19 +155,21 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       }
 #pragma unroll
       for (int x = 0; x < X; x++) {
-        float weights[VALUES][E], row[CONSTANTS + 1][E];
-        for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held);
-        for (int e = 0; e < E; e++) {
-          float s[SUMS + 1], c[CONSTANTS + 1], w[VALUES];
-          load_sums(s, e);
-          for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
-          policy.weigh(z[0][x][e], c, s, w);
-          keep_sums(s, e);
-          for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
+        float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+#pragma unroll
+        for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+          float weights[VALUES][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
+          for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held + e0);
+          for (int e = 0; e < AT_ONCE; e++) {
+            float s[SUMS + 1], c[CONSTANTS + 1], w[VALUES];
+            load_sums(s, e0 + e);
+            for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
+            policy.weigh(z[0][x][e0 + e], c, s, w);
+            keep_sums(s, e0 + e);
+            for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
+          }
+          for (int n = 0; n < VALUES; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
         }
-        for (int n = 0; n < VALUES; n++)
-          write_neighbours(weight_tile + n * Tile::WEIGHT_FLOATS + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held),
-                           weights[n]);
       }
       __syncthreads();
       if (ours.channel >= width) continue;
@@ -182,6 +185,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
     if (mine.first != 0) continue;
+#pragma unroll 1
     for (int m = 1; m < Tile::SHARERS; m++) {
       float other[SUMS + 1][E];
       for (int n = 0; n < SUMS; n++)
@@ -292,13 +296,16 @@ attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const 
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
-      float row[ROWS + 1], p[E], dz[E];
+      float row[ROWS + 1];
       for (int n = 0; n < ROWS; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
-      for (int e = 0; e < E; e++) {
-        policy.grad(z[0][x][e], z[1][x][e], row, p[e], dz[e]);
+      int to = mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+#pragma unroll
+      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+        float p[AT_ONCE], dz[AT_ONCE];
+        for (int e = 0; e < AT_ONCE; e++) policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
+        write_neighbours(p_tile + to + e0, p);
+        write_neighbours(dz_tile + to + e0, dz);
       }
-      write_neighbours(p_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), p);
-      write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
     }
     __syncthreads();
     if (ours.channel >= width) continue;
@@ -350,14 +357,18 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
 #pragma unroll
     for (int x = 0; x < X; x++) {
-      float dz[E], row[ROWS + 1][E];
-      for (int n = 0; n < ROWS; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held);
-      for (int e = 0; e < E; e++) {
-        float r[ROWS + 1], p;
-        for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
-        policy.grad(z[0][x][e], z[1][x][e], r, p, dz[e]);
+      float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+#pragma unroll
+      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+        float dz[AT_ONCE], row[ROWS + 1][AT_ONCE];
+        for (int n = 0; n < ROWS; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
+        for (int e = 0; e < AT_ONCE; e++) {
+          float r[ROWS + 1], p;
+          for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
+          policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
+        }
+        write_neighbours(to + e0, dz);
       }
-      write_neighbours(dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held), dz);
     }
     __syncthreads();
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
@@ -414,7 +425,11 @@ template <class T, class Policy>
 void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
                      int D, int qkv_stride, cudaStream_t stream) {
   Shape shape = shape_of<T>(T_, H, D, qkv_stride, {out, qkv});
-  with_tile<Tile<32, 64, 64, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
+  // Two sums take twice the registers: on a GPU they are shared among more threads.
+  constexpr bool few = Policy::VALUES == 1 || on_cpu;
+  using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
+  using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
+  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
                     ((Policy::SUMS + 1) * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
     launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),

@@ -97,74 +97,74 @@ struct Lssa : PolicyDefaults {
   }
 };
 
-// f = softplus(z), u = n f / S, r = max(0, u - offset), w = (r / max r)^power, P = w / sum w; the first sweep finds S and max f.
-// Q = P / r; the training forward also sums Q v (O2) and Q (t). A row that is degenerate (offset > 0, max r < 1e-3) gets
-// INVERSE_TOP = 0, and with it 0 everywhere.
+// f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep finds S and
+// max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs two constants. Q = P / r =
+// x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is degenerate (offset > 0, m < 1e-3) gets
+// 1 / m = 0, and with it 0 everywhere.
 template <bool TRAINING>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<false>;
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
-  enum { SUM, TOP };             // of the first sweep
-  enum { SUM_W, SUM_Q, SUMS };   // of the second
-  enum { SCALE, INVERSE_TOP, OFFSET, CONSTANTS };
-  enum { KEPT_SCALE, KEPT_INVERSE_TOP, INVERSE_W, T, SAVED };
-  enum { ROW_SCALE, ROW_INVERSE_TOP, ROW_OFFSET, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
+  enum { SUM_F, MAX_F };         // of the first sweep
+  enum { SUM_W, SUM_Y, SUMS };   // of the second
+  enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
+  enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
+  enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
   float power, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
       : power(s.power), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
-  // x = r / top and x^(power - 1), 0 where x is 0.
-  __device__ float share(float f, float scale, float inverse_top, float row_offset, float& x) const {
-    x = max(f * scale - row_offset, 0.0f) * inverse_top;
+  // x = r / m and x^(power - 1), 0 where x is 0
+  __device__ float share(float f, float slope, float floor, float& x) const {
+    x = max(fmaf(f, slope, -floor), 0.0f);
     return power_of_unit(x + 0x1p-126f, power - 1) * float(x > 0);
   }
   __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
   __device__ void look(float z, float* sums) const {
     float f = softplus(z);
-    sums[SUM] += f;
-    sums[TOP] = max(sums[TOP], f);
+    sums[SUM_F] += f;
+    sums[MAX_F] = max(sums[MAX_F], f);
   }
   __device__ void turn(int n, const float* sums, float* row) const {
-    float scale = n * Lssa::inverse(sums[SUM]), top = sums[TOP] * scale - offset_of(n);
-    row[SCALE] = scale;
-    row[INVERSE_TOP] = top < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / top;
-    row[OFFSET] = offset_of(n);
+    float scale = n * Lssa::inverse(sums[SUM_F]), m = sums[MAX_F] * scale - offset_of(n);
+    row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
+    row[SLOPE] = scale * row[INVERSE_M];
+    row[FLOOR] = offset_of(n) * row[INVERSE_M];
   }
   __device__ void weigh(float z, const float* row, float* sums, float* weight) const {
-    float x, y = share(softplus(z), row[SCALE], row[INVERSE_TOP], row[OFFSET], x);
+    float x, y = share(softplus(z), row[SLOPE], row[FLOOR], x);
     weight[0] = y * x;
     sums[SUM_W] += y * x;
-    if constexpr (TRAINING) {
-      weight[1] = y * row[INVERSE_TOP];
-      sums[SUM_Q] += weight[1];
-    }
+    sums[SUM_Y] += y;
+    if constexpr (TRAINING) weight[1] = y;
   }
   __device__ void merge(int pass, float* sums, const float* other) const {
-    sums[0] += other[0];  // SUM, SUM_W
-    sums[1] = pass == 0 ? max(sums[TOP], other[TOP]) : sums[SUM_Q] + other[SUM_Q];
+    sums[0] += other[0];
+    sums[1] = pass == 0 ? max(sums[MAX_F], other[MAX_F]) : sums[SUM_Y] + other[SUM_Y];
   }
   __device__ void finish(int, const float* row, const float* sums, float* factor, float* saved) const {
     float inverse_w = sums[SUM_W] > 0 ? 1 / sums[SUM_W] : 0;
-    for (int i = 0; i < VALUES; i++) factor[i] = inverse_w;
-    saved[KEPT_SCALE] = row[SCALE];
-    saved[KEPT_INVERSE_TOP] = row[INVERSE_TOP];
+    factor[0] = inverse_w;
+    if constexpr (TRAINING) factor[1] = inverse_w * row[INVERSE_M];
+    saved[KEPT_SLOPE] = row[SLOPE];
+    saved[KEPT_INVERSE_M] = row[INVERSE_M];
     saved[INVERSE_W] = inverse_w;
-    saved[T] = sums[SUM_Q] * inverse_w;
+    saved[T] = sums[SUM_Y] * inverse_w * row[INVERSE_M];
   }
   __device__ void backward_row(int n, const float* saved, const float* dot, float* row) const {
-    row[ROW_SCALE] = saved[KEPT_SCALE];
-    row[ROW_INVERSE_TOP] = saved[KEPT_INVERSE_TOP];
-    row[ROW_OFFSET] = offset_of(n);
+    float inverse_m = saved[KEPT_INVERSE_M], scale = inverse_m > 0 ? saved[KEPT_SLOPE] / inverse_m : 0;  // n / S
+    row[ROW_SLOPE] = saved[KEPT_SLOPE];
+    row[ROW_FLOOR] = offset_of(n) * inverse_m;
     row[ROW_INVERSE_W] = saved[INVERSE_W];
     row[DOT] = dot[0];
-    row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * saved[KEPT_SCALE] / n;
+    row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     float slope, f = softplus(z, slope);
-    float x, y = share(f, row[ROW_SCALE], row[ROW_INVERSE_TOP], row[ROW_OFFSET], x) * row[ROW_INVERSE_W];
+    float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x) * row[ROW_INVERSE_W];
     p = y * x;
-    dz = slope * (row[ROW_SCALE] * power * y * row[ROW_INVERSE_TOP] * (dp - row[DOT]) - row[E_OVER_S]);
+    dz = slope * (power * y * row[ROW_SLOPE] * (dp - row[DOT]) - row[E_OVER_S]);
   }
 };
 

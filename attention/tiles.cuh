@@ -12,6 +12,8 @@
 #include "kernels/gpu.cuh"
 
 inline constexpr int E = 16;
+// Of these, elements that a policy works on at once: a vector's worth on a CPU; on a GPU their temporaries take registers.
+inline constexpr int AT_ONCE = on_cpu ? E : 4;
 
 // f(0), ..., f(N - 1) written out, so that arrays indexed by the argument stay in registers on both machines.
 template <int N, class F>
@@ -118,14 +120,17 @@ __device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, in
   else load_stream_by<Tile, 1>(tile, head, r0, c0);
 }
 
-__device__ __forceinline__ void read_neighbours(float (&v)[E], const float* x) {
-  for (int i = 0; i < E; i += 4) {
+// N neighbours from and to shared memory, N a multiple of 4.
+template <int N>
+__device__ __forceinline__ void read_neighbours(float (&v)[N], const float* x) {
+  for (int i = 0; i < N; i += 4) {
     Pack<float> pack = load16(x + i);
     for (int k = 0; k < 4; k++) v[i + k] = pack[k];
   }
 }
-__device__ __forceinline__ void write_neighbours(float* x, const float (&v)[E]) {
-  for (int i = 0; i < E; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
+template <int N>
+__device__ __forceinline__ void write_neighbours(float* x, const float (&v)[N]) {
+  for (int i = 0; i < N; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
 }
 
 // Where a thread's part of the scores begins: E held rows from `held`, streamed rows first, first + SHARERS, ...
@@ -143,7 +148,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   held += at(place.held);
   for (int d0 = 0; d0 < depth; d0 += 8) {
     const float* s = stream + at(d0);
-#pragma unroll 4
+#pragma unroll 2
     for (int d = 0; d < 8; d++) {
       float h[E];
       read_neighbours(h, held + (d0 + d) * Tile::HELD_STRIDE);
@@ -164,7 +169,7 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* 
   SumPlace<Tile> place;
   weights += at(place.held);
   stream += at(place.channel);
-#pragma unroll 4
+#pragma unroll 2
   for (int s = 0; s < Tile::STREAM; s++) {
     float v[E];
     read_neighbours(v, stream + s * Tile::STREAM_STRIDE);

@@ -5,70 +5,9 @@
 #include <cmath>
 
 #include "test/device.h"
-#include "test/reference.h"
+#include "test/gate_reference.h"
 
 namespace {
-
-template <class P>
-Real<P> ref_activation(GateActivation activation, Real<P> g, Real<P>* slope) {
-  using R = Real<P>;
-  R sigmoid = P::round(g >= 0 ? 1 / (1 + std::exp(-g)) : std::exp(g) / (1 + std::exp(g)));
-  R other = P::round(g >= 0 ? std::exp(-g) / (1 + std::exp(-g)) : 1 / (1 + std::exp(g)));  // 1 - sigmoid, small where it is
-  R value = 0;
-  switch (activation) {
-    case GateActivation::none: break;
-    case GateActivation::sigmoid: value = sigmoid, *slope = P::round(sigmoid * other); break;
-    case GateActivation::softplus: value = P::round(std::max(g, R(0)) + std::log1p(std::exp(-std::fabs(g)))), *slope = sigmoid; break;
-    case GateActivation::silu: value = P::round(g * sigmoid), *slope = P::round(sigmoid * P::round(1 + P::round(g * other))); break;
-    case GateActivation::relu: value = std::max(g, R(0)), *slope = g > 0; break;
-    case GateActivation::tanh: value = P::round(std::tanh(g)), *slope = P::round(1 / P::round(std::cosh(g) * std::cosh(g))); break;
-    case GateActivation::exp: value = P::round(std::exp(g)), *slope = value; break;
-  }
-  return value;
-}
-
-struct Case {
-  GateSettings settings;
-  int N, H, D;
-  int G() const { return settings.headwise ? H : H * D; }
-  int logit(int column) const { return settings.headwise ? column / D : column; }
-};
-
-template <class P>
-Reals<P> ref_gate(const Case& c, const Reals<P>& x, const Reals<P>& g) {
-  int W = c.H * c.D;
-  Reals<P> y(x.size());
-  for (int n = 0; n < c.N; n++)
-    for (int i = 0; i < W; i++) {
-      Real<P> slope, a = ref_activation<P>(c.settings.activation, g[size_t(n) * c.G() + c.logit(i)], &slope);
-      y[size_t(n) * W + i] = P::round(c.settings.add ? x[size_t(n) * W + i] + a : x[size_t(n) * W + i] * a);
-    }
-  return y;
-}
-
-template <class P>
-struct GateGradients {
-  Reals<P> dx, dg;
-};
-
-template <class P>
-GateGradients<P> ref_gate_backward(const Case& c, const Reals<P>& dy, const Reals<P>& x, const Reals<P>& g) {
-  using R = Real<P>;
-  int W = c.H * c.D;
-  GateGradients<P> r{Reals<P>(x.size()), Reals<P>(g.size(), 0)};
-  for (int n = 0; n < c.N; n++)
-    for (int k = 0; k < c.G(); k++) {
-      R slope = 0, a = ref_activation<P>(c.settings.activation, g[size_t(n) * c.G() + k], &slope), sum = 0;
-      for (int i = 0; i < W; i++) {
-        if (c.logit(i) != k) continue;
-        size_t at = size_t(n) * W + i;
-        r.dx[at] = c.settings.add ? dy[at] : P::round(dy[at] * a);
-        sum += c.settings.add ? dy[at] : P::round(dy[at] * x[at]);
-      }
-      r.dg[size_t(n) * c.G() + k] = P::round(P::round(sum) * slope);
-    }
-  return r;
-}
 
 std::vector<GateSettings> all_settings() {
   std::vector<GateSettings> all;
@@ -79,7 +18,7 @@ std::vector<GateSettings> all_settings() {
   return all;
 }
 
-std::string name_of(const Case& c) {
+std::string name_of(const GateCase& c) {
   return format("%s %s %s N %d H %d D %d", gate_activation_names[int(c.settings.activation)], c.settings.headwise ? "headwise" : "elementwise",
                 c.settings.add ? "add" : "multiply", c.N, c.H, c.D);
 }
@@ -107,15 +46,15 @@ std::vector<T> dense(const DeviceArray<T>& array, int N, int width, int ld, bool
 }
 
 template <class T>
-void check(const Case& c, int extra) {
-  int N = c.N, W = c.H * c.D, G = c.G(), padded = (G + 7) / 8 * 8;
+void check(const GateCase& c, int extra) {
+  int N = c.N, W = c.H * c.D, G = c.G(), padded = G + extra % 8;  // padding of any width, none too
   std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3), dy = random_normal<T>(size_t(N) * W, 3);
   int ldx = W + extra, ldg = padded + extra;
   DeviceArray<T> dev_x = strided(x, N, W, ldx), dev_g = strided(g, N, G, ldg), dev_dy = strided(dy, N, W, ldx);
   std::vector<T> nothing(size_t(N) * W, from_float<T>(NAN));
   DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx), dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
   gate_forward<T>(y, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
-  gate_backward<T>(dx, ldx, dg, ldg, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
+  gate_backward<T>(dx, ldx, dg, ldg, padded, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
   using N_ = Naive<T>;
   auto ex = widen<Exact>(x), eg = widen<Exact>(g), edy = widen<Exact>(dy);
   auto nx = widen<N_>(x), ng = widen<N_>(g), ndy = widen<N_>(dy);
@@ -133,7 +72,7 @@ void check(const Case& c, int extra) {
       else EXPECT_TRUE(std::isnan(value)) << name_of(c) << " beyond the padding";
     }
   // in place
-  gate_backward<T>(dev_dy, ldx, dg, ldg, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
+  gate_backward<T>(dev_dy, ldx, dg, ldg, padded, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
   expect_same_bits(name_of(c) + " dx in place", dense(dev_dy, N, W, ldx), dense(dx, N, W, ldx));
   gate_forward<T>(dev_x, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
   expect_same_bits(name_of(c) + " y in place", dense(dev_x, N, W, ldx), dense(y, N, W, ldx));
@@ -150,7 +89,7 @@ TEST(Gate, MatchesTheFormula) {
 
 TEST(Gate, GradientsAreDerivatives) {
   for (const GateSettings& settings : all_settings()) {
-    Case c{settings, 2, 2, 3};
+    GateCase c{settings, 2, 2, 3};
     std::vector<double> x = widen<Exact>(random_normal<float>(12, 1)), g = widen<Exact>(random_normal<float>(size_t(2) * c.G(), 2)),
                         dy = widen<Exact>(random_normal<float>(12, 3));
     auto gradients = ref_gate_backward<Exact>(c, dy, x, g);
@@ -183,7 +122,7 @@ TEST(Gate, ExtremeLogits) {
     GateSettings settings{GateActivation(activation), GatePosition::sdpa, false, false};
     DeviceArray<float> dev_g(g), dev_x(x), dev_dy(dy), y(n), dx(n), dg(n);
     gate_forward<float>(y, n, dev_x, n, dev_g, n, settings, 1, 1, n, 0);
-    gate_backward<float>(dx, n, dg, n, dev_dy, n, dev_x, n, dev_g, n, settings, 1, 1, n, 0);
+    gate_backward<float>(dx, n, dg, n, n, dev_dy, n, dev_x, n, dev_g, n, settings, 1, 1, n, 0);
     std::vector<float> values = y.download(), slopes = dg.download();
     for (int i = 0; i < n; i++) {
       EXPECT_TRUE(std::isfinite(values[i])) << gate_activation_names[activation] << " of " << g[i];

@@ -7,6 +7,7 @@
 #include "runtime/config.h"
 #include "attention/prepare.cuh"
 #include "test/attention_reference.h"
+#include "test/gate_reference.h"
 #include "test/reference.h"
 #include "train_gpt2.h"
 
@@ -23,7 +24,8 @@ class ReferenceModel {
 
   explicit ReferenceModel(const Config& config) : config_(config), settings_(attention_settings(config)) {
     const Config::Model& m = config.model;
-    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab;
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, G = gate_logits(config);
+    gate_ = gate_settings(config);
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
@@ -55,9 +57,15 @@ class ReferenceModel {
       std::string h = format("h.%d.", l);
       a.ln1 = norm;
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
+      if (G) a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
+      for (int part = 0; part < 3; part++)
+        if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
       a.prepared = ref_prepare<P>(settings_, {B, T, H, D}, a.qkv, rope(T));
       a.att = ref_attention<P>(settings_, {B, T, H, D}, a.prepared);
-      Array projected = linear(a.att, h + "attn.c_proj", N, A, C, 1).d;
+      if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
+      else a.gated_att = a.att;
+      Array projected = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
+      if (gated(GatePosition::output)) a.ungated = projected, projected = gate(projected, a.logits, N);
       a.ln2 = ref_layernorm<P>(a.ln1.sum, projected, parameters[h + "ln_2.weight"], parameters[h + "ln_2.bias"], N, C);
       a.mlp = linear(a.ln2.out, h + "mlp.c_fc", N, C, F, 2);
       projected = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1).d;
@@ -77,9 +85,36 @@ class ReferenceModel {
  private:
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .sum is the residual stream that they normalise
-    Array qkv, prepared, att;
+    Array qkv, prepared, att, gated_att, logits, ungated;
     RefMatmul<P> mlp;          // .aux before GELU, .d after
   };
+
+  // ---- the gate
+  bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
+  static GatePosition part_position(int part) {
+    return part == 0 ? GatePosition::query : part == 1 ? GatePosition::key : GatePosition::value;
+  }
+  GateCase gate_case(int N) const {
+    bool output = gate_.position == GatePosition::output;
+    return {gate_, N, output ? 1 : H, output ? C : D};
+  }
+  Array gate(const Array& x, const Array& logits, int N) const { return ref_gate<P>(gate_case(N), x, logits); }
+  // dx from dy; the gradient of the logits is kept for the products before.
+  Array gate_backward(const Array& dy, const Layer& a, int N) {
+    GateGradients<P> gradients = ref_gate_backward<P>(gate_case(N), dy, a.ungated, a.logits);
+    dlogits_ = gradients.dg;
+    return gradients.dx;
+  }
+  Array get_part(const Array& qkv, int part) const {
+    Array x;
+    for (size_t row = 0; row < qkv.size() / (3 * A); row++)
+      x.insert(x.end(), qkv.begin() + (row * 3 + part) * A, qkv.begin() + (row * 3 + part + 1) * A);
+    return x;
+  }
+  void put_part(Array& qkv, int part, const Array& x) const {
+    for (size_t row = 0; row < qkv.size() / (3 * A); row++)
+      std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
+  }
 
   std::vector<float2> rope(int T) const {
     return config_.model.position == "rope" ? rope_table(T, D, config_.model.rope_base) : std::vector<float2>{};
@@ -122,10 +157,19 @@ class ReferenceModel {
       std::string h = format("h.%d.", l);
       Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, a.mlp.aux);
       layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F, none), a.ln2, h + "ln_2", N);
-      Array datt = linear_backward(dx, a.att, h + "attn.c_proj", N, A, C, none);
+      Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
+      Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C, none);
+      if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
       Array dprepared = ref_attention_backward<P>(settings_, {B, T, H, D}, a.prepared, datt);
       Array dqkv = ref_prepare_backward<P>(settings_, {B, T, H, D}, a.qkv, dprepared, rope(T));
-      layernorm_backward(dx, linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A, none), a.ln1, h + "ln_1", N);
+      for (int part = 0; part < 3; part++)
+        if (gated(part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
+      Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A, none);
+      if (G) {
+        Array more = linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G, none);
+        for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);
+      }
+      layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }
     ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);
     gradients["wte.weight"] = dwte;
@@ -134,7 +178,9 @@ class ReferenceModel {
 
   Config config_;
   AttentionSettings settings_;
-  int L, C, H, D, A, F, V;
+  GateSettings gate_;
+  int L, C, H, D, A, F, V, G;
+  Array dlogits_;
   std::vector<Layer> layers_;
   RefLayernorm<P> final_;
   RefCrossEntropy<P> classified_;

@@ -7,6 +7,7 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
+#include "runtime/config_table.h"
 #include "test/device.h"
 #include "test/model_reference.h"
 #include "test/temp_dir.h"
@@ -104,29 +105,31 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   }
 }
 
+// Errors grow through the layers by chance, and a single tensor's naive error is one draw of them: kernels and naive formula are
+// compared by their largest errors over all tensors and three batches, which is what the rounding of this network amounts to.
 template <class T>
 void expect_reference_gradients(const std::string& precision, const std::vector<std::string>& sets) {
   Config config = small_config(precision, sets);
-  TestBatch batch(config);
   auto model = small_model(config);
-  ReferenceModel<Exact> exact(config);
-  ReferenceModel<Naive<T>> naive(config);
-  naive.take_parameters(*model);
-  for (auto& [name, values] : naive.parameters) exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
-  double exact_loss = exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
-  double naive_loss = naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
-  StepResult result = gradients(*model, batch);
-  double u = unit_roundoff<T>;
-  expect_close<float, double>(precision + " loss", {result.loss}, {exact_loss}, {naive_loss}, u);
-  // Errors grow through the layers by chance, so a single tensor's naive error is one draw of them: the bound is taken over the
-  // largest of all tensors' naive errors, which is what the rounding of this network amounts to.
-  double worst_naive = 0;
-  for (const Tensor& tensor : model->tensors())
-    worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
-  for (const Tensor& tensor : model->tensors()) {
-    Deviation kernel = deviation(read(*model, tensor, Part::gradients), exact.gradients[tensor.name]);
-    EXPECT_LE(kernel.error, 2 * worst_naive + 2 * u) << precision << " " << tensor.name << " at " << kernel.worst;
+  double u = unit_roundoff<T>, worst_naive = 0, worst_kernel = 0;
+  std::string where;
+  for (unsigned seed : {3, 4, 5}) {
+    TestBatch batch(config, seed);
+    ReferenceModel<Exact> exact(config);
+    ReferenceModel<Naive<T>> naive(config);
+    naive.take_parameters(*model);
+    for (auto& [name, values] : naive.parameters) exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
+    double exact_loss = exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+    double naive_loss = naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+    StepResult result = gradients(*model, batch);
+    expect_close<float, double>(precision + " loss", {result.loss}, {exact_loss}, {naive_loss}, u);
+    for (const Tensor& tensor : model->tensors()) {
+      worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
+      double error = deviation(read(*model, tensor, Part::gradients), exact.gradients[tensor.name]).error;
+      if (!(error <= worst_kernel)) worst_kernel = error, where = tensor.name;
+    }
   }
+  EXPECT_LE(worst_kernel, 2 * worst_naive + 2 * u) << precision << " " << where;
 }
 
 TEST(Model, GradientsMatchReference) {
@@ -418,6 +421,79 @@ TEST(Generation, SameSeedSameTextBeyondTheContext) {
   Config small = small_config("fp32", {"generate.prompt=z"});
   auto other = make_model(small, 11, 11, false);
   EXPECT_THROW(generate(*other, *tokenizer, small.generate, 1, [](const std::string&) {}), UserError);  // "z" is 122, the vocabulary 61
+}
+
+// ---- settings: the configuration table and the kernels' enumerators must list the same names in the same order
+
+template <size_t N>
+void expect_same_names(const char* key, const char* const (&names)[N]) {
+  Config config;
+  for (const ConfigRow& row : config_rows(config)) {
+    if (std::string(row.key) != key) continue;
+    std::vector<std::string> allowed = choices(row.allowed);
+    if (std::string(key) == "attention.scale") allowed.back() = "number";  // the table says "a number in [...]"
+    EXPECT_EQ(allowed, std::vector<std::string>(names, names + N)) << key;
+    return;
+  }
+  ADD_FAILURE() << key << " is not in the configuration table";
+}
+
+TEST(Settings, ConfigurationAndKernelsListTheSameNames) {
+  expect_same_names("attention.kind", kind_names);
+  expect_same_names("attention.qk_norm", qk_norm_names);
+  expect_same_names("attention.scale", scale_names);
+  expect_same_names("attention.sink", sink_names);
+  expect_same_names("attention.gate.activation", gate_activation_names);
+  expect_same_names("attention.gate.position", gate_position_names);
+  expect_same_names("eval.rope_scaling", rope_scaling_names);
+}
+
+// Every variant of the configuration trains: all parameters get gradients, and a step lowers the batch's loss.
+TEST(Settings, EveryVariantLearns) {
+  for (const Variant& variant : variants()) {
+    for (std::string precision : {"fp32", "bf16"}) {
+      Config config = small_config(precision, {"attention.variant=" + std::string(variant.name)});
+      TestBatch batch(config);
+      auto model = small_model(config);
+      float first = gradients(*model, batch).loss;
+      for (const Tensor& tensor : model->tensors()) {
+        double size = 0;
+        for (float g : read(*model, tensor, Part::gradients)) size += std::fabs(g);
+        EXPECT_GT(size, 0) << variant.name << " " << tensor.name;
+        EXPECT_TRUE(std::isfinite(size)) << variant.name << " " << tensor.name;
+      }
+      for (int step = 1; step <= 5; step++) {
+        AdamW settings = ADAMW;
+        settings.step = step;
+        model->begin_step();
+        model->forward_backward(batch.inputs.data(), batch.targets.data());
+        model->end_step(settings, 1.0f);
+      }
+      EXPECT_LT(gradients(*model, batch).loss, 0.97f * first) << variant.name << " " << precision;
+    }
+  }
+}
+
+TEST(Settings, GatesMatchTheReference) {
+  for (std::string position : {"sdpa", "value", "key", "query", "output"})
+    for (std::string granularity : {"elementwise", "headwise"})
+      for (std::string op : {"multiply", "add"})
+        for (std::string bias : {"true", "false"}) {
+          if (position == "output" && granularity == "headwise") continue;
+          std::vector<std::string> sets = {"attention.gate.activation=softplus", "attention.gate.position=" + position,
+                                           "attention.gate.granularity=" + granularity, "attention.gate.op=" + op, "attention.gate.bias=" + bias};
+          SCOPED_TRACE(position + " " + granularity + " " + op + " bias " + bias);
+          expect_reference_gradients<float>("fp32", sets);
+          expect_reference_gradients<bf16>("bf16", sets);
+        }
+}
+
+// The kinds and scales that need no learned numbers, and the norms, in the whole model.
+TEST(Settings, VariantsMatchTheReference) {
+  for (std::string variant : {"lssa", "softmax_qknorm", "sigmoid", "relu", "relu2", "sigmoid_gated", "softplus_gated"}) {
+    SCOPED_TRACE(variant);
+    expect_reference_gradients<float>("fp32", {"attention.variant=" + variant});
+  }
 }
 
 // ---- memory
