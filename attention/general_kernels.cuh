@@ -425,8 +425,8 @@ template <class T, class Policy>
 void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
                      int D, int qkv_stride, cudaStream_t stream) {
   Shape shape = shape_of<T>(T_, H, D, qkv_stride, {out, qkv});
-  // Two sums take twice the registers: on a GPU they are shared among more threads.
-  constexpr bool few = Policy::VALUES == 1 || on_cpu;
+  // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the same tiles.)
+  constexpr bool few = Policy::PASSES == 1 || on_cpu;
   using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
   with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {

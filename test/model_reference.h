@@ -77,7 +77,7 @@ class ReferenceModel {
     logits = ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
     classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V);
     losses = classified_.losses;
-    double sum = 0;
+    R sum = 0;
     for (R loss : losses) sum += loss;
     return sum / N;
   }
