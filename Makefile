@@ -103,8 +103,8 @@ check-asan:                        ## the kernels and readers under AddressSanit
 	@$(MAKE) BACKEND=cpu SAN=asan sanitizer-tests && bash test/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan sanitizer-tests && bash test/run.sh build/cpu-tsan
-# ThreadSanitizer for what has threads: kernels and the loader
-THREADED := attention cpu cpu_layer data gate kernels matmul model
+# ThreadSanitizer costs minutes in the kernels: without FULL=1 it checks the layer, the loader, the gate and the planted races.
+THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 check-full: test                   ## everything, the long sanitizer runs included
 	@FULL=1 $(MAKE) check-asan check-tsan -j1

@@ -38,7 +38,8 @@ RowScale<T> row_scale(const AttentionSettings& s, int D, const T* ssmax_scale) {
   return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
 
-// Which row a group of lanes has. Rows past the end repeat the last one's reads and write nothing, as shuffles need all lanes.
+// Which row a group of lanes has. Groups past the end have the last row's place but touch no q or k: they only take part in the shuffles,
+// which need all lanes. (Reading the row would race with the group that writes it.)
 struct Row {
   bool inside, is_q;
   int n, h;         // position b T + t, head
@@ -139,7 +140,7 @@ __device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_n
                             bool inside) {
   float inverse = 1;
   if (qk_norm != QkNorm::none) {
-    float squares = group_sum(dot_share<W>(x, x, D, lanes), lanes.count);
+    float squares = group_sum(dot_share<W>(x, x, inside ? D : 0, lanes), lanes.count);
     inverse = qk_norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / D + RMS_EPS);
     if (lanes.lane == 0 && inside) *norm = inverse;
   }
@@ -167,7 +168,7 @@ __device__ void backward_row(T* dx, const T* x, float inverse, const float2* ang
                              bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
   float along = 0;
   if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles need
-    float dot = group_sum(dot_share<W>(x, dx, D, lanes), lanes.count);
+    float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, lanes), lanes.count);
     if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
     if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
     if (qk_norm == QkNorm::rms) along = dot / D;
