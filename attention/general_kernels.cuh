@@ -86,7 +86,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
   float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [VALUES]
   float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;           // [SUMS][SHARERS][HELD]
-  float* factors = partial + (SUMS + 1) * Tile::SHARERS * Tile::HELD;    // [VALUES][HELD]
+  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [VALUES][HELD]
   float* constants = factors + VALUES * Tile::HELD;                      // [CONSTANTS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
@@ -431,7 +431,7 @@ void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& s
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
   with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
-                    ((Policy::SUMS + 1) * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
+                    (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
     launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),
            stream, out, stats, qkv, sink, settings, shape);
   });

@@ -8,9 +8,9 @@ for test in "$build"/test_*; do
   [ -x "$test" ] && [ -f "$test" ] || continue
   case "$test" in *.d | *.o) continue ;; esac
   filter='*'
-  # LSSAR's float32 bound on tiny shapes holds at -O3 but not at the sanitizers' -O1 (its power amplifies the last bit): the same
-  # shapes run there in bf16.
-  case "$build:${FULL:-0}" in *-asan:0 | *-tsan:0) filter='-*Long*:AttentionTest/0.SmallShapes' ;; esac
+  # Two bounds on rounding hold at -O3 but not at the sanitizers' -O1, where sums run in another order: LSSAR's in float32 on tiny shapes (its
+  # power amplifies the last bit) and the gates' in a whole tiny model. The same code runs here in bf16 and in the other tests.
+  case "$build:${FULL:-0}" in *-asan:0 | *-tsan:0) filter='-*Long*:AttentionTest/0.SmallShapes:Settings.*MatchTheReference' ;; esac
   echo "=== $test"
   "$test" --gtest_brief=1 --gtest_filter="$filter" || failed=1
 done
