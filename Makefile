@@ -61,7 +61,7 @@ else
 endif
 
 # ---- rules
-.PHONY: all test check check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all test tests ptxas-log sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
@@ -113,8 +113,9 @@ bench: $(BUILD)/bench_step         ## time of a training step by kernel
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target; what ptxas says is in build/cuda/ptxas.log
-	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) build/cuda/train
-	@cat build/cuda/*.ptxas build/cuda/*/*.ptxas > build/cuda/ptxas.log
+	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ptxas-log
+ptxas-log: $(BUILD)/train
+	@cat $(wildcard $(OBJECTS:.o=.ptxas)) > $(BUILD)/ptxas.log
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
