@@ -115,7 +115,7 @@ quickstart:                        ## train, evaluate and plot a small model
 cuda-subset:                       ## compile the CUDA build for one target; what ptxas says is in build/cuda/ptxas.log
 	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ptxas-log
 ptxas-log: $(BUILD)/train
-	@cat $(wildcard $(OBJECTS:.o=.ptxas)) > $(BUILD)/ptxas.log
+	@cat $(OBJECTS:.o=.ptxas) > $(BUILD)/ptxas.log 2>/dev/null || true  # C++ files have none
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
