@@ -450,7 +450,7 @@ void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, 
   if constexpr (Policy::HAS_SINK)
     if (sink && dsink)
       launch((attention_sink_kernel<T, Policy>), dim3(H), dim3(SINK_THREADS), 0, stream, dsink, sink, row_values, shape, B);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
+  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(D, [&]<class Tile>() {
     size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
     launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);

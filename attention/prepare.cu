@@ -91,16 +91,19 @@ struct Lanes {
   int lane, count;
 };
 
-// sum of x y over a row, this lane's share of it
+// sum of x y over a row, this lane's share of it: the elements that the lane will also write (in each half of a row that is
+// rotated), as lanes do not wait for each other's reads.
 template <int W, class T>
-__device__ float dot_share(const T* x, const T* y, int D, Lanes lanes) {
+__device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
   float sum = 0;
-  for (int d = lanes.lane * W; d < D; d += lanes.count * W) {
-    float a[W], b[W];
-    read(a, x + d);
-    read(b, y + d);
-    for (int i = 0; i < W; i++) sum += a[i] * b[i];
-  }
+  int width = rotated ? D / 2 : D;
+  for (int start = 0; start < D; start += width)
+    for (int d = start + lanes.lane * W; d < start + width; d += lanes.count * W) {
+      float a[W], b[W];
+      read(a, x + d);
+      read(b, y + d);
+      for (int i = 0; i < W; i++) sum += a[i] * b[i];
+    }
   return sum;
 }
 
@@ -140,7 +143,7 @@ __device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_n
                             bool inside) {
   float inverse = 1;
   if (qk_norm != QkNorm::none) {
-    float squares = group_sum(dot_share<W>(x, x, inside ? D : 0, lanes), lanes.count);
+    float squares = group_sum(dot_share<W>(x, x, inside ? D : 0, angles, lanes), lanes.count);
     inverse = qk_norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / D + RMS_EPS);
     if (lanes.lane == 0 && inside) *norm = inverse;
   }
@@ -168,7 +171,7 @@ __device__ void backward_row(T* dx, const T* x, float inverse, const float2* ang
                              bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
   float along = 0;
   if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles need
-    float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, lanes), lanes.count);
+    float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, angles, lanes), lanes.count);
     if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
     if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
     if (qk_norm == QkNorm::rms) along = dot / D;
