@@ -16,6 +16,7 @@ enum class QkNorm { none, l2, rms };
 enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
 enum class Sink { none, one, learned };
 enum class RopeScaling { none, linear, ntk, yarn };
+enum class Kernels { automatic, general, tensor };  // which family runs, for tests and benchmarks
 inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
 inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
@@ -40,6 +41,7 @@ struct AttentionSettings {
   float offset = 1;
   int offset_free_rows = 3;
   Sink sink = Sink::none;     // softmax
+  Kernels kernels = Kernels::automatic;
   int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
 };
 

@@ -1,24 +1,33 @@
-// The one place where the settings of a run become template arguments, and the tables of names.
+// The one place where the settings of a run choose kernels, and the tables of names.
 #include "attention/attention.h"
-#include "attention/general.cuh"
+#include "attention/kernel_table.h"
 #include "attention/names.h"
 
 namespace {
 
-// The struct of each kind. f.template operator()<Policy>() is called with that of `kind`.
-template <class F>
-void with_kind(Kind kind, F f) {
-  switch (kind) {
-    case Kind::softmax: return f.template operator()<Softmax>();
-    case Kind::lssa: return f.template operator()<Lssa>();
-    case Kind::lssar: return f.template operator()<Lssar<true>>();
-    case Kind::sigmoid: return f.template operator()<Sigmoid>();
-    case Kind::relu: return f.template operator()<Relu>();
-    case Kind::relu2: return f.template operator()<Relu2>();
-  }
+constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512, LARGEST_TENSOR_D = 128;
+
+const KindKernels& kernels_for(const AttentionSettings& s) {
+  bool any_power = s.kind == Kind::lssar && !(s.power <= 32 && s.power == floorf(s.power));
+  if (int(s.kind) < KINDS && kernels_of(s.kind, any_power).saved >= 0) return kernels_of(s.kind, any_power);
   std::string built;
-  for (const char* name : kind_names) built += (built.empty() ? "" : ", ") + std::string(name);
-  user_error("config: attention.kind = %d has no kernels; choose one of %s.", int(kind), built.c_str());
+  for (int k = 0; k < KINDS; k++)
+    if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
+  const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
+  user_error("config: attention.kind = \"%s\" has no kernels in this build; choose one of %s, or build with make ATTN=%s.", name,
+             built.c_str(), name);
+}
+
+const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) { return kernels_for(s).general_float; }
+
+// Tensor cores where there are any: on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower than the general
+// kernels: only tests ask for it.)
+const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, const bf16*) {
+  const KindKernels& k = kernels_for(s);
+  bool possible = k.tensor_bf16.forward && D <= LARGEST_TENSOR_D;
+  if (s.kernels == Kernels::tensor && !possible) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
+  bool wanted = s.kernels == Kernels::tensor || (s.kernels == Kernels::automatic && !on_cpu);
+  return possible && wanted ? k.tensor_bf16 : k.general_bf16;
 }
 
 PolicySettings policy_settings(const AttentionSettings& s) {
@@ -37,6 +46,11 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
 
 }  // namespace
 
+KindKernels& kernels_of(Kind kind, bool any_power) {
+  static KindKernels table[KINDS][2];  // here, so that it is there when the first file enters its kernels
+  return table[int(kind)][any_power];
+}
+
 Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
 QkNorm qk_norm_from_name(const std::string& name) { return from_name<QkNorm>("attention.qk_norm", qk_norm_names, name); }
 Scale scale_from_name(const std::string& name) { return from_name<Scale>("attention.scale", scale_names, name); }
@@ -46,14 +60,13 @@ RopeScaling rope_scaling_from_name(const std::string& name) {
 }
 
 void attention_check(const AttentionSettings& settings, int D) {
-  if (D < 1 || D > 512) user_error("config: model.head_dim = %d has no kernels; 1 to 512 have.", D);
-  with_kind(settings.kind, []<class Policy>() {});
+  if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have.", D, LARGEST_D);
+  kernels_for(settings);
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {
-  int count = 0;
-  with_kind(settings.kind, [&]<class Policy>() { count = Policy::SAVED + (Policy::VALUES - 1) * D; });
-  return count;
+  const KindKernels& k = kernels_for(settings);
+  return k.saved + k.vectors * D;
 }
 
 size_t attention_backward_workspace(int B, int T, int H, int) { return size_t(8) * sizeof(float) * B * H * T; }
@@ -62,14 +75,9 @@ template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H, int D,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  with_kind(settings.kind, [&]<class Policy>() {
-    if (training)
-      general_forward<T, Policy>(out, stats, qkv, policy_settings(settings), sink_of(settings, learned), B, T_, H, D,
-                                  settings.qkv_stride, stream);
-    else
-      general_forward<T, typename Policy::Evaluation>(out, nullptr, qkv, policy_settings(settings), sink_of(settings, learned),
-                                                      B, T_, H, D, settings.qkv_stride, stream);
-  });
+  const Launchers<T>& launchers = launchers_for(settings, D, qkv);
+  (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
+                                                       policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }
 
 template <class T>
@@ -77,11 +85,8 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  with_kind(settings.kind, [&]<class Policy>() {
-    static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
-    general_backward<T, Policy>(dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), policy_settings(settings),
-                                sink_of(settings, learned), learned.dsink, B, T_, H, D, settings.qkv_stride, stream);
-  });
+  launchers_for(settings, D, qkv).backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
+                                            learned.dsink, policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }
 
 #define INSTANTIATE(T)                                                                                                     \

@@ -1,33 +1,14 @@
-// The kernels behind general.cuh and their launchers, as templates. A kind's own file general_KIND.cu includes this and
-// instantiates them, so that kinds compile side by side.
+// The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one sequence in
+// shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a product is 4 x 8 or
+// more per thread in registers. The backward is two kernels, dK and dV by tiles of keys and dQ by tiles of queries, so that
+// every number is summed by one thread in one order. Heads of more than 128 channels are done 128 output channels at a time,
+// each of which computes the scores anew. A kind's own file general_KIND.cu enters them into the table, so that kinds compile
+// side by side.
 #pragma once
-#include "attention/general.cuh"
+#include "attention/policies.cuh"
 #include "attention/tiles.cuh"
-#include "kernels/reduce.cuh"
 
 namespace {
-
-constexpr int SINK_THREADS = 128;
-
-struct Shape {
-  int T, H, D;
-  bool wide;
-  size_t qkv_stride;
-  __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
-  __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
-};
-
-// Part 0 q, 1 k, 2 v of qkv [B, T, 3, H, D], and a tensor [B, T, H, D].
-template <class T>
-__device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
-  size_t A = size_t(s.H) * s.D;
-  return {qkv + size_t(b) * s.T * s.qkv_stride + part * A + size_t(h) * s.D, s.qkv_stride, s.T, s.D, s.wide};
-}
-template <class T>
-__device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
-  size_t A = size_t(s.H) * s.D;
-  return {out + size_t(b) * s.T * A + size_t(h) * s.D, A, s.T, s.D, s.wide};
-}
 
 // Which tile of rows and which chunk of channels a block makes; rows with the most to do come first.
 struct Place {
@@ -235,36 +216,6 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
 
 // ---- backward
 
-// rows [ROWS][B, H, T] = what the two kernels below read per row, from what the forward saved and the dot products dO_i . O_i
-// (and dO_i . O2_i). A thread has a row; its 16-byte pieces come through the first-level cache.
-template <class T, class Policy>
-__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats, PolicySettings settings,
-                                      Shape shape, int B) {
-  size_t count = shape.rows(B), r = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-  if (r >= count) return;
-  int t = r % shape.T, h = r / shape.T % shape.H, b = r / shape.T / shape.H;
-  Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
-  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROWS + 1];
-  const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
-  constexpr int W = Pack<T>::size;
-  if (shape.wide) {
-    for (int c = 0; c < shape.D; c += W) {
-      Pack<T> a = load16(x + c), b = load16(dx + c);
-      for (int i = 0; i < W; i++) dot[0] += to_float(a[i]) * to_float(b[i]);
-    }
-  } else {
-    for (int c = 0; c < shape.D; c++) dot[0] += to_float(x[c]) * to_float(dx[c]);
-  }
-  if constexpr (Policy::VALUES > 1) {
-    const float* second = stats + Policy::SAVED * count + r * shape.D;
-    for (int c = 0; c < shape.D; c++) dot[1] += second[c] * to_float(dx[c]);
-  }
-  Policy policy(settings, 0);
-  for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
-  policy.backward_row(t + 1, saved, dot, row);
-  for (int n = 0; n < Policy::ROWS; n++) rows[n * count + r] = row[n];
-}
-
 // Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
@@ -381,28 +332,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   }
 }
 
-// dS_h -= sum over rows of P_sink D, P_sink = e^(S_h - lse) the sink's weight. One block per head.
-template <class T, class Policy>
-__global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, Shape shape, int B) {
-  __shared__ float shared[SINK_THREADS / WARP];
-  int h = blockIdx.x;
-  float sum = 0, logit = to_float(sink[h]);
-  for (int b = 0; b < B; b++)
-    for (int t = threadIdx.x; t < shape.T; t += SINK_THREADS)
-      sum += Policy::sink_grad(logit, rows + (size_t(b) * shape.H + h) * shape.T + t, shape.rows(B));
-  sum = block_sum(sum, shared);
-  if (threadIdx.x == 0) dsink[h] += sum;
-}
-
 // ---- launchers
-
-template <class T>
-Shape shape_of(int T_, int H, int D, int qkv_stride, std::initializer_list<const void*> arrays) {
-  if (qkv_stride == 0) qkv_stride = 3 * H * D;
-  bool wide = D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
-  for (const void* array : arrays) wide = wide && reinterpret_cast<size_t>(array) % 16 == 0;
-  return {T_, H, D, wide, size_t(qkv_stride)};
-}
 
 template <class Tile>
 dim3 grid_of(const Shape& s, int B) {
@@ -417,53 +347,48 @@ void with_tile(int D, F f) {
   else with_tile<More...>(D, f);
 }
 
-}  // namespace
-
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
 template <class T, class Policy>
-void general_forward(T* out, float* stats, const T* qkv, const PolicySettings& settings, const T* sink, int B, int T_, int H,
-                     int D, int qkv_stride, cudaStream_t stream) {
-  Shape shape = shape_of<T>(T_, H, D, qkv_stride, {out, qkv});
+void general_forward(const ForwardCall<T>& c) {
+  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
   // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the same tiles.)
   constexpr bool few = Policy::PASSES == 1 || on_cpu;
   using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
-  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(D, [&]<class Tile>() {
+  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
                     (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
-    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS), floats * sizeof(float),
-           stream, out, stats, qkv, sink, settings, shape);
+    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS), floats * sizeof(float),
+           c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
 template <class T, class Policy>
-void general_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, float* workspace,
-                      const PolicySettings& settings, const T* sink, float* dsink, int B, int T_, int H, int D,
-                      int qkv_stride, cudaStream_t stream) {
-  Shape shape = shape_of<T>(T_, H, D, qkv_stride, {dqkv, dout, out, qkv});
-  size_t rows = shape.rows(B);
-  launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, stream, workspace, dout, out,
-         stats, settings, shape, B);
-  const float* row_values = workspace;
-  if constexpr (Policy::HAS_SINK)
-    if (sink && dsink)
-      launch((attention_sink_kernel<T, Policy>), dim3(H), dim3(SINK_THREADS), 0, stream, dsink, sink, row_values, shape, B);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(D, [&]<class Tile>() {
+void general_backward(const BackwardCall<T>& c) {
+  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  prepare_backward_rows<T, Policy>(c, shape);
+  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.D, [&]<class Tile>() {
     size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
-    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           floats * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
-    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), stream, dqkv, dout, row_values, qkv, settings, shape);
+    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+           floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
+           c.settings, shape);
   });
 }
 
-#define INSTANTIATE_FORWARD(T, Policy)                                                                                    \
-  template void general_forward<T, Policy>(T*, float*, const T*, const PolicySettings&, const T*, int, int, int, int,  \
-                                           int, cudaStream_t);
-#define INSTANTIATE_BACKWARD(T, Policy)                                                                                   \
-  template void general_backward<T, Policy>(T*, const T*, const T*, const float*, const T*, float*, const PolicySettings&, \
-                                            const T*, float*, int, int, int, int, int, cudaStream_t);
-#define INSTANTIATE_GENERAL(Policy) \
-  INSTANTIATE_FORWARD(float, Policy) INSTANTIATE_FORWARD(bf16, Policy) INSTANTIATE_BACKWARD(float, Policy) INSTANTIATE_BACKWARD(bf16, Policy)
+template <class Policy>
+bool enter_general_kernels(Kind kind, bool any_power = false) {
+  static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
+  KindKernels& k = kernels_of(kind, any_power);
+  using Evaluation = typename Policy::Evaluation;
+  k.saved = Policy::SAVED;
+  k.vectors = Policy::VALUES - 1;
+  k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>, general_backward<float, Policy>};
+  k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>};
+  return true;
+}
+
+}  // namespace

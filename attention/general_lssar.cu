@@ -1,5 +1,4 @@
 #include "attention/general_kernels.cuh"
 
-INSTANTIATE_GENERAL(Lssar<true>)
-INSTANTIATE_FORWARD(float, Lssar<false>)
-INSTANTIATE_FORWARD(bf16, Lssar<false>)
+[[maybe_unused]] static const bool entered = enter_general_kernels<Lssar<true, true>>(Kind::lssar),
+                                   entered_any_power = enter_general_kernels<Lssar<true, false>>(Kind::lssar, true);

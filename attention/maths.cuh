@@ -11,16 +11,25 @@ __device__ inline float log_normal(float x) {
   return fmaf(float(n), 0.693147181f, fmaf(2 * s, q * tail, 2 * s));
 }
 
-// ln(1 + e^z), and its derivative sigmoid(z); both are 0 at -inf. With e = e^-|z|, t = 1 + e: what rounding took from t is added
-// again, so that small e keep their digits.
-__device__ inline float softplus(float z, float& sigmoid) {
-  float e = expf(-fabsf(z)), t = 1 + e;
-  sigmoid = (z < 0 ? e : 1.0f) / t;
-  return max(z, 0.0f) + (log_normal(t) + (e - (t - 1)));
+// ln(1 + e) for e in [0, 1], small e with all their digits: e + e^2 q(e), q of degree 7 with the least relative error of the whole
+// (Remez): 3e-8, 1.5e-7 in float32. Ten multiply-adds, where a logarithm would keep a GPU's special-function unit busy.
+__device__ inline float log1p_of_unit(float e) {
+  float q = fmaf(0.0053648264f, e, -0.030065799f);
+  q = fmaf(q, e, 0.079204545f);
+  q = fmaf(q, e, -0.13753803f);
+  q = fmaf(q, e, 0.19153656f);
+  q = fmaf(q, e, -0.24857163f);
+  q = fmaf(q, e, 0.33321324f);
+  q = fmaf(q, e, -0.49999648f);
+  return fmaf(e * e, q, e);
 }
-__device__ inline float softplus(float z) {
-  float sigmoid;
-  return softplus(z, sigmoid);
+
+// ln(1 + e^z), and its derivative sigmoid(z); both are 0 at -inf.
+__device__ inline float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
+__device__ inline float softplus(float z, float& sigmoid) {
+  float e = expf(-fabsf(z));
+  sigmoid = (z < 0 ? e : 1.0f) / (1 + e);
+  return max(z, 0.0f) + log1p_of_unit(e);
 }
 __device__ inline float sigmoid(float z) {
   float e = expf(-fabsf(z));
@@ -29,3 +38,10 @@ __device__ inline float sigmoid(float z) {
 
 // x^p for normal x in (0, 1], p >= 0. Relative error 2e-7 (1 + p |ln x|).
 __device__ inline float power_of_unit(float x, float p) { return expf(p * log_normal(x)); }
+
+// x^n for 0 <= n < 32, without branches. Relative error n 2^-24.
+__device__ inline float integer_power(float x, int n) {
+  float x2 = x * x, x4 = x2 * x2, x8 = x4 * x4;
+  float low = (n & 1 ? x : 1.0f) * (n & 2 ? x2 : 1.0f), high = (n & 4 ? x4 : 1.0f) * (n & 8 ? x8 : 1.0f);
+  return low * high * (n & 16 ? x8 * x8 : 1.0f);
+}

@@ -7,14 +7,8 @@
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
 //   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read (backward_row)
 #pragma once
+#include "attention/kernel_table.h"
 #include "attention/maths.cuh"
-
-// What a policy may know, uniform over a launch.
-struct PolicySettings {
-  float power, offset, log_context;
-  int offset_free_rows;
-  float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
-};
 
 // What most kinds have no use for.
 struct PolicyDefaults {
@@ -100,10 +94,10 @@ struct Lssa : PolicyDefaults {
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep finds S and
 // max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs two constants. Q = P / r =
 // x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is degenerate (offset > 0, m < 1e-3) gets
-// 1 / m = 0, and with it 0 everywhere.
-template <bool TRAINING>
+// 1 / m = 0, and with it 0 everywhere. WHOLE: the power is an integer up to 32, taken by multiplications.
+template <bool TRAINING, bool WHOLE>
 struct Lssar : PolicyDefaults {
-  using Evaluation = Lssar<false>;
+  using Evaluation = Lssar<false, WHOLE>;
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
   enum { SUM_F, MAX_F };         // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };   // of the second
@@ -118,7 +112,8 @@ struct Lssar : PolicyDefaults {
   // x = r / m and x^(power - 1), 0 where x is 0
   __device__ float share(float f, float slope, float floor, float& x) const {
     x = max(fmaf(f, slope, -floor), 0.0f);
-    return power_of_unit(x + 0x1p-126f, power - 1) * float(x > 0);
+    float y = WHOLE ? integer_power(x, int(power) - 1) : power_of_unit(x + 0x1p-126f, power - 1);
+    return y * float(x > 0);
   }
   __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
   __device__ void look(float z, float* sums) const {

@@ -9,7 +9,7 @@
 #pragma once
 #include <utility>
 
-#include "kernels/gpu.cuh"
+#include "attention/heads.cuh"
 
 inline constexpr int E = 16;
 // Of these, elements that a policy works on at once: a vector's worth on a CPU; on a GPU their temporaries take registers.
@@ -51,15 +51,6 @@ struct Tile {
   static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
   static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
   static_assert(THREADS % HELD == 0 || HELD % THREADS == 0);
-};
-
-// One head of one sequence in memory: row r at x + r stride, D channels. wide: 16-byte accesses are possible.
-template <class T>
-struct Head {
-  const T* x;
-  size_t stride;
-  int rows, D;
-  bool wide;
 };
 
 __host__ __device__ constexpr int round_up_8(int n) { return (n + 7) / 8 * 8; }

@@ -1,0 +1,54 @@
+// The kernels that a build has. Files general_KIND.cu and tensor_KIND.cu enter theirs here when the program starts, so a build
+// may leave any of them out (make ATTN=...); dispatch.cu looks them up. Policies stand in policies.cuh.
+#pragma once
+#include "attention/attention.h"
+
+// What a policy may know, uniform over a launch.
+struct PolicySettings {
+  float power, offset, log_context;
+  int offset_free_rows;
+  float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
+};
+
+// out [B, T, H, D] =, stats = (nullptr in evaluation) from qkv; sink [H] or nullptr
+template <class T>
+struct ForwardCall {
+  T* out;
+  float* stats;
+  const T* qkv;
+  const T* sink;
+  PolicySettings settings;
+  int B, T_, H, D, qkv_stride;
+  cudaStream_t stream;
+};
+
+// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t)
+template <class T>
+struct BackwardCall {
+  T* dqkv;
+  const T *dout, *out;
+  const float* stats;
+  const T* qkv;
+  float* workspace;
+  const T* sink;
+  float* dsink;
+  PolicySettings settings;
+  int B, T_, H, D, qkv_stride;
+  cudaStream_t stream;
+};
+
+template <class T>
+struct Launchers {
+  void (*forward)(const ForwardCall<T>&) = nullptr;
+  void (*evaluate)(const ForwardCall<T>&) = nullptr;  // without what only a backward needs
+  void (*backward)(const BackwardCall<T>&) = nullptr;
+};
+
+struct KindKernels {
+  int saved = -1, vectors = 0;  // per row: floats, and vectors of D floats; -1: this build lacks the kind
+  Launchers<float> general_float;
+  Launchers<bf16> general_bf16, tensor_bf16;
+};
+
+// The entry of a kind. any_power: lssar's for powers that are no integers up to 32.
+KindKernels& kernels_of(Kind kind, bool any_power = false);
