@@ -70,6 +70,13 @@ inline float warp_max(float v, CPU_SITE) {
   return one[0];
 }
 
+template <int X> inline void quad_max(float (&v)[X], CPU_SITE) { cpu::quad_max(file, line, v); }
+
+template <class T> inline unsigned pack_pair(float low, float high) {
+  T pair[2] = {from_float<T>(low), from_float<T>(high)};
+  return __builtin_bit_cast(unsigned, pair);
+}
+
 template <int M, int N, class T>
 inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>,
                          CPU_SITE) {

@@ -57,6 +57,18 @@ CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line
   });
 }
 
+template <int X>
+CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
+  meet("quad_max", file, line, v, [](float (**all)[X]) CPU_NO_TSAN {
+    for (int first = 0; first < warp_size; first += 4)
+      for (int x = 0; x < X; ++x) {
+        float most = (*all[first])[x];
+        for (int i = 1; i < 4; ++i) most = fmaxf(most, (*all[first + i])[x]);
+        for (int i = 0; i < 4; ++i) (*all[first + i])[x] = most;
+      }
+  });
+}
+
 template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
 
 // Rows of four words from four places, turned into columns.

@@ -141,6 +141,27 @@ __device__ inline float warp_max(float v) {
   return one[0];
 }
 
+// The largest of each group of four neighbouring lanes, for all of them.
+template <int X> __device__ inline void quad_max(float (&v)[X]) {
+#pragma unroll
+  for (int mask = 2; mask > 0; mask /= 2)
+#pragma unroll
+    for (int i = 0; i < X; ++i) v[i] = fmaxf(v[i], shuffle_xor(v[i], mask));
+}
+
+// Two floats rounded to T = bf16 or fp16 in one register, the first in the low half.
+template <class T> __device__ inline unsigned pack_pair(float low, float high) {
+  unsigned bits;
+  if constexpr (std::is_same_v<T, bf16>) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&bits, &pair, 4);
+  } else {
+    __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&bits, &pair, 4);
+  }
+  return bits;
+}
+
 // D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16 or fp16, and float32
 // sums. With g = lane / 4, q = lane % 4, two 16-bit elements to a register, the lower row or column in the low half:
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g

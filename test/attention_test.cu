@@ -1,4 +1,4 @@
-// attention/ against its float64 references: general kernels and preparation, forward and backward, float32 and bf16, by the rule
+// attention/ against its float64 references: general and tensor-core kernels and preparation, forward and backward, float32 and bf16, by the rule
 // of test/compare.h; the references themselves by finite differences. Also: causality, extreme scores, equal bits for any number
 // of CPU threads and any order of blocks and lanes, nothing written outside (test/device.h), errors.
 #include <cstring>
@@ -12,9 +12,24 @@
 
 static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
 
-template <class T> class AttentionTest : public testing::Test {};
+// Which kernels run_attention() runs, and in which precision.
+static Kernels family;
+template <class Type, Kernels kernels>
+struct Family {
+  using T = Type;
+  static void choose() { family = kernels; }
+};
+template <class F> class AttentionTest : public testing::Test {
+ protected:
+  void SetUp() override { F::choose(); }
+};
+using Families = testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>, Family<bf16, Kernels::tensor>>;
+TYPED_TEST_SUITE(AttentionTest, Families);
+template <class T> class PrepareTest : public testing::Test {};
 using StorageTypes = testing::Types<float, bf16>;
-TYPED_TEST_SUITE(AttentionTest, StorageTypes);
+TYPED_TEST_SUITE(PrepareTest, StorageTypes);
+static bool has_kernels(int D) { return family != Kernels::tensor || D <= 128; }
+
 template <class T> constexpr double u = unit_roundoff<T>;
 
 static std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
@@ -52,8 +67,9 @@ struct Result {
 
 // The kernels' forward and backward. `shift` elements misalign every array of T.
 template <class T>
-Result<T> run_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
-                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
+                        const std::vector<T>& sinks = {}, int shift = 0) {
+  s.kernels = family;
   auto shifted = [&](const std::vector<T>& x) {
     std::vector<T> y(x.size() + shift, T{});
     std::copy(x.begin(), x.end(), y.begin() + shift);
@@ -153,6 +169,7 @@ void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
 
 template <class T>
 double check_random(const AttentionSettings& s, const AttentionShape& shape, int shift = 0) {
+  if (!has_kernels(shape.D)) return 0;
   Comparison<T> comparison;
   for (size_t draw = 0, numbers = 0; draw < 16 && numbers < 2000; draw++, numbers += shape.out_size()) {
     auto sinks = s.sink == Sink::learned ? random_normal<T>(shape.H, 5 + 3 * draw) : std::vector<T>();
@@ -177,7 +194,7 @@ static const int lengths[] = {1, 2, 3, 4, 31, 113, 257}, dims[] = {1, 36, 64, 90
 TYPED_TEST(AttentionTest, SmallShapes) {
   for (Kind kind : kinds)
     for (int T : {1, 2, 3, 4, 31})
-      for (int D : {1, 36, 64, 130}) check_random<TypeParam>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
+      for (int D : {1, 36, 64, 130}) check_random<typename TypeParam::T>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
 }
 
 TYPED_TEST(AttentionTest, LongShapes) {
@@ -188,7 +205,7 @@ TYPED_TEST(AttentionTest, LongShapes) {
         int choice = (t + d) % 4;
         if (kind != Kind::softmax && choice != t % 2) continue;  // the others share all but the policy
         AttentionShape shape{choice % 2 ? 3 : 1, lengths[t], choice / 2 ? 3 : 1, dims[d]};
-        used = std::max(used, check_random<TypeParam>(settings_of(kind, shape.T), shape));
+        used = std::max(used, check_random<typename TypeParam::T>(settings_of(kind, shape.T), shape));
       }
   printf("largest share of the bound used: %.2f\n", used);
 }
@@ -197,11 +214,11 @@ TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
   for (Kind kind : {Kind::softmax, Kind::lssar})
     for (int T : {63, 64, 65, 128, 129})
       for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512})
-        if (T == 64 || T == 65 || D < 100) check_random<TypeParam>(settings_of(kind, T), {1, T, 2, D});
+        if (T == 64 || T == 65 || D < 100) check_random<typename TypeParam::T>(settings_of(kind, T), {1, T, 2, D});
 }
 
 TYPED_TEST(AttentionTest, MisalignedArrays) {
-  for (Kind kind : kinds) check_random<TypeParam>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
+  for (Kind kind : kinds) check_random<typename TypeParam::T>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
 }
 
 // ---- values
@@ -209,7 +226,7 @@ TYPED_TEST(AttentionTest, MisalignedArrays) {
 // Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow. Gradients cannot
 // be better then than lse, rounded to float32.
 TYPED_TEST(AttentionTest, LargeScores) {
-  using T = TypeParam;
+  using T = typename TypeParam::T;
   AttentionShape shape{1, 70, 2, 36};
   auto dout = random_normal<T>(shape.out_size(), 2);
   for (Kind kind : kinds) {
@@ -227,24 +244,24 @@ TYPED_TEST(AttentionTest, LargeScores) {
 // All keys equal: equal weights for all, whatever their score.
 TYPED_TEST(AttentionTest, EqualKeys) {
   AttentionShape shape{1, 70, 1, 64};
-  auto qkv = random_qkv<TypeParam>(shape, 1);
+  auto qkv = random_qkv<typename TypeParam::T>(shape, 1);
   for (int t = 1; t < shape.T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
-  for (Kind kind : kinds) check_attention<TypeParam>({.kind = kind}, shape, qkv, random_normal<TypeParam>(shape.out_size(), 2));
+  for (Kind kind : kinds) check_attention<typename TypeParam::T>({.kind = kind}, shape, qkv, random_normal<typename TypeParam::T>(shape.out_size(), 2));
 }
 
 // The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
-    check_random<TypeParam>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
-  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
-  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}, {2, 40, 3, 16});
-  check_random<TypeParam>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
+    check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
 }
 
 // Scores of about -4, -8, -12, -30 for all keys: softplus must keep its digits.
 TYPED_TEST(AttentionTest, VeryNegativeScores) {
-  using T = TypeParam;
+  using T = typename TypeParam::T;
   AttentionShape shape{2, 70, 2, 33};
   for (Kind kind : {Kind::lssa, Kind::lssar, Kind::sigmoid})
     for (float level : {-4.0f, -8.0f, -12.0f, -30.0f}) {
@@ -256,12 +273,12 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
-  for (Sink sink : {Sink::one, Sink::learned}) check_random<TypeParam>({.sink = sink}, {2, 70, 3, 36});
+  for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({.sink = sink}, {2, 70, 3, 36});
 }
 
 // What comes later changes no bit of the output.
 TYPED_TEST(AttentionTest, Causal) {
-  using T = TypeParam;
+  using T = typename TypeParam::T;
   AttentionShape shape{1, 130, 1, 40};
   auto qkv = random_qkv<T>(shape, 1);
   auto dout = random_normal<T>(shape.out_size(), 2);
@@ -279,7 +296,7 @@ TYPED_TEST(AttentionTest, Causal) {
 }
 
 TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
-  using T = TypeParam;
+  using T = typename TypeParam::T;
   AttentionShape shape{2, 100, 3, 40};
   auto qkv = random_qkv<T>(shape, 1);
   auto dout = random_normal<T>(shape.out_size(), 2);
@@ -409,7 +426,7 @@ static void check_prepare(const AttentionSettings& s, const AttentionShape& shap
   if (!scales.empty()) expect_close(name + " dscale", dscale.download(), dscales, naive_dscales, u<T>);
 }
 
-TYPED_TEST(AttentionTest, Prepare) {
+TYPED_TEST(PrepareTest, NormsAndScales) {
   for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
     for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
       for (bool rotate : {false, true})
@@ -418,7 +435,7 @@ TYPED_TEST(AttentionTest, Prepare) {
   check_prepare<TypeParam>({.qk_norm = QkNorm::l2}, {1, 7, 2, 64}, true, 1);
 }
 
-TYPED_TEST(AttentionTest, LongPrepareShapes) {
+TYPED_TEST(PrepareTest, LongShapes) {
   for (int T : {1, 2, 31, 113})
     for (int D : {1, 2, 8, 16, 32, 33, 64, 90, 96, 128, 256, 360, 512})
       for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms}) {
@@ -428,7 +445,7 @@ TYPED_TEST(AttentionTest, LongPrepareShapes) {
 }
 
 // Rows of zeros: nothing divides by their length.
-TYPED_TEST(AttentionTest, PrepareZeros) {
+TYPED_TEST(PrepareTest, Zeros) {
   using T = TypeParam;
   AttentionShape shape{1, 3, 1, 16};
   DeviceArray<T> x(std::vector<T>(shape.qkv_size(), from_float<T>(0))), dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
@@ -442,7 +459,7 @@ TYPED_TEST(AttentionTest, PrepareZeros) {
   }
 }
 
-TYPED_TEST(AttentionTest, PrepareSameBitsInAnyOrder) {
+TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
   using T = TypeParam;
   AttentionShape shape{2, 40, 3, 90};
   auto qkv = random_normal<T>(shape.qkv_size(), 1), d = random_normal<T>(shape.qkv_size(), 2), scales = random_normal<T>(shape.H, 3);

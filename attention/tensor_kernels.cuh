@@ -1,0 +1,332 @@
+// Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32 scores,
+// statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream past, here double-
+// buffered by asynchronous copies; tiles above the diagonal are never touched. The backward is two kernels, dK and dV by tiles of
+// keys and dQ by tiles of queries: 7 products in place of 5, and every number is summed by one lane in one order, without atomics.
+// Weights are rounded to bf16 when they enter a product, after the row's statistics have been taken from them in float32.
+#pragma once
+#include "attention/policies.cuh"
+#include "attention/tensor_tiles.cuh"
+
+namespace {
+
+// ---- forward: queries are held, keys and values stream past
+
+// The four lanes that share a row put together what they have seen; all get the same bits.
+template <class Policy>
+__device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float (&sums)[Policy::SUMS + 1]) {
+#pragma unroll
+  for (int mask = 1; mask <= 2; mask *= 2) {
+    float other[Policy::SUMS + 1];
+    for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[n], mask);
+    policy.merge(pass, sums, other);
+  }
+}
+
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
+  constexpr int M = Tile::M, N = Tile::N, VALUES = Policy::VALUES, PASSES = Policy::PASSES;
+  constexpr int TILE = Tile::STREAM * Tile::DIM;
+  DYNAMIC_SHARED(T, shared);
+  T* query_tile = shared;                                  // [HELD][DIM]
+  T* stages = query_tile + Tile::HELD * Tile::DIM;         // [2] keys, values [STREAM][DIM]
+  int b = blockIdx.z, h = blockIdx.y, block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
+  int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
+  Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
+  Policy policy(settings, sink ? to_float(sink[h]) : settings.sink);
+  Fragment mine;
+  T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
+
+  int tiles = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM, steps = PASSES * tiles;
+  auto fetch = [&](int step) {
+    if (step < steps) {
+      T* stage = stages + step % 2 * 2 * TILE;
+      load_rows<Tile, Tile::STREAM>(stage, k, step % tiles * Tile::STREAM);
+      if (step >= steps - tiles) load_rows<Tile, Tile::STREAM>(stage + TILE, v, step % tiles * Tile::STREAM);
+    }
+    cp_async_commit();
+  };
+  load_rows<Tile, Tile::HELD>(query_tile, q, block_row);
+  fetch(0);
+
+  Sums<Tile> out_sum[VALUES] = {};
+  float z[M][N][4], sums[M][2][Policy::SUMS + 1], constants[M][2][Policy::CONSTANTS + 1];
+  for (int step = 0; step < steps; step++) {
+    bool weighing = step >= steps - tiles;
+    int j0 = step % tiles * Tile::STREAM;
+    const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
+    fetch(step + 1);
+    cp_async_wait<1>();
+    __syncthreads();  // this step's tiles have arrived
+    if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start(sums[m][half], mine.quad == 0); });
+    scores<Tile>(z, my_queries, keys);
+    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+      for_rows<M>([&](int m, int half) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++)
+            if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
+      });
+    if (PASSES > 1 && !weighing) {
+      for_rows<M>([&](int m, int half) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++) policy.look(z[m][n][2 * half + c], sums[m][half]);
+        if (step != tiles - 1) return;
+        merge_quad(policy, 0, sums[m][half]);
+        policy.turn(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
+      });
+    } else {
+      if constexpr (Policy::RAISES) {
+        float top[2 * M], factor[M][2];
+        for_rows<M>([&](int m, int half) {
+          float& most = top[2 * m + half];
+          most = z[m][0][2 * half];
+#pragma unroll
+          for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(z[m][n][2 * half], z[m][n][2 * half + 1]));
+        });
+        quad_max(top);
+        for_rows<M>([&](int m, int half) { factor[m][half] = policy.raise(sums[m][half], top[2 * m + half]); });
+        for (int n = 0; n < VALUES; n++) scale_rows<Tile>(out_sum[n], factor);
+      }
+      Weights<Tile> weights[VALUES];
+      for_rows<M>([&](int m, int half) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+          float low[VALUES], high[VALUES];
+          policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
+          policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
+#pragma unroll
+          for (int value = 0; value < VALUES; value++) keep_weights<Tile, T>(weights[value], m, half, n, low[value], high[value]);
+        }
+      });
+#pragma unroll
+      for (int value = 0; value < VALUES; value++) add_weighted<Tile>(out_sum[value], weights[value], values);
+    }
+    __syncthreads();  // all have read this step's tiles
+  }
+
+  size_t rows = shape.rows(gridDim.z), first = (size_t(b) * shape.H + h) * shape.T, A = size_t(shape.H) * shape.D;
+  float factor[VALUES][M][2];
+  for_rows<M>([&](int m, int half) {
+    int i = i0 + mine.row(m, half);
+    float f[VALUES], saved[Policy::SAVED + 1];
+    merge_quad(policy, PASSES - 1, sums[m][half]);
+    policy.finish(i + 1, constants[m][half], sums[m][half], f, saved);
+    for (int value = 0; value < VALUES; value++) factor[value][m][half] = f[value];
+    if (stats && mine.quad == 0 && i < shape.T)
+      for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
+  });
+  for (int value = 0; value < VALUES; value++) scale_rows<Tile>(out_sum[value], factor[value]);
+  store_rows<Tile>(out + size_t(b) * shape.T * A + size_t(h) * shape.D, A, i0, shape, out_sum[0], my_queries);
+  if constexpr (VALUES > 1)
+    if (stats)
+      for_channels<Tile>(out_sum[1], [&](int m, int half, int channel, float low, float high) {
+        int i = i0 + mine.row(m, half);
+        float* to = stats + Policy::SAVED * rows + (first + i) * shape.D + channel;
+        if (i < shape.T && channel < shape.D) to[0] = low;
+        if (i < shape.T && channel + 1 < shape.D) to[1] = high;
+      });
+}
+
+// ---- backward
+
+// Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
+  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
+  DYNAMIC_SHARED(T, shared);
+  T* held = shared;                                                     // k, v [HELD][DIM]
+  T* stages = held + 2 * HELD_TILE;                                     // [2] q, dO [STREAM][DIM]
+  float* row_stages = reinterpret_cast<float*>(stages + 4 * TILE);      // [2][ROWS][STREAM]
+  int b = blockIdx.z, h = blockIdx.y, block_row = blockIdx.x * Tile::HELD;
+  int warp = threadIdx.x / WARP, j0 = block_row + warp * Tile::WARP_ROWS;
+  Head<T> q = head_of_qkv(qkv, 0, b, h, shape), d = head_of_out(dout, b, h, shape);
+  size_t count = shape.rows(gridDim.z);
+  rows += (size_t(b) * shape.H + h) * shape.T;
+  Policy policy(settings, 0);
+  Fragment mine;
+  T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
+
+  int first = block_row / Tile::STREAM, steps = (shape.T + Tile::STREAM - 1) / Tile::STREAM;
+  auto fetch = [&](int step) {
+    if (step < steps) {
+      T* stage = stages + step % 2 * 2 * TILE;
+      load_rows<Tile, Tile::STREAM>(stage, q, step * Tile::STREAM);
+      load_rows<Tile, Tile::STREAM>(stage + TILE, d, step * Tile::STREAM);
+      for (int n = threadIdx.x; n < ROWS * Tile::STREAM; n += Tile::THREADS) {
+        int i = step * Tile::STREAM + n % Tile::STREAM;
+        row_stages[step % 2 * ROWS * Tile::STREAM + n] = i < shape.T ? rows[n / Tile::STREAM * count + i] : 0;
+      }
+    }
+    cp_async_commit();
+  };
+  load_rows<Tile, Tile::HELD>(held, head_of_qkv(qkv, 1, b, h, shape), block_row);
+  load_rows<Tile, Tile::HELD>(held + HELD_TILE, head_of_qkv(qkv, 2, b, h, shape), block_row);
+  fetch(first);
+
+  Sums<Tile> dk = {}, dv = {};
+  float z[M][N][4], dp[M][N][4];
+  for (int step = first; step < steps; step++) {
+    int i0 = step * Tile::STREAM;
+    const T *queries = stages + step % 2 * 2 * TILE, *douts = queries + TILE;
+    const float* row_values = row_stages + step % 2 * ROWS * Tile::STREAM;
+    fetch(step + 1);
+    cp_async_wait<1>();
+    __syncthreads();  // this step's tiles have arrived
+    scores<Tile>(z, my_keys, queries);
+    scores<Tile>(dp, my_values, douts);
+    Weights<Tile> p, dz;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      float row[2][ROWS + 1];
+#pragma unroll
+      for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) row[c][r] = row_values[r * Tile::STREAM + mine.column(n) + c];
+      for_rows<M>([&](int m, int half) {
+        float pair_p[2], pair_dz[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          bool seen = j0 + mine.row(m, half) <= i0 + mine.column(n) + c;
+          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+        }
+        keep_weights<Tile, T>(p, m, half, n, pair_p[0], pair_p[1]);
+        keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
+      });
+    }
+    add_weighted<Tile>(dv, p, douts);
+    add_weighted<Tile>(dk, dz, queries);
+    __syncthreads();  // all have read this step's tiles
+  }
+  size_t A = size_t(shape.H) * shape.D;
+  T* to = dqkv + size_t(b) * shape.T * shape.qkv_stride + A + size_t(h) * shape.D;
+  store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
+  store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
+}
+
+// Queries are held, keys and values stream past: dq = sum of dz k, over the keys up to the diagonal.
+template <class T, class Policy, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS)
+attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
+                                         Shape shape) {
+  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
+  DYNAMIC_SHARED(T, shared);
+  T* held = shared;                         // q, dO [HELD][DIM]
+  T* stages = held + 2 * HELD_TILE;         // [2] k, v [STREAM][DIM]
+  int b = blockIdx.z, h = blockIdx.y, block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
+  int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
+  Head<T> k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
+  size_t count = shape.rows(gridDim.z);
+  rows += (size_t(b) * shape.H + h) * shape.T;
+  Policy policy(settings, 0);
+  Fragment mine;
+  T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
+
+  int steps = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
+  auto fetch = [&](int step) {
+    if (step < steps) {
+      T* stage = stages + step % 2 * 2 * TILE;
+      load_rows<Tile, Tile::STREAM>(stage, k, step * Tile::STREAM);
+      load_rows<Tile, Tile::STREAM>(stage + TILE, v, step * Tile::STREAM);
+    }
+    cp_async_commit();
+  };
+  load_rows<Tile, Tile::HELD>(held, head_of_qkv(qkv, 0, b, h, shape), block_row);
+  load_rows<Tile, Tile::HELD>(held + HELD_TILE, head_of_out(dout, b, h, shape), block_row);
+  fetch(0);
+  float row[M][2][ROWS + 1];
+  for_rows<M>([&](int m, int half) {
+    int i = i0 + mine.row(m, half);
+    for (int r = 0; r < ROWS; r++) row[m][half][r] = i < shape.T ? rows[r * count + i] : 0;
+  });
+
+  Sums<Tile> dq = {};
+  float z[M][N][4], dp[M][N][4];
+  for (int step = 0; step < steps; step++) {
+    int j0 = step * Tile::STREAM;
+    const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
+    fetch(step + 1);
+    cp_async_wait<1>();
+    __syncthreads();  // this step's tiles have arrived
+    scores<Tile>(z, my_queries, keys);
+    scores<Tile>(dp, my_douts, values);
+    Weights<Tile> dz;
+    for_rows<M>([&](int m, int half) {
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        float p, pair[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          bool seen = j0 + mine.column(n) + c <= i0 + mine.row(m, half);
+          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[m][half], p, pair[c]);
+        }
+        keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
+      }
+    });
+    add_weighted<Tile>(dq, dz, keys);
+    __syncthreads();  // all have read this step's tiles
+  }
+  store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq, my_queries);
+}
+
+// ---- launchers
+
+template <class Tile>
+dim3 tensor_grid(const Shape& s, int B) {
+  return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
+}
+
+// f.operator()<DIM>() with the least of the built widths that holds D.
+template <int DIM, int... MORE, class F>
+void with_width(int D, F f) {
+  if constexpr (sizeof...(MORE) == 0) f.template operator()<DIM>();
+  else if (D <= DIM) f.template operator()<DIM>();
+  else with_width<MORE...>(D, f);
+}
+
+// Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5 times in
+// evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an instruction: with M = 1 just
+// what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave registers for M = 1 only, at DIM 128 with
+// shorter tiles.
+template <class T, class Policy>
+void tensor_forward(const ForwardCall<T>& c) {
+  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
+  with_width<32, 64, 96, 128>(c.D, [&]<int DIM>() {
+    constexpr bool one_sum = Policy::PASSES == 1;
+    using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
+    size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
+    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS), elements * sizeof(T),
+           c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+  });
+}
+
+// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
+template <class T, class Policy>
+void tensor_backward(const BackwardCall<T>& c) {
+  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  prepare_backward_rows<T, Policy>(c, shape);
+  with_width<32, 64, 96, 128>(c.D, [&]<int DIM>() {
+    using Keys = TensorTile<DIM, 1, DIM <= 64 ? 64 : 32>;
+    size_t elements = 2 * Keys::HELD * Keys::DIM + 4 * Keys::STREAM * Keys::DIM;
+    launch((attention_backward_keys_tensor_kernel<T, Policy, Keys>), tensor_grid<Keys>(shape, c.B), dim3(Keys::THREADS),
+           elements * sizeof(T) + 2 * Policy::ROWS * Keys::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
+           c.settings, shape);
+    using Queries = TensorTile<DIM, 1, 64>;
+    elements = 2 * Queries::HELD * Queries::DIM + 4 * Queries::STREAM * Queries::DIM;
+    launch((attention_backward_queries_tensor_kernel<T, Policy, Queries>), tensor_grid<Queries>(shape, c.B), dim3(Queries::THREADS),
+           elements * sizeof(T), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+  });
+}
+
+template <class Policy>
+bool enter_tensor_kernels(Kind kind, bool any_power = false) {
+  kernels_of(kind, any_power).tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,
+                                             tensor_backward<bf16, Policy>};
+  return true;
+}
+
+}  // namespace

@@ -1,0 +1,168 @@
+// What the tensor-core attention kernels are made of. A warp multiplies 16 M held rows by a tile of streamed rows, as products
+// m16n8k16 of 16-bit elements with float32 sums:
+//   scores   held rows [16 M, DIM] x streamed rows [STREAM, DIM]^T, summed over channels
+//   sums     weights [16 M, STREAM] x streamed rows [STREAM, DIM], summed over streamed rows
+// The scores' result lies in the lanes' registers just as the sums want their left operand, so weights never see shared memory.
+// Which elements a lane holds stands in gpu.cuh (mma_m16n8k16): rows lane / 4 and lane / 4 + 8 of 16, columns in pairs.
+#pragma once
+#include "attention/heads.cuh"
+
+// DIM: channels, head dimensions below it are padded with zeros; M: 16-row groups of a warp; STREAM: streamed rows at a time.
+template <int DIM_, int M_, int STREAM_>
+struct TensorTile {
+  static constexpr int DIM = DIM_, M = M_, STREAM = STREAM_, WARPS = 4, THREADS = WARPS * WARP;
+  static constexpr int WARP_ROWS = 16 * M, HELD = WARPS * WARP_ROWS;
+  static constexpr int CHUNKS = DIM / 8;                   // of 16 bytes, in a row
+  static constexpr int WIDTH = DIM % 64 == 0 ? 64 : 32;    // channels of a product of the sums
+  static constexpr int PARTS = DIM / WIDTH, N = STREAM / 8, K = STREAM / 16;
+  static_assert(DIM % 32 == 0 && STREAM % 16 == 0);
+};
+
+// Where 16-byte chunk c of row r lies in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows' chunks of one
+// column, which ldmatrix reads at once, lie in different banks.
+template <class Tile>
+__device__ __forceinline__ int place(int row, int chunk) {
+  return (row * Tile::CHUNKS + (chunk ^ (Tile::CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3))) * 8;
+}
+
+// tile [ROWS][DIM] = rows r0.. of a head; what lies beyond its last row or channel becomes 0. Arrives after cp_async_wait and a barrier.
+template <class Tile, int ROWS, class T>
+__device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) {
+  for (int n = threadIdx.x; n < ROWS * Tile::CHUNKS; n += Tile::THREADS) {
+    int row = n / Tile::CHUNKS, d = n % Tile::CHUNKS * 8;
+    T* to = tile + place<Tile>(row, n % Tile::CHUNKS);
+    bool valid = r0 + row < head.rows && d < head.D;
+    const T* from = head.x + (valid ? (r0 + row) * head.stride + d : 0);
+    if (head.wide) {
+      cp_async16(to, from, valid);
+    } else {
+      Pack<T> pack;
+      for (int i = 0; i < 8; i++) pack[i] = valid && d + i < head.D ? from[i] : from_float<T>(0);
+      store16(to, pack);
+    }
+  }
+}
+
+// Which rows and columns a lane has of a product's 16 M x 8 N result d[M][N][4]: d[m][n][2 half + c] is row(m, half), column(n) + c.
+struct Fragment {
+  int group = int(threadIdx.x) % WARP / 4, quad = int(threadIdx.x) % 4;
+  __device__ __forceinline__ int row(int m, int half) const { return 16 * m + 8 * half + group; }
+  __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
+};
+
+// f(m, half) for every row that a lane has part in, unrolled.
+template <int M, class F>
+__device__ __forceinline__ void for_rows(F f) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) f(m, half);
+}
+
+// z = held rows x streamed rows, over all channels. held: the warp's first row of a tile.
+template <class Tile, class T>
+__device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
+  constexpr int M = Tile::M, PAIRS = Tile::N / 2;
+  int lane = threadIdx.x % WARP;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) z[m][n][i] = 0;
+#pragma unroll
+  for (int k = 0; k < Tile::DIM / 16; k++) {
+    unsigned a[M][4], pairs[PAIRS][4], b[Tile::N][2];
+    const void *a_rows[M], *b_rows[PAIRS];
+#pragma unroll
+    for (int m = 0; m < M; m++) a_rows[m] = held + place<Tile>(16 * m + lane % 16, 2 * k + lane / 16);
+#pragma unroll
+    for (int x = 0; x < PAIRS; x++) b_rows[x] = streamed + place<Tile>(16 * x + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+    ldmatrix_x4(a, a_rows);
+    ldmatrix_x4(pairs, b_rows);
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
+    mma_m16n8k16(z, a, b, TypeTag<T>());
+  }
+}
+
+// Sums over streamed rows of the lane's rows: WIDTH channels to a part.
+template <class Tile>
+using Sums = float[Tile::PARTS][Tile::M][Tile::WIDTH / 8][4];
+
+// Weights as left operands, two columns to a register.
+template <class Tile>
+using Weights = unsigned[Tile::K][Tile::M][4];
+
+template <class Tile, class T>
+__device__ __forceinline__ void keep_weights(Weights<Tile>& weights, int m, int half, int n, float low, float high) {
+  weights[n / 2][m][half + n % 2 * 2] = pack_pair<T>(low, high);
+}
+
+// sums += weights x streamed rows
+template <class Tile, class T>
+__device__ __forceinline__ void add_weighted(Sums<Tile>& sums, const Weights<Tile>& weights, const T* streamed) {
+  constexpr int N = Tile::WIDTH / 8, PAIRS = N / 2;
+  int lane = threadIdx.x % WARP;
+#pragma unroll
+  for (int k = 0; k < Tile::K; k++)
+#pragma unroll
+    for (int part = 0; part < Tile::PARTS; part++) {
+      unsigned pairs[PAIRS][4], b[N][2];
+      const void* rows[PAIRS];
+#pragma unroll
+      for (int x = 0; x < PAIRS; x++) rows[x] = streamed + place<Tile>(16 * k + lane % 16, part * N + 2 * x + lane / 16);
+      ldmatrix_x4_trans(pairs, rows);
+#pragma unroll
+      for (int n = 0; n < N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
+      mma_m16n8k16(sums[part], weights[k], b, TypeTag<T>());
+    }
+}
+
+// sums *= factor[m][half]
+template <class Tile>
+__device__ __forceinline__ void scale_rows(Sums<Tile>& sums, const float (&factor)[Tile::M][2]) {
+#pragma unroll
+  for (int part = 0; part < Tile::PARTS; part++)
+    for_rows<Tile::M>([&](int m, int half) {
+#pragma unroll
+      for (int n = 0; n < Tile::WIDTH / 8; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) sums[part][m][n][2 * half + c] *= factor[m][half];
+    });
+}
+
+// f(m, half, channel, low, high) for every pair of neighbouring channels of the sums that the lane has.
+template <class Tile, class F>
+__device__ __forceinline__ void for_channels(const Sums<Tile>& sums, F f) {
+  Fragment mine;
+#pragma unroll
+  for (int part = 0; part < Tile::PARTS; part++)
+    for_rows<Tile::M>([&](int m, int half) {
+#pragma unroll
+      for (int n = 0; n < Tile::WIDTH / 8; n++)
+        f(m, half, part * Tile::WIDTH + mine.column(n), sums[part][m][n][2 * half], sums[part][m][n][2 * half + 1]);
+    });
+}
+
+// The warp's rows from r0 of a tensor whose row r is at to + r stride: = sums, rounded to T. They pass through `tile`, the warp's own
+// WARP_ROWS rows of a tile that nobody else reads any more, so that they leave in whole 16-byte pieces.
+template <class Tile, class T>
+__device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const Shape& shape, const Sums<Tile>& sums, T* tile) {
+  Fragment mine;
+  warp_sync();
+  for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {
+    unsigned pair = pack_pair<T>(low, high);
+    memcpy(tile + place<Tile>(mine.row(m, half), channel / 8) + channel % 8, &pair, sizeof(pair));
+  });
+  warp_sync();
+  for (int n = threadIdx.x % WARP; n < Tile::WARP_ROWS * Tile::CHUNKS; n += WARP) {
+    int row = n / Tile::CHUNKS, d = n % Tile::CHUNKS * 8;
+    if (r0 + row >= shape.T || d >= shape.D) continue;
+    Pack<T> pack = load16(tile + place<Tile>(row, n % Tile::CHUNKS));
+    T* at = to + size_t(r0 + row) * stride + d;
+    if (shape.wide) store16(at, pack);
+    else
+      for (int i = 0; i < 8 && d + i < shape.D; i++) at[i] = pack[i];
+  }
+}
