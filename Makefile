@@ -2,6 +2,7 @@
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
 #   NCCL=0                  build without NCCL                              SAN=asan|tsan   sanitizer build (CPU only)
+#   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
 MARCH ?= native
@@ -24,6 +25,12 @@ SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu 
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
 endif
+ATTN ?= $(KINDS)
+KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
+ifneq ($(filter-out $(KINDS),$(ATTN)),)
+  $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
+endif
+SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 TEST_SOURCES := $(sort $(wildcard test/*_test.cu test/*_test.cpp))
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
@@ -32,7 +39,10 @@ TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basenam
 HAVE_PCRE2 := $(shell printf '\#define PCRE2_CODE_UNIT_WIDTH 8\n\#include <pcre2.h>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0)
 # g++ 12 invents overlaps in std::string (GCC bug 105651)
 WARNINGS := -Wall -Wextra -Wno-restrict
-DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(CPPFLAGS)
+ifneq ($(filter-out 32 64 96 128,$(HEAD_DIM)),)
+  $(error HEAD_DIM=$(HEAD_DIM): tensor-core kernels exist for 32 64 96 128; other heads use the next of them or the general kernels)
+endif
+DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(shell echo $(HEAD_DIM) | tr ' ' ,)) $(CPPFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifeq ($(SAN),asan)
@@ -55,6 +65,8 @@ else
   COMPILE_CU := $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
+  # operands of 8 bits do not need expf and division to the last bit
+  $(BUILD)/attention/tensor_%.cu.o: COMPILE_CU += -use_fast_math
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt
@@ -112,11 +124,11 @@ bench: $(BUILD)/bench_step         ## time of a training step by kernel
 	$(BUILD)/bench_step
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-cuda-subset:                       ## compile the CUDA build for one target; what ptxas says is in build/cuda/ptxas.log
-	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ptxas-log
+cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1); see build/cuda/ptxas.log
+	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ATTN="$(if $(FULL),$(KINDS),softmax lssar)" ptxas-log
 ptxas-log: $(BUILD)/train
 	@cat $(OBJECTS:.o=.ptxas) > $(BUILD)/ptxas.log 2>/dev/null || true  # C++ files have none
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t16; sed -n '1,5s/^# \?//p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t16; sed -n '1,6s/^# \?//p' Makefile

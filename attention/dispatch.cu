@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512, LARGEST_TENSOR_D = 128;
+constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
   bool any_power = s.kind == Kind::lssar && !(s.power <= 32 && s.power == floorf(s.power));
@@ -20,11 +20,11 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
 
 const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) { return kernels_for(s).general_float; }
 
-// Tensor cores where there are any: on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower than the general
-// kernels: only tests ask for it.)
+// Tensor cores where there are any, that is on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower than the
+// general kernels: only tests ask for it.)
 const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, const bf16*) {
   const KindKernels& k = kernels_for(s);
-  bool possible = k.tensor_bf16.forward && D <= LARGEST_TENSOR_D;
+  bool possible = D <= k.tensor_D;
   if (s.kernels == Kernels::tensor && !possible) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
   bool wanted = s.kernels == Kernels::tensor || (s.kernels == Kernels::automatic && !on_cpu);
   return possible && wanted ? k.tensor_bf16 : k.general_bf16;

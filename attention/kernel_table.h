@@ -46,6 +46,7 @@ struct Launchers {
 
 struct KindKernels {
   int saved = -1, vectors = 0;  // per row: floats, and vectors of D floats; -1: this build lacks the kind
+  int tensor_D = 0;            // the largest head of the tensor-core kernels
   Launchers<float> general_float;
   Launchers<bf16> general_bf16, tensor_bf16;
 };

@@ -280,7 +280,13 @@ dim3 tensor_grid(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
 }
 
-// f.operator()<DIM>() with the least of the built widths that holds D.
+// The widths that are built, in rising order: make HEAD_DIM=64 builds one.
+#ifndef TENSOR_WIDTHS
+#define TENSOR_WIDTHS 32, 64, 96, 128
+#endif
+constexpr int tensor_widths[] = {TENSOR_WIDTHS};
+
+// f.operator()<DIM>() with the least of the widths that holds D.
 template <int DIM, int... MORE, class F>
 void with_width(int D, F f) {
   if constexpr (sizeof...(MORE) == 0) f.template operator()<DIM>();
@@ -295,7 +301,7 @@ void with_width(int D, F f) {
 template <class T, class Policy>
 void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
-  with_width<32, 64, 96, 128>(c.D, [&]<int DIM>() {
+  with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
     constexpr bool one_sum = Policy::PASSES == 1;
     using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
     size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
@@ -309,7 +315,7 @@ template <class T, class Policy>
 void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   prepare_backward_rows<T, Policy>(c, shape);
-  with_width<32, 64, 96, 128>(c.D, [&]<int DIM>() {
+  with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
     using Keys = TensorTile<DIM, 1, DIM <= 64 ? 64 : 32>;
     size_t elements = 2 * Keys::HELD * Keys::DIM + 4 * Keys::STREAM * Keys::DIM;
     launch((attention_backward_keys_tensor_kernel<T, Policy, Keys>), tensor_grid<Keys>(shape, c.B), dim3(Keys::THREADS),
@@ -324,8 +330,9 @@ void tensor_backward(const BackwardCall<T>& c) {
 
 template <class Policy>
 bool enter_tensor_kernels(Kind kind, bool any_power = false) {
-  kernels_of(kind, any_power).tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,
-                                             tensor_backward<bf16, Policy>};
+  KindKernels& k = kernels_of(kind, any_power);
+  k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
+  k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>, tensor_backward<bf16, Policy>};
   return true;
 }
 
