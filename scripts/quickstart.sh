@@ -9,7 +9,7 @@
 # starts over. With a GPU and nvcc present the same steps run there.
 set -euo pipefail
 
-variants=(softmax)
+variants=(softmax lssar)
 
 text=
 while [ $# -gt 0 ]; do
