@@ -135,7 +135,7 @@ attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sin
 
 // Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, 2)
 attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -210,7 +210,7 @@ attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows,
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys up to the diagonal.
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, 2)
 attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                          Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
@@ -316,15 +316,12 @@ void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   prepare_backward_rows<T, Policy>(c, shape);
   with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
-    using Keys = TensorTile<DIM, 1, DIM <= 64 ? 64 : 32>;
-    size_t elements = 2 * Keys::HELD * Keys::DIM + 4 * Keys::STREAM * Keys::DIM;
-    launch((attention_backward_keys_tensor_kernel<T, Policy, Keys>), tensor_grid<Keys>(shape, c.B), dim3(Keys::THREADS),
-           elements * sizeof(T) + 2 * Policy::ROWS * Keys::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
-           c.settings, shape);
-    using Queries = TensorTile<DIM, 1, 64>;
-    elements = 2 * Queries::HELD * Queries::DIM + 4 * Queries::STREAM * Queries::DIM;
-    launch((attention_backward_queries_tensor_kernel<T, Policy, Queries>), tensor_grid<Queries>(shape, c.B), dim3(Queries::THREADS),
-           elements * sizeof(T), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+    using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : 32>;
+    size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
+    launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
+           bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS), bytes,
+           c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }
 
