@@ -75,7 +75,7 @@ else
 endif
 
 # ---- rules
-.PHONY: all test tests ptxas-log sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all test tests sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
@@ -122,14 +122,13 @@ THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 check-full: test                   ## everything, the long sanitizer runs included
 	@FULL=1 $(MAKE) check-asan check-tsan -j1
-bench: $(BUILD)/bench_step         ## time of a training step by kernel
+bench: $(BUILD)/bench_step         ## time of a training step by kernel; registers of the kernels where the CUDA build has been compiled
 	$(BUILD)/bench_step
+	@python3 scripts/kernel_table.py
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1); see build/cuda/ptxas.log
-	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ATTN="$(if $(FULL),$(KINDS),softmax lssar)" ptxas-log
-ptxas-log: $(BUILD)/train
-	@cat $(OBJECTS:.o=.ptxas) > $(BUILD)/ptxas.log 2>/dev/null || true  # C++ files have none
+cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)
+	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) ATTN="$(if $(FULL),$(KINDS),softmax lssar)" build/cuda/train
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list

@@ -69,6 +69,15 @@ static void bench(int argc, char** argv) {
   for (ProfileLine& line : lines)
     std::printf("| %s | %.0f | %.2f | %.1f%% |\n", line.name.c_str(), line.calls / 3.0, line.ms / 3, 100 * line.ms / total);
 
+  if (device.is_gpu) {  // 64 warps fit on a multiprocessor of the generations that this runs on
+    std::printf("\n| kernel | threads | registers | bytes spilled | shared memory, KB | blocks at once | occupancy |\n|---|---|---|---|---|---|---|\n");
+    for (ProfileLine& line : lines) {
+      const KernelResources& r = line.resources;
+      if (r.threads) std::printf("| %s | %d | %d | %d | %.1f | %d | %.0f%% |\n", line.name.c_str(), r.threads, r.registers, r.spilled,
+                                 r.shared / 1024.0, r.blocks, 100.0 * r.blocks * r.threads / 32 / 64);
+    }
+  }
+
   std::filesystem::create_directories("bench/results");
   std::string out = format("bench/results/step_%s.json", device.is_gpu ? "gpu" : "cpu");
   std::ofstream json(out);

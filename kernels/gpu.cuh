@@ -69,6 +69,18 @@ inline void set_cpu_poison(bool) {}
 
 #ifdef __CUDACC__
 
+template <class... P>
+KernelResources resources_of(void (*kernel)(P...), dim3 block, size_t shared_bytes) {
+  cudaFuncAttributes a;
+  KernelResources r;
+  r.threads = static_cast<int>(block.x * block.y * block.z);
+  if (cudaFuncGetAttributes(&a, kernel) != cudaSuccess) return r;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&r.blocks, kernel, r.threads, shared_bytes);
+  r.registers = a.numRegs, r.spilled = static_cast<int>(a.localSizeBytes);
+  r.shared = static_cast<int>(a.sharedSizeBytes + shared_bytes);
+  return r;
+}
+
 // Parameters and arguments are two packs, so that an int can be passed where the kernel takes a size_t.
 template <class... P, class... A>
 void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
@@ -81,6 +93,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
       failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
   }
   ProfileScope scope(name, stream);
+  if (profile_on) scope.note(resources_of(kernel, block, shared_bytes));
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)

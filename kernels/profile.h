@@ -9,15 +9,23 @@
 #include <string>
 #include <vector>
 
+// What a block of a kernel takes on a GPU; all 0 on the CPU, and for what is no kernel of ours.
+struct KernelResources {
+  int threads = 0, registers = 0, spilled = 0, shared = 0;  // per thread: registers, bytes in local memory; shared: bytes of a block
+  int blocks = 0;                                           // resident on a multiprocessor at once
+};
+
 struct ProfileLine {
   std::string name;
   int calls = 0;
   double ms = 0;
+  KernelResources resources;  // of its last launch
 };
 
 struct ProfileEvent {
   std::string name;  // as written at the launch
   cudaEvent_t start, stop;
+  KernelResources resources;
 };
 inline bool profile_on = false;
 inline std::vector<ProfileEvent> profile_events;
@@ -27,7 +35,7 @@ class ProfileScope {
  public:
   ProfileScope(const char* name, cudaStream_t stream) : stream_(stream) {
     if (!profile_on) return;
-    profile_events.push_back({name, {}, {}});
+    profile_events.push_back({name, {}, {}, {}});
     cudaEventCreate(&profile_events.back().start);
     cudaEventCreate(&profile_events.back().stop);
     cudaEventRecord(profile_events.back().start, stream);
@@ -37,6 +45,7 @@ class ProfileScope {
     if (index_ >= 0) cudaEventRecord(profile_events[index_].stop, stream_);
   }
   ProfileScope(const ProfileScope&) = delete;
+  void note(const KernelResources& resources) { profile_events[index_].resources = resources; }
 
  private:
   cudaStream_t stream_;
@@ -61,6 +70,7 @@ inline std::vector<ProfileLine> profile_collect() {
     line.name = name;
     line.calls++;
     line.ms += ms;
+    line.resources = event.resources;
   }
   profile_events.clear();
   std::vector<ProfileLine> lines;
