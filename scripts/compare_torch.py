@@ -20,9 +20,13 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-import torch
-import torch.nn.functional as F
+try:
+  import numpy as np
+  import torch
+  import torch.nn.functional as F
+except ImportError as error:
+  print(f"{__doc__}\ncompare_torch.py: {error}", file=sys.stderr)
+  sys.exit(2)
 
 CONFIG = {  # everything that the comparison depends on; the rest are the trainer's defaults
     "name": "compare",

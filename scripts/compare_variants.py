@@ -82,9 +82,7 @@ def table(result):
 
 
 def draw(result, path):
-  import matplotlib
-  matplotlib.use("Agg")
-  from matplotlib import pyplot, ticker
+  pyplot, ticker = plot.load_pyplot()
   figure, axes = pyplot.subplots(figsize=(7.5, 4.6), constrained_layout=True)
   lengths = result["lengths"]
   for number, (variant, losses) in enumerate(result["losses"].items()):

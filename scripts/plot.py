@@ -10,6 +10,22 @@ import json
 import os
 import sys
 
+
+def stop(message):
+  print(f"plot.py: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+def load_pyplot():
+  try:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+  except ImportError:
+    stop(f"{sys.executable} has no matplotlib; use the Python for which scripts/install_deps.sh installed it (/usr/bin/python3)")
+  return pyplot, ticker
+
+
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
 
 
@@ -21,7 +37,8 @@ class Run:
     self.folder = os.path.dirname(path) or "."
     self.label = os.path.basename(os.path.abspath(self.folder))
     self.config, self.train, self.curve, self.by_length = {}, [], [], {}
-    with open(path, encoding="utf-8") as lines:
+    self.latest = {}  # the configuration of the lines that follow
+    with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
         try:
           self.add(json.loads(line))
@@ -31,15 +48,21 @@ class Run:
   def add(self, entry):
     kind, loss = entry["type"], entry.get("loss")
     if kind == "start":
-      self.config = entry["config"]
+      self.latest = entry["config"]
+      self.config = self.config or self.latest
     elif kind == "train" and loss is not None:
       self.train.append((entry["step"], loss))
-    elif kind in ("val", "eval") and loss is not None:
+    elif kind in ("val", "eval") and loss is not None and self.of_this_run():
       step, length = entry["step"], entry["length"]
       if kind == "val" and length == self.context():
         self.curve.append((step, loss))
       if step >= self.by_length.get(length, (-1,))[0]:
         self.by_length[length] = (step, loss)
+
+  def of_this_run(self):
+    """Not an evaluation with other settings than the run's first, which would take the place of the run's own."""
+    pick = lambda c: [c.get("model"), c.get("attention"), c.get("precision"), c.get("init"), c.get("eval", {}).get("rope_scaling")]
+    return pick(self.latest) == pick(self.config)
 
   def context(self):
     return self.config.get("model", {}).get("context")
@@ -69,9 +92,7 @@ def table(runs):
 
 
 def draw(runs, path):
-  import matplotlib
-  matplotlib.use("Agg")
-  from matplotlib import pyplot, ticker
+  pyplot, ticker = load_pyplot()
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                           "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
                           "axes.axisbelow": True, "legend.frameon": False})
@@ -126,14 +147,19 @@ def main():
   try:
     runs = [Run(folder) for folder in arguments.runs]
   except OSError as error:
-    sys.exit(f"plot.py: {error.filename}: {error.strerror}")
+    stop(f"{error.filename}: {error.strerror}")
   for run in runs:
     if not run.train and not run.by_length:
-      sys.exit(f"plot.py: {run.folder}/metrics.jsonl holds no losses yet")
+      stop(f"{run.folder}/metrics.jsonl holds no losses yet")
   path = arguments.out or os.path.join(runs[0].folder, "loss.png")
   if any(run.by_length for run in runs):
     print(table(runs))
-  draw(runs, path)
+  try:
+    draw(runs, path)
+  except OSError as error:
+    stop(f"{path}: {error.strerror}")
+  except ValueError as error:  # a name that ends in no kind of picture
+    stop(f"{path}: {error}")
   print(f"\npicture: {path}")
 
 

@@ -33,7 +33,8 @@ def speed(path):
 
 def main():
   if len(sys.argv) < 3:
-    sys.exit(__doc__)
+    print(__doc__)
+    sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
   name, sources = sys.argv[1], sys.argv[2:]
   if sources == ["-"]:
     content = sys.stdin.read()
