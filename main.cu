@@ -6,17 +6,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "data/loader.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "runtime/background.h"
+#include "runtime/checkpoint.h"
 #include "runtime/device.h"
 #include "runtime/log.h"
 #include "runtime/model_file.h"
+#include "runtime/resume.h"
 #include "runtime/run_dir.h"
 #include "runtime/schedule.h"
+#include "runtime/signals.h"
 #include "train_gpt2.h"
 #include "version.h"
 
@@ -66,6 +73,8 @@ static Flags parse_flags(int argc, char** argv) {
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
   if (lengths->count() && !flags.eval) user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
   int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
+  if (flags.resuming && flags.overwrite)
+    user_error("command line: --resume continues a run and --overwrite deletes it; give one of them");
   if (modes > 1) user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;
@@ -82,21 +91,50 @@ static int ranks_wanted(const Flags& flags) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// Weights
+// Files of a model
 
-static std::vector<NamedArray> arrays_of(const Model& model) {
+// A tensor, or its moments, as it stands in a file.
+struct FileTensor {
+  const Tensor& tensor;
+  Part part;
+  std::string name;
+};
+
+static std::vector<FileTensor> file_tensors(const Model& model, std::initializer_list<Part> parts) {
+  std::vector<FileTensor> list;
+  for (Part part : parts)
+    for (const Tensor& tensor : model.tensors())
+      list.push_back({tensor, part, (part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name});
+  return list;
+}
+
+static std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
+
+static std::vector<NamedArray> arrays_of(const std::vector<FileTensor>& list) {
   std::vector<NamedArray> arrays;
-  for (const Tensor& tensor : model.tensors()) arrays.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}});
+  for (const FileTensor& entry : list) arrays.push_back({entry.name, shape_of(entry.tensor)});
   return arrays;
 }
 
-static void save_model(const Model& model, Part part, const std::string& path) {
-  save_arrays(path, arrays_of(model), [&](size_t i, float* out) { model.read(model.tensors()[i], part, out); });
+static void save_gradients(const Model& model, const std::string& path) {
+  std::vector<FileTensor> list = file_tensors(model, {Part::gradients});
+  save_arrays(path, arrays_of(list), [&](size_t i, float* out) { model.read(list[i].tensor, list[i].part, out); });
 }
 
-static void load_model(Model& model, const std::string& dir) {
-  load_arrays(dir, arrays_of(model), [&](size_t i, const float* values) { model.write(model.tensors()[i], values); });
+static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
+  std::vector<FileTensor> list = file_tensors(model, parts);
+  load_arrays(path, arrays_of(list), [&](size_t i, const float* values) { model.write(list[i].tensor, values, list[i].part); });
 }
+
+static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
+  std::vector<SavedArray> arrays;
+  for (const FileTensor& entry : file_tensors(model, parts))
+    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset, int64_t(entry.tensor.stride)});
+  return arrays;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Where to begin
 
 // A folder with a model, and how many updates its name says it has had: 0 unless it is a run's step_N.
 static StepFolder model_folder(std::filesystem::path dir) {
@@ -106,26 +144,73 @@ static StepFolder model_folder(std::filesystem::path dir) {
   return {0, dir.string()};
 }
 
-// What --resume names: a step folder, or a run, of which it is the newest.
-static StepFolder resume_folder(const std::string& resume, const Config& config) {
-  std::string dir = resume == "latest" ? "runs/" + config.name : resume;
-  if (StepFolder own = model_folder(dir); own.step > 0) return own;
-  std::vector<StepFolder> steps = step_folders(dir);
-  if (steps.empty()) user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", dir.c_str());
-  return steps.front();
+// Where --resume points: to a run, or to one of its step folders.
+struct ResumePlace {
+  std::string run;
+  StepFolder step;  // path "": the newest
+  bool own;         // the run is the one that this process trains
+};
+
+static ResumePlace resume_place(const Flags& flags, const Config& config) {
+  std::string own = "runs/" + config.name;
+  if (flags.resume == "latest") return {own, {}, true};
+  StepFolder named = model_folder(flags.resume);
+  std::filesystem::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code ignored;
+  bool is_step = named.step > 0 || std::filesystem::exists(path / "state.json", ignored);
+  std::filesystem::path run = is_step ? parent : path;
+  bool is_own = std::filesystem::weakly_canonical(run, ignored) == std::filesystem::weakly_canonical(own, ignored);
+  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own};
 }
 
-// Weights from --resume, else init, else random. Returns how many updates they have had, as far as that is known.
-static int64_t initial_weights(Model& model, const Flags& flags) {
-  const std::string& init = model.config().init;
-  StepFolder from = flags.resuming ? resume_folder(flags.resume, model.config()) : init.empty() ? StepFolder{} : model_folder(init);
-  if (from.path.empty()) {
-    model.init_random();
+// The checkpoint that --resume asks for, verified; none where the run has none yet. Damaged ones are named, and set aside where `run` is
+// given; a user_error if nothing intact is left.
+static std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
+  std::vector<DamagedCheckpoint> damaged;
+  std::optional<Checkpoint> found;
+  if (place.step.path.empty()) {
+    found = newest_checkpoint(place.run, &damaged);
   } else {
-    load_model(model, from.path);
-    std::printf("weights from %s\n", from.path.c_str());
+    Checkpoint named;
+    std::string reason = read_checkpoint(place.step.path, &named);
+    if (reason.empty()) found = named;
+    else damaged.push_back({place.step, reason});
   }
-  return from.step;
+  for (auto& [folder, reason] : damaged) {
+    bool moves = run && folder.step > 0;
+    std::fprintf(stderr, "warning: skipped the damaged checkpoint %s: %s%s\n", folder.path.c_str(), reason.c_str(),
+                 moves ? ("; it is now called " + run->set_aside(folder.step)).c_str() : "");
+  }
+  if (found) return found;
+  std::vector<std::string> bad = set_aside_folders(place.run);
+  if (!damaged.empty() || (place.step.path.empty() && !bad.empty()))
+    user_error("command line: --resume: %s has no intact checkpoint%s: copy one there from elsewhere, or begin again with --overwrite",
+               place.run.c_str(), bad.empty() ? "" : (", only " + bad.back() + " and the like").c_str());
+  return found;
+}
+
+// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as that is known.
+static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
+  const std::string& init = model.config().init;
+  if (from) {
+    load(model, {Part::parameters}, from->path + "/model.safetensors");
+    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors");
+    return from->state.step;
+  }
+  if (init.empty()) {
+    model.init_random();
+    return 0;
+  }
+  StepFolder folder = model_folder(init);
+  load(model, {Part::parameters}, folder.path + "/model.safetensors");
+  std::printf("weights from %s\n", folder.path.c_str());
+  return folder.step;
+}
+
+static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
+  std::vector<DataFile> files;
+  for (const Shard& shard : shards) files.push_back({std::filesystem::path(shard.path).filename().string(), shard.tokens});
+  return files;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -137,12 +222,17 @@ struct Plan {
   bool training;
 };
 
+// On the device. On the CPU the snapshot for checkpoints comes from the same memory.
+static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
+  size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
+  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training).total() + snapshot;
+}
+
 static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
   auto fits = [&](int64_t micro) {
     Config with = config;
     with.batch.micro = int(micro);  // longer evaluations take their batch from it
-    return plan_memory(with, int(micro), std::max(plan.eval_rows, eval_rows(with, {plan.eval_length})), plan.eval_length, plan.training)
-               .total() <= budget;
+    return memory_needed(with, int(micro), std::max(plan.eval_rows, eval_rows(with, {plan.eval_length})), plan) <= budget;
   };
   int64_t low = 0, high = 4096;  // fits(low) holds, fits(high) is not asked for
   while (low + 1 < high) {
@@ -152,13 +242,17 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   return low;
 }
 
-// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit.
-static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training) {
+// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on keeps the micro
+// batch that it had (0: it is new), because another one rounds otherwise.
+static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int micro_before) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   Plan plan{size_t(longest), longest, training};
   int64_t fits = largest_micro(config, plan, budget);
+  if (training && config.batch.micro == 0 && micro_before > fits)
+    std::fprintf(stderr, "warning: the run's micro batch of %d does not fit here: the run goes on with another one, equal but for rounding\n", micro_before);
+  else if (training && config.batch.micro == 0) config.batch.micro = micro_before;
   if (training) resolve_batch(config, 1, std::max<int64_t>(1, fits));
   else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
@@ -166,9 +260,12 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   std::string table;
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
-  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(memory.total())).c_str(),
+  size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
+  if (training)  // parameters and moments as they are when a checkpoint begins; it is written from there while training goes on
+    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(), on_cpu ? "" : " of host memory, not counted below");
+  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str(), config.batch.micro, (long long)fits);
-  if (memory.total() > budget)
+  if (total > budget)
     user_error("memory: this run does not fit on %s:\n%sset %s, a smaller model, or train.recompute=block  [%s]", device.name.c_str(), table.c_str(),
                fits >= 1 ? format("batch.micro to at most %lld", (long long)fits).c_str() : "a shorter model.context or eval.lengths",
                config.file.c_str());
@@ -182,6 +279,7 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step, const char* type,
                              MetricsLog* metrics) {
   for (int length : lengths) {
+    if (stop_requested()) return;  // a run that continues finds what is missing
     LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length, result.loss,
                 std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
@@ -207,55 +305,124 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .weight_decay = float(o.weight_decay), .step = int(step + 1)};
 }
 
+static std::string how_to_continue(const RunDir& run) {  // the end of an error text
+  std::vector<StepFolder> steps = step_folders(run.path());
+  if (steps.empty()) return "there is no checkpoint yet (checkpoint.every)";
+  return "the last checkpoint, " + steps[0].path + ", is as it was: continue from it with --resume";
+}
+
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// model.safetensors and config.json of this step, complete or not at all; then the oldest folders beyond checkpoint.keep go.
-static void save_step(const Model& model, RunDir& run, int64_t step) {
-  std::string folder = run.begin_step(step);
-  save_model(model, Part::parameters, folder + "/model.safetensors");
-  write_text_file(folder + "/config.json", model_config_json(model.config()));
-  std::printf("saved %s\n", run.publish_step(step).c_str());
-  run.keep_newest(model.config().checkpoint.keep);
+static std::vector<int> due_lengths(const Config& config, int64_t step) {
+  bool due = config.eval.every > 0 && (step % config.eval.every == 0 || step == config.train.steps);
+  return due ? config.eval.lengths : std::vector<int>{};
 }
 
-static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir& run) {
+// The same where a run begins or goes on: a run that was stopped may have evaluated some lengths of this step, or all.
+static std::vector<int> to_evaluate(const Config& config, const std::string& run, int64_t step) {
+  std::vector<int> lengths = due_lengths(config, step);
+  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
+  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
+  return lengths;
+}
+
+// Begins a checkpoint of this moment: model and state are written in the background, from a snapshot, while training goes on.
+static void save(Model& model, RunDir& run, const RunState& state, Background& background) {
+  background.wait();  // for the checkpoint before: it reads the snapshot
+  model.take_snapshot();
+  background.start([&model, &run, state] {
+    try {
+      sync_path(run.metrics_path());  // what is said of steps that will not be made again must not get lost either
+      std::string path = write_checkpoint(run, {snapshot_arrays(model, {Part::parameters}), snapshot_arrays(model, {Part::moment1, Part::moment2}),
+                                                model_config_json(model.config()), state});
+      std::printf("saved %s\n", path.c_str());
+      std::fflush(stdout);
+      run.keep_newest(model.config().checkpoint.keep, state.step);
+    } catch (const std::exception& error) {
+      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step, error.what(),
+              how_to_continue(run).c_str());
+    }
+  });
+}
+
+// A loss or a gradient that is no number: which step, where it began, and from where one can go on.
+[[noreturn]] static void report_divergence(const Model& model, const RunDir& run, int64_t step, const StepResult& result) {
+  auto not_finite = [&](const Tensor& tensor, Part part) {
+    std::vector<float> values(tensor.size);
+    model.read(tensor, part, values.data());
+    return std::any_of(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+  };
+  const std::vector<Tensor>& tensors = model.tensors();
+  std::string where = "All gradients are finite, their norm or the loss is not.";
+  auto weight = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return not_finite(t, Part::parameters); });
+  auto gradient = std::find_if(tensors.rbegin(), tensors.rend(), [&](const Tensor& t) { return not_finite(t, Part::gradients); });
+  if (weight != tensors.end()) where = "The first parameter that is not finite is " + weight->name + ".";
+  else if (gradient != tensors.rend()) where = "All parameters are finite; the first gradient that is not, as the backward pass goes, is that of " + gradient->name + ".";
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made. %s Lower optimizer.lr or lengthen "
+          "optimizer.warmup_steps; %s", (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
+}
+
+// The training loop, from `state` on.
+static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir& run,
+                  RunState state) {
   const Config& config = model.config();
-  int64_t steps = config.train.steps, micro = micro_steps(config, 1);
+  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, 1), saved = first;
   MetricsLog metrics(run.metrics_path());
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
   double peak = config.precision == "bf16" ? device.peak_bf16_flops : 0, flops = flops_per_token(config);
   Eta eta;
-  for (int64_t step = 0;; step++) {
+  SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
+  Background background;
+  auto save_unless_saved = [&] {
+    if (state.step == std::exchange(saved, state.step)) return;
+    state.tokens = state.step * config.batch.tokens;
+    state.next_window = state.tokens / config.model.context;
+    state.spikes = spikes.history();
+    state.matmul_choices = matmul_choices();
+    save(model, run, state, background);
+  };
+  for (;; state.step++) {
+    int64_t step = state.step;
     bool last = step == steps;
-    if (config.eval.every > 0 && (step % config.eval.every == 0 || last)) evaluate_lengths(model, val, config.eval.lengths, step, "val", &metrics);
-    if (config.generate.every > 0 && step > 0 && (step % config.generate.every == 0 || last)) generate_text(model, config.generate);
-    if (step > 0 && ((last && config.checkpoint.at_end) || (!last && config.checkpoint.every > 0 && step % config.checkpoint.every == 0)))
-      save_step(model, run, step);
-    if (last) break;
+    background.check();
+    if (last ? config.checkpoint.at_end : config.checkpoint.every > 0 && step % config.checkpoint.every == 0) save_unless_saved();
+    evaluate_lengths(model, val, step == first ? to_evaluate(config, run.path(), step) : due_lengths(config, step), step, "val", &metrics);
+    bool stop = stop_requested();
+    if (!stop && config.generate.every > 0 && step > first && (step % config.generate.every == 0 || last)) generate_text(model, config.generate);
+    if (save_requested() || stop) save_unless_saved();
+    if (stop && !last) std::printf("asked to stop: %lld of %lld steps are done\n", (long long)step, (long long)steps);
+    if (stop || last) break;
+
     double start = seconds_now();
     model.begin_step();
     for (int64_t m = 0; m < micro; m++) {
       const Batch& batch = loader.next();
       model.forward_backward(batch.inputs.data(), batch.targets.data());
     }
-    AdamW settings = adamw_settings(config, step);
-    StepResult result = model.end_step(settings, float(config.optimizer.grad_clip));
+    StepResult result = model.finish(float(config.optimizer.grad_clip));
+    bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+    std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (finite && spike.empty()) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1, .steps = steps, .loss = result.loss, .grad_norm = result.grad_norm, .lr = learning_rate(config, step),
                        .tokens = (step + 1) * config.batch.tokens, .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN, .ms = elapsed * 1e3};
     metrics.train(report);
     eta.add(report.ms);
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-      failure("step %lld: loss %g, gradient norm %g: training has diverged; lower optimizer.lr or lengthen optimizer.warmup_steps. The last "
-              "saved weights are in %s", (long long)step + 1, result.loss, result.grad_norm, run.path().c_str());
-    if (report.step % config.log.every == 0 || report.step == steps) {
+    if (!finite) {
+      background.wait();
+      report_divergence(model, run, step + 1, result);
+    }
+    if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
+    if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
+      if (!spike.empty()) std::printf("step %lld: update skipped, the %lldth of this run: %s\n", (long long)report.step, (long long)spikes.history().skipped, spike.c_str());
       std::fflush(stdout);
     }
   }
+  background.wait();
 }
 
 // Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
@@ -294,11 +461,9 @@ static void run(const Flags& flags) {
   ranks_wanted(flags);
   for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   attention_check(attention_settings(config), config.model.head_dim);
-  if (config.optimizer.skip_spikes > 0)
-    user_error("config: optimizer.skip_spikes is not built yet; leave it at 0  [%s]", config.file.c_str());
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
-  if (flags.resuming && training) user_error("command line: --resume: continuing a training is not built yet; --resume works with --eval and --generate");
+  if (real_run) watch_signals();
 
   DeviceInfo device = device_info();
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
@@ -316,17 +481,29 @@ static void run(const Flags& flags) {
               count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
   if (training) windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
-  Plan plan = plan_run(config, device, flags.generating || dumping ? std::vector<int>{} : lengths, training);
+
+  std::unique_ptr<RunDir> run_dir;  // locks the run: what is found there stays as it is
+  std::optional<Checkpoint> from;
+  ResumePlace place;
+  if (flags.resuming) {
+    place = resume_place(flags, config);
+    if (real_run && place.own && std::filesystem::is_directory(place.run)) run_dir = std::make_unique<RunDir>(config.name);
+    from = resume_point(place, run_dir.get());
+    if (!from && !(training && place.own))
+      user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
+    if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
+    else std::printf("continuing from %s\n", from->path.c_str());
+    if (from && training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
+    if (from && real_run && from->state.step == config.train.steps && to_evaluate(config, place.run, config.train.steps).empty()) {
+      std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)config.train.steps);
+      return;
+    }
+    if (from) matmul_set_choices(from->state.matmul_choices);
+  }
+  Plan plan = plan_run(config, device, flags.generating || dumping ? std::vector<int>{} : lengths, training, from ? saved_config(*from).batch.micro : 0);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
-  int64_t step = initial_weights(*model, flags);
-  std::unique_ptr<RunDir> run_dir;
-  if (real_run) {
-    run_dir = std::make_unique<RunDir>(config.name);
-    run_dir->start_fresh(flags.overwrite);
-    write_text_file(run_dir->config_path(), config_json(config));
-  }
-
+  int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model, config.generate);
   if (flags.eval) {
     RunDir eval_dir(config.name);
@@ -335,9 +512,10 @@ static void run(const Flags& flags) {
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro, .micro_steps = int(micro_steps(config, 1)),
                            .shuffle = config.data.shuffle, .seed = config.seed});
+  if (from) loader.seek(step);
   if (dumping) {
     StepResult result = one_step(*model, loader);
-    save_model(*model, Part::gradients, flags.dump_gradients);
+    save_gradients(*model, flags.dump_gradients);
     std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags.dump_gradients.c_str());
     return;
   }
@@ -346,7 +524,23 @@ static void run(const Flags& flags) {
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
     return;
   }
-  train(*model, flags, device, loader, val_shards, *run_dir);
+
+  model->allocate_snapshot();
+  if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
+  if (!from || !place.own) run_dir->start_fresh(flags.overwrite);
+  if (from) {
+    run_dir->remove_leftovers();
+    std::error_code none;  // the other run's lines so far are this run's too, if there are any
+    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run_dir->metrics_path(), none);
+    rewind_metrics(run_dir->metrics_path(), step);
+  }
+  replace_text_file(run_dir->config_path(), config_json(config));
+  RunState state = from ? from->state : RunState{};
+  state.windows = windows->windows();
+  state.train = data_files(train_shards);
+  state.val = data_files(val_shards);
+  state.config = config_json(config);
+  train(*model, flags, device, loader, val_shards, *run_dir, state);
 }
 
 int main(int argc, char** argv) {
