@@ -73,8 +73,6 @@ static Flags parse_flags(int argc, char** argv) {
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
   if (lengths->count() && !flags.eval) user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
   int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
-  if (flags.resuming && flags.overwrite)
-    user_error("command line: --resume continues a run and --overwrite deletes it; give one of them");
   if (modes > 1) user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;
@@ -123,73 +121,23 @@ static void save_gradients(const Model& model, const std::string& path) {
 
 static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
   std::vector<FileTensor> list = file_tensors(model, parts);
-  load_arrays(path, arrays_of(list), [&](size_t i, const float* values) { model.write(list[i].tensor, values, list[i].part); });
+  load_arrays(path, arrays_of(list),
+              [&](size_t i, const float* values) { model.write(list[i].tensor, values, list[i].part); });
 }
 
 static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
   std::vector<SavedArray> arrays;
   for (const FileTensor& entry : file_tensors(model, parts))
-    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset, int64_t(entry.tensor.stride)});
+    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset,
+                      int64_t(entry.tensor.stride)});
   return arrays;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // Where to begin
 
-// A folder with a model, and how many updates its name says it has had: 0 unless it is a run's step_N.
-static StepFolder model_folder(std::filesystem::path dir) {
-  if (!dir.has_filename()) dir = dir.parent_path();  // a trailing slash
-  for (const StepFolder& folder : step_folders(dir.has_parent_path() ? dir.parent_path().string() : "."))
-    if (std::filesystem::path(folder.path).filename() == dir.filename()) return {folder.step, dir.string()};
-  return {0, dir.string()};
-}
-
-// Where --resume points: to a run, or to one of its step folders.
-struct ResumePlace {
-  std::string run;
-  StepFolder step;  // path "": the newest
-  bool own;         // the run is the one that this process trains
-};
-
-static ResumePlace resume_place(const Flags& flags, const Config& config) {
-  std::string own = "runs/" + config.name;
-  if (flags.resume == "latest") return {own, {}, true};
-  StepFolder named = model_folder(flags.resume);
-  std::filesystem::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
-  std::error_code ignored;
-  bool is_step = named.step > 0 || std::filesystem::exists(path / "state.json", ignored);
-  std::filesystem::path run = is_step ? parent : path;
-  bool is_own = std::filesystem::weakly_canonical(run, ignored) == std::filesystem::weakly_canonical(own, ignored);
-  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own};
-}
-
-// The checkpoint that --resume asks for, verified; none where the run has none yet. Damaged ones are named, and set aside where `run` is
-// given; a user_error if nothing intact is left.
-static std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
-  std::vector<DamagedCheckpoint> damaged;
-  std::optional<Checkpoint> found;
-  if (place.step.path.empty()) {
-    found = newest_checkpoint(place.run, &damaged);
-  } else {
-    Checkpoint named;
-    std::string reason = read_checkpoint(place.step.path, &named);
-    if (reason.empty()) found = named;
-    else damaged.push_back({place.step, reason});
-  }
-  for (auto& [folder, reason] : damaged) {
-    bool moves = run && folder.step > 0;
-    std::fprintf(stderr, "warning: skipped the damaged checkpoint %s: %s%s\n", folder.path.c_str(), reason.c_str(),
-                 moves ? ("; it is now called " + run->set_aside(folder.step)).c_str() : "");
-  }
-  if (found) return found;
-  std::vector<std::string> bad = set_aside_folders(place.run);
-  if (!damaged.empty() || (place.step.path.empty() && !bad.empty()))
-    user_error("command line: --resume: %s has no intact checkpoint%s: copy one there from elsewhere, or begin again with --overwrite",
-               place.run.c_str(), bad.empty() ? "" : (", only " + bad.back() + " and the like").c_str());
-  return found;
-}
-
-// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as that is known.
+// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as
+// that is known.
 static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
   if (from) {
@@ -201,7 +149,7 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
     model.init_random();
     return 0;
   }
-  StepFolder folder = model_folder(init);
+  StepFolder folder = named_folder(init);
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   return folder.step;
@@ -209,7 +157,8 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
 
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
-  for (const Shard& shard : shards) files.push_back({std::filesystem::path(shard.path).filename().string(), shard.tokens});
+  for (const Shard& shard : shards)
+    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens});
   return files;
 }
 
@@ -232,7 +181,8 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   auto fits = [&](int64_t micro) {
     Config with = config;
     with.batch.micro = int(micro);  // longer evaluations take their batch from it
-    return memory_needed(with, int(micro), std::max(plan.eval_rows, eval_rows(with, {plan.eval_length})), plan) <= budget;
+    size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
+    return memory_needed(with, int(micro), rows, plan) <= budget;
   };
   int64_t low = 0, high = 4096;  // fits(low) holds, fits(high) is not asked for
   while (low + 1 < high) {
@@ -242,17 +192,18 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   return low;
 }
 
-// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on keeps the micro
-// batch that it had (0: it is new), because another one rounds otherwise.
-static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int micro_before) {
+// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on
+// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise.
+static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   Plan plan{size_t(longest), longest, training};
   int64_t fits = largest_micro(config, plan, budget);
-  if (training && config.batch.micro == 0 && micro_before > fits)
-    std::fprintf(stderr, "warning: the run's micro batch of %d does not fit here: the run goes on with another one, equal but for rounding\n", micro_before);
-  else if (training && config.batch.micro == 0) config.batch.micro = micro_before;
+  if (training && config.batch.micro == 0 && before <= fits) config.batch.micro = before;
+  if (training && config.batch.micro == 0 && before > 0)
+    std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses are "
+                 "equal but for rounding\n", before);
   if (training) resolve_batch(config, 1, std::max<int64_t>(1, fits));
   else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
@@ -261,8 +212,9 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
   size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
-  if (training)  // parameters and moments as they are when a checkpoint begins; it is written from there while training goes on
-    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(), on_cpu ? "" : " of host memory, not counted below");
+  if (training)  // the parameters and moments that a checkpoint is written from while training goes on
+    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
+                    on_cpu ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str(), config.batch.micro, (long long)fits);
   if (total > budget)
@@ -315,60 +267,73 @@ static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
 static std::vector<int> due_lengths(const Config& config, int64_t step) {
-  bool due = config.eval.every > 0 && (step % config.eval.every == 0 || step == config.train.steps);
-  return due ? config.eval.lengths : std::vector<int>{};
+  bool at_end = config.eval.every > 0 && step == config.train.steps;
+  return due(config.eval.every, step) || at_end ? config.eval.lengths : std::vector<int>{};
 }
 
-// The same where a run begins or goes on: a run that was stopped may have evaluated some lengths of this step, or all.
-static std::vector<int> to_evaluate(const Config& config, const std::string& run, int64_t step) {
+// The same for the step where a run goes on: it may have been evaluated there already, or at some of the lengths.
+static std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
   std::vector<int> lengths = due_lengths(config, step);
   std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
 }
 
-// Begins a checkpoint of this moment: model and state are written in the background, from a snapshot, while training goes on.
+// Begins a checkpoint of this moment. Its files are written in the background, from a snapshot, while training goes on.
 static void save(Model& model, RunDir& run, const RunState& state, Background& background) {
   background.wait();  // for the checkpoint before: it reads the snapshot
   model.take_snapshot();
   background.start([&model, &run, state] {
     try {
       sync_path(run.metrics_path());  // what is said of steps that will not be made again must not get lost either
-      std::string path = write_checkpoint(run, {snapshot_arrays(model, {Part::parameters}), snapshot_arrays(model, {Part::moment1, Part::moment2}),
-                                                model_config_json(model.config()), state});
+      std::string path = write_checkpoint(run, {.model = snapshot_arrays(model, {Part::parameters}),
+                                                .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
+                                                .config = model_config_json(model.config()),
+                                                .state = state});
       std::printf("saved %s\n", path.c_str());
       std::fflush(stdout);
-      run.keep_newest(model.config().checkpoint.keep, state.step);
     } catch (const std::exception& error) {
-      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step, error.what(),
-              how_to_continue(run).c_str());
+      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
+              error.what(), how_to_continue(run).c_str());
     }
+    run.keep_newest(model.config().checkpoint.keep, state.step);
   });
 }
 
 // A loss or a gradient that is no number: which step, where it began, and from where one can go on.
-[[noreturn]] static void report_divergence(const Model& model, const RunDir& run, int64_t step, const StepResult& result) {
-  auto not_finite = [&](const Tensor& tensor, Part part) {
+[[noreturn]] static void report_divergence(const Model& model, const RunDir& run, int64_t step, StepResult result) {
+  auto largest = [&](const Tensor& tensor, Part part) {  // |x|, infinite where one is no number
     std::vector<float> values(tensor.size);
     model.read(tensor, part, values.data());
-    return std::any_of(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+    float most = 0;
+    for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
+    return most;
   };
-  const std::vector<Tensor>& tensors = model.tensors();
-  std::string where = "All gradients are finite, their norm or the loss is not.";
-  auto weight = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return not_finite(t, Part::parameters); });
-  auto gradient = std::find_if(tensors.rbegin(), tensors.rend(), [&](const Tensor& t) { return not_finite(t, Part::gradients); });
-  if (weight != tensors.end()) where = "The first parameter that is not finite is " + weight->name + ".";
-  else if (gradient != tensors.rend()) where = "All parameters are finite; the first gradient that is not, as the backward pass goes, is that of " + gradient->name + ".";
-  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made. %s Lower optimizer.lr or lengthen "
-          "optimizer.warmup_steps; %s", (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
+  // Parameters from the first to the last; then gradients in the order of the backward pass.
+  std::string where;
+  const Tensor* steepest = nullptr;
+  float slope = -1;
+  for (const Tensor& tensor : model.tensors())
+    if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
+      where = "the first parameter that is not finite is " + tensor.name;
+  for (auto tensor = model.tensors().rbegin(); where.empty() && tensor != model.tensors().rend(); ++tensor)
+    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
+  if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
+  else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Lower "
+          "optimizer.lr or lengthen optimizer.warmup_steps; %s",
+          (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
 }
 
 // The training loop, from `state` on.
-static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir& run,
-                  RunState state) {
+static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader,
+                  const std::vector<Shard>& val, RunDir& run, RunState state) {
   const Config& config = model.config();
-  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, 1), saved = first;
+  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, 1);
+  int64_t saved = step_folders(run.path()).empty() ? 0 : first;  // continuing another run, this one has nothing yet
   MetricsLog metrics(run.metrics_path());
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
   double peak = config.precision == "bf16" ? device.peak_bf16_flops : 0, flops = flops_per_token(config);
@@ -387,12 +352,14 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     int64_t step = state.step;
     bool last = step == steps;
     background.check();
-    if (last ? config.checkpoint.at_end : config.checkpoint.every > 0 && step % config.checkpoint.every == 0) save_unless_saved();
-    evaluate_lengths(model, val, step == first ? to_evaluate(config, run.path(), step) : due_lengths(config, step), step, "val", &metrics);
+    if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
+    std::vector<int> lengths = step == first ? missing_lengths(config, run.path(), step) : due_lengths(config, step);
+    evaluate_lengths(model, val, lengths, step, "val", &metrics);
     bool stop = stop_requested();
-    if (!stop && config.generate.every > 0 && step > first && (step % config.generate.every == 0 || last)) generate_text(model, config.generate);
+    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
+      generate_text(model, config.generate);
     if (save_requested() || stop) save_unless_saved();
-    if (stop && !last) std::printf("asked to stop: %lld of %lld steps are done\n", (long long)step, (long long)steps);
+    if (stop && !last) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
 
     double start = seconds_now();
@@ -418,7 +385,9 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
     if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
-      if (!spike.empty()) std::printf("step %lld: update skipped, the %lldth of this run: %s\n", (long long)report.step, (long long)spikes.history().skipped, spike.c_str());
+      if (!spike.empty())
+        std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
+                    (long long)spikes.history().skipped, spike.c_str());
       std::fflush(stdout);
     }
   }
@@ -486,21 +455,26 @@ static void run(const Flags& flags) {
   std::optional<Checkpoint> from;
   ResumePlace place;
   if (flags.resuming) {
-    place = resume_place(flags, config);
+    place = resume_place(flags.resume, config.name);
+    if (flags.overwrite && place.own)
+      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
     if (real_run && place.own && std::filesystem::is_directory(place.run)) run_dir = std::make_unique<RunDir>(config.name);
     from = resume_point(place, run_dir.get());
     if (!from && !(training && place.own))
       user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
-    else std::printf("continuing from %s\n", from->path.c_str());
-    if (from && training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
-    if (from && real_run && from->state.step == config.train.steps && to_evaluate(config, place.run, config.train.steps).empty()) {
+  }
+  if (from) {
+    if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
+    if (real_run && from->state.step == config.train.steps && missing_lengths(config, place.run, config.train.steps).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)config.train.steps);
       return;
     }
-    if (from) matmul_set_choices(from->state.matmul_choices);
+    matmul_set_choices(from->state.matmul_choices);
   }
-  Plan plan = plan_run(config, device, flags.generating || dumping ? std::vector<int>{} : lengths, training, from ? saved_config(*from).batch.micro : 0);
+  int micro_before = from ? saved_config(*from).batch.micro : 0;
+  bool evaluates_lengths = !flags.generating && !dumping;
+  Plan plan = plan_run(config, device, evaluates_lengths ? lengths : std::vector<int>{}, training, micro_before);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
   int64_t step = initial_state(*model, from, training);

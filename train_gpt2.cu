@@ -344,7 +344,11 @@ class Gpt2 final : public Model {
   }
   ~Gpt2() override {
     for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
-    if (snapshot_) cudaFreeHost(snapshot_), cudaEventDestroy(updated_), cudaEventDestroy(snapshot_taken_), cudaStreamDestroy(snapshot_stream_);
+    if (snapshot_) {
+      cudaFreeHost(snapshot_);
+      cudaEventDestroy(updated_), cudaEventDestroy(snapshot_taken_);
+      cudaStreamDestroy(snapshot_stream_);
+    }
     cudaFreeHost(report_);
     cudaStreamDestroy(stream);
   }
@@ -610,7 +614,9 @@ void Gpt2<Real>::update(const AdamW& settings) {
 
 constexpr Part SNAPSHOT_PARTS[] = {Part::parameters, Part::moment1, Part::moment2};
 
-size_t snapshot_bytes(const Config& config) { return std::size(SNAPSHOT_PARTS) * ParameterLayout(config).total * sizeof(float); }
+size_t snapshot_bytes(const Config& config) {
+  return std::size(SNAPSHOT_PARTS) * ParameterLayout(config).total * sizeof(float);
+}
 
 template <class Real>
 void Gpt2<Real>::allocate_snapshot() {
@@ -628,7 +634,8 @@ void Gpt2<Real>::take_snapshot() {
   CUDA_CHECK(cudaStreamWaitEvent(snapshot_stream_, updated_));
   float* to = snapshot_;
   for (Part part : SNAPSHOT_PARTS) {
-    CUDA_CHECK(cudaMemcpyAsync(to, array(part), layout_.total * sizeof(float), cudaMemcpyDeviceToHost, snapshot_stream_));
+    size_t bytes = layout_.total * sizeof(float);
+    CUDA_CHECK(cudaMemcpyAsync(to, array(part), bytes, cudaMemcpyDeviceToHost, snapshot_stream_));
     to += layout_.total;
   }
   CUDA_CHECK(cudaEventRecord(snapshot_taken_, snapshot_stream_));
@@ -637,7 +644,8 @@ void Gpt2<Real>::take_snapshot() {
 template <class Real>
 const float* Gpt2<Real>::snapshot(Part part) const {
   CUDA_CHECK(cudaEventSynchronize(snapshot_taken_));
-  return snapshot_ + layout_.total * (std::find(std::begin(SNAPSHOT_PARTS), std::end(SNAPSHOT_PARTS), part) - SNAPSHOT_PARTS);
+  const Part* found = std::find(std::begin(SNAPSHOT_PARTS), std::end(SNAPSHOT_PARTS), part);
+  return snapshot_ + layout_.total * (found - SNAPSHOT_PARTS);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------

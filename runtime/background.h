@@ -1,4 +1,5 @@
-// One job at a time on a thread of its own. What it throws is thrown again by check() or wait(), in the thread that calls them.
+// One job at a time on a thread of its own. What it throws is thrown again by check() or wait(), in the thread that
+// calls them.
 #pragma once
 #include <chrono>
 #include <future>

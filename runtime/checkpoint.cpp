@@ -37,7 +37,7 @@ ordered_json written_arrays(const std::string& path, const std::vector<SavedArra
   for (auto& array : arrays) {
     int64_t columns = array.shape.empty() ? 1 : array.shape.back(), count = 1;
     for (int64_t extent : array.shape) count *= extent;
-    if (array.stride == columns) {
+    if (array.stride == columns || count == 0) {
       writer.write(array.values, count);
       continue;
     }
@@ -59,7 +59,9 @@ ordered_json data_json(const std::vector<DataFile>& files) {
 }
 
 // The checksum of everything before it ends the file, so that no byte is without one.
-std::string seal(const std::string& begin) { return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str()); }
+std::string seal(const std::string& begin) {
+  return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
+}
 
 std::string state_text(const RunState& state, const ordered_json& files) {
   ordered_json root = {
@@ -134,7 +136,8 @@ std::vector<double> numbers(const json& object, const char* key) {
 
 RunState parsed_state(const json& root) {
   if (int64_t found = natural(root, "format"); found != FORMAT)
-    user_error("checkpoint: state.json is of format %ld, this program reads format %d: use the version that wrote it", found, FORMAT);
+    user_error("checkpoint: state.json is of format %ld, this program reads format %d: use the version that wrote it",
+               found, FORMAT);
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
   state.step = natural(root, "step");
@@ -158,7 +161,8 @@ void verify_file(const std::string& folder, const std::string& name, const json&
   if (size != bytes) throw Damage(format("%s has %ld bytes, %ld were written", name.c_str(), size, bytes));
   std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);
   if (found != written)
-    throw Damage(format("%s has the checksum %s, written was %s", name.c_str(), found.c_str(), shortened(written).c_str()));
+    throw Damage(format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(),
+                        shortened(written).c_str()));
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 //   optimizer.safetensors  AdamW's moments: m.NAME and v.NAME, shapes as in model.safetensors
 //   config.json            what describes the model to others
 //   state.json             RunState, then size and XXH64 of the three files, and last the XXH64 of everything before it
-// Nothing random has a state of its own: the initial weights are a function of the seed, the data order of (seed, epoch), samples of
-// the seed. The position in the data and the step are therefore all that there is to remember.
-// The folder is written under another name, synced and renamed (RunDir), so a step_N that exists was complete once. Reading trusts
-// nothing: a folder counts as intact when every byte of its files has the checksum that it had when it was written.
+// Nothing random has a state of its own: the initial weights are a function of the seed, the data order of (seed, epoch),
+// samples of the seed. The step and the position in the data are therefore all that there is to remember.
+// The folder is written under another name, synced and renamed (RunDir), so a step_N that exists was complete once.
+// Reading trusts nothing: a folder is intact when its files have the checksums that they had when they were written.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -47,8 +47,8 @@ struct CheckpointContent {
   RunState state;
 };
 
-// Writes step_N of the run, where it appears at once and complete; returns its path. Values go from memory to the disk without a copy.
-// A failure (full disk, no permission) leaves the run's other checkpoints as they are and nothing behind.
+// Writes step_N of the run, where it appears at once and complete; returns its path. Values go from memory to the disk
+// without a copy. A failure (full disk, no permission) leaves the other checkpoints as they are, and nothing behind.
 std::string write_checkpoint(RunDir& run, const CheckpointContent& content);
 
 struct Checkpoint {
@@ -60,8 +60,8 @@ struct DamagedCheckpoint {
   std::string reason;
 };
 
-// Reads and verifies one folder. Returns what is damaged, "" if nothing is. A folder that may not be read is a user_error instead:
-// nothing is known about it.
+// Reads and verifies one folder. Returns what is damaged, "" if nothing is. Of a folder that may not be read nothing is
+// known: that is a user_error instead.
 std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint);
 
 // The newest intact checkpoint of a run, none where it has none. Damaged newer ones are appended to `damaged`.

@@ -49,7 +49,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
     {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
 
-    {"data.train", &c.data.train, "", no, "shards to train on: a glob, or a list of globs and files, sorted", may_change},
+    {"data.train", &c.data.train, "", no,
+     "shards to train on: a glob, or a list of globs and files, sorted", may_change},
     {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
 
@@ -71,17 +72,21 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
 
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
-    {"train.tokens", &c.train.tokens, "[0, 1e15]", no, "instead of steps: train on at least so many; 0 = not used", may_change},
+    {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
+     "instead of steps: train on at least so many; 0 = not used", may_change},
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,
      "what the backward pass computes again to save memory", may_change},
-    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no, "1: the ranks share the optimizer's state among them", may_change},
+    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
+     "1: the ranks share the optimizer's state among them", may_change},
 
     {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
     {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
-    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]", "sequence lengths to evaluate at", may_change},
+    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
+     "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65536]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
-    {"eval.rope_scaling", &c.eval.rope_scaling, "none | linear | ntk | yarn", no, "of rope beyond the trained length", may_change},
+    {"eval.rope_scaling", &c.eval.rope_scaling, "none | linear | ntk | yarn", no,
+     "of rope beyond the trained length", may_change},
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
@@ -90,10 +95,13 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never", may_change},
     {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
     {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
-    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no, "of sampling; 0 = always the likeliest token", may_change},
-    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no, "sample from so many likeliest tokens; 0 = from all", may_change},
+    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
+     "of sampling; 0 = always the likeliest token", may_change},
+    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
+     "sample from so many likeliest tokens; 0 = from all", may_change},
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
-    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no, "folder with GPT-2's vocabulary and merges", may_change},
+    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
+     "folder with GPT-2's vocabulary and merges", may_change},
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change},
   };

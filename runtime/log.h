@@ -32,7 +32,7 @@ class MetricsLog {
              const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions);
   void train(const TrainReport& report);
   void val(int64_t step, int length, double loss, int64_t tokens);
-  void skip(int64_t step, const std::string& reason, int64_t skipped);  // optimizer.skip_spikes; skipped: of the whole run
+  void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates of the whole run
   void eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
             const std::vector<double>& by_position);
 

@@ -71,6 +71,7 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
       "(--set name=...)",
       path_.c_str());
   check(error, "create the folder", path_);
+  sync_path(root);  // a checkpoint is on the disk only if its run is
   lock_ = File::open_to_append(path_ + "/.lock");
   int locked;
   do locked = ::flock(lock_.descriptor(), LOCK_EX | LOCK_NB);

@@ -34,8 +34,8 @@ class RunDir {
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed
   std::string publish_step(int64_t step);  // syncs what is in it and renames; returns the step folder
-  // Removes all step folders but the newest `count` up to step `last`. Later ones, which a run that went back to an earlier
-  // step has, stay until it comes to them again.
+  // Removes all step folders but the newest `count` up to step `last`. Later ones, which a run has that went back, stay
+  // until it comes to them again.
   void keep_newest(size_t count, int64_t last = INT64_MAX);
   void abandon_step(int64_t step);         // removes what begin_step made, as far as that is possible
   std::string set_aside(int64_t step);     // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path

@@ -16,8 +16,8 @@ static std::string add(std::vector<double>& window, double x, double z, const ch
     double deviation = std::sqrt(variance), limit = mean + z * deviation;
     if (x > limit) {
       outlier = deviation == 0 ? format("%s %.4g after %zu times %.4g", name, x, window.size(), mean)
-                               : format("%s %.4g is %.1f standard deviations above the mean %.4g of the last %zu steps", name, x,
-                                        (x - mean) / deviation, mean, window.size());
+                               : format("%s %.4g is %.1f standard deviations above %.4g, the mean of the last %zu steps",
+                                        name, x, (x - mean) / deviation, mean, window.size());
       x = limit;
     }
   }
@@ -28,7 +28,8 @@ static std::string add(std::vector<double>& window, double x, double z, const ch
 
 std::string SpikeGuard::judge(double loss, double grad_norm) {
   if (z_ <= 0) return "";
-  std::string reasons = add(history_.loss, loss, z_, "loss"), norm = add(history_.grad_norm, grad_norm, z_, "gradient norm");
+  std::string reasons = add(history_.loss, loss, z_, "loss");
+  std::string norm = add(history_.grad_norm, grad_norm, z_, "gradient norm");
   if (!norm.empty()) append_item(reasons, norm, "; ");
   history_.skipped += !reasons.empty();
   return reasons;

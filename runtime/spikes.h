@@ -1,6 +1,6 @@
-// optimizer.skip_spikes: an update whose loss or gradient norm is an outlier is not made. Outlier: more than z standard deviations
-// above the mean of the last WINDOW steps, once MINIMUM of them are known. What is skipped enters the window cut down to the threshold,
-// so that one spike does not hide the next, and a level that lasts stops being a spike after some steps.
+// optimizer.skip_spikes: an update whose loss or gradient norm is an outlier is not made. Outlier: more than z standard
+// deviations above the mean of the last WINDOW steps, once MINIMUM of them are known. What is skipped enters the window
+// cut down to the threshold, so that one spike does not hide the next, and a level that lasts stops being one.
 #pragma once
 #include <cstdint>
 #include <string>
