@@ -202,8 +202,8 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   int64_t fits = largest_micro(config, plan, budget);
   if (training && config.batch.micro == 0 && before <= fits) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > 0)
-    std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses are "
-                 "equal but for rounding\n", before);
+    std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
+                 "are equal but for rounding\n", before);
   if (training) resolve_batch(config, 1, std::max<int64_t>(1, fits));
   else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
@@ -359,7 +359,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
       generate_text(model, config.generate);
     if (save_requested() || stop) save_unless_saved();
-    if (stop && !last) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
+    if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
 
     double start = seconds_now();
@@ -458,7 +458,8 @@ static void run(const Flags& flags) {
     place = resume_place(flags.resume, config.name);
     if (flags.overwrite && place.own)
       user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
-    if (real_run && place.own && std::filesystem::is_directory(place.run)) run_dir = std::make_unique<RunDir>(config.name);
+    bool begun = place.own && std::filesystem::is_directory(place.run);
+    if (real_run && begun) run_dir = std::make_unique<RunDir>(config.name);
     from = resume_point(place, run_dir.get());
     if (!from && !(training && place.own))
       user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
@@ -466,8 +467,9 @@ static void run(const Flags& flags) {
   }
   if (from) {
     if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
-    if (real_run && from->state.step == config.train.steps && missing_lengths(config, place.run, config.train.steps).empty()) {
-      std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)config.train.steps);
+    int64_t steps = config.train.steps;
+    if (real_run && from->state.step == steps && missing_lengths(config, place.run, steps).empty()) {
+      std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
     matmul_set_choices(from->state.matmul_choices);

@@ -1,5 +1,5 @@
-// XXH64 (xxhash.com), seed 0: 64 bits over any number of bytes, as fast as memory is read. It finds damage, not forgery.
-// `xxhsum -H64 FILE` prints the same sixteen digits.
+// XXH64 (xxhash.com), seed 0: 64 bits over any number of bytes, as fast as memory is read. It finds damage, not
+// forgery. `xxhsum -H64 FILE` prints the same sixteen digits.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -50,8 +50,8 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
   }
   std::vector<std::string> aside = set_aside_folders(place.run);
   if (!found && (!damaged.empty() || (place.step.path.empty() && !aside.empty())))
-    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from elsewhere, "
-               "name another, or begin again with --overwrite",
+    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
+               "elsewhere, name another, or begin again with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
   if (!found) return found;
@@ -91,8 +91,8 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
-    changes.push_back(format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that changes "
-                             "the learning rates of steps already made",
+    changes.push_back(format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
+                             "changes the learning rates of steps already made",
                              before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
   }
   int64_t windows_a_step = now.batch.tokens / now.model.context;

@@ -2,6 +2,7 @@
 
 FULL=1 kills more often. The full disk is a small tmpfs, which only root can mount.
 """
+import hashlib
 import json
 import os
 import random
@@ -30,9 +31,9 @@ class Runs(Workspace):
     return self.ok(*flags, **{**self.changes, **changes})
 
   def run_bad(self, *flags, names, **changes):
-    before = self.run_files()
+    before = self.run_digests()
     done = self.bad(*flags, names=names, wrote_nothing=False, **{**self.changes, **changes})
-    self.assertEqual(before, self.run_files())
+    self.assertEqual(before, self.run_digests())
     return done
 
   def start(self, *flags, **changes):
@@ -71,7 +72,13 @@ class Runs(Workspace):
   def outcome(self, step=40, run="tiny"):
     """What must be the same however often a run was interrupted."""
     folder = self.path("runs", run, f"step_{step:08d}")
-    return self.steady(run), [self.bytes_of(os.path.join(folder, name)) for name in FILES[:3]]
+    return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
+
+  def digest(self, path):
+    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
+
+  def run_digests(self):
+    return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
 
   def straight(self, step=40, **changes):
     """The outcome of a run that nothing interrupts."""
@@ -189,10 +196,10 @@ class Interrupted(Runs):
   def test_beginnings_and_ends(self):
     done = self.run_ok("--resume")
     self.assertRegex(done.stdout, "no checkpoint yet")
-    before = self.run_files()
+    before = self.run_digests()
     done = self.run_ok("--resume")
     self.assertRegex(done.stdout, "finished")
-    self.assertEqual(before, self.run_files())
+    self.assertEqual(before, self.run_digests())
     self.run_bad(names=["runs/tiny", "--resume", "--overwrite"])
     self.run_bad("--resume", "--overwrite", names=["--resume", "--overwrite"])
     self.run_bad("--resume", "runs/absent", names=["runs/absent"])
@@ -200,7 +207,7 @@ class Interrupted(Runs):
     self.run_bad("--resume", "--set", "name=other", "--eval", names=["runs/other"])
     self.ok("--resume", "latest", "--dry-run", **self.changes)
     self.ok("--resume", "--generate", "It was", **self.changes)
-    self.assertEqual(before, self.run_files())
+    self.assertEqual(before, self.run_digests())
 
 
 class Signals(Runs):
@@ -297,7 +304,7 @@ class Damage(Runs):
 
   def test_nothing_intact(self):
     self.run_ok(train__steps=20)
-    metrics = self.bytes_of(self.path("runs/tiny/metrics.jsonl"))
+    metrics = self.digest(self.path("runs/tiny/metrics.jsonl"))
     for step in (10, 20):
       self.write(f"runs/tiny/step_{step:08d}/model.safetensors", b"")
     for flags in (("--eval", "--resume"), ("--resume", "runs/tiny/step_00000010", "--dry-run")):
@@ -305,7 +312,7 @@ class Damage(Runs):
     for _ in range(2):  # the second time there are bad_* folders only
       self.bad("--resume", names=["no intact checkpoint", "--overwrite"], wrote_nothing=False, **self.changes)
       self.assertEqual(self.steps(), [])
-      self.assertEqual(metrics, self.bytes_of(self.path("runs/tiny/metrics.jsonl")))
+      self.assertEqual(metrics, self.digest(self.path("runs/tiny/metrics.jsonl")))
     self.run_ok("--overwrite")
 
   def test_evaluation_takes_the_newest_intact(self):
@@ -330,7 +337,7 @@ class Damage(Runs):
 
   def test_a_file_that_may_not_be_read(self):
     self.run_ok()
-    before = self.run_files()
+    before = self.run_digests()
     for name in ("state.json", "model.safetensors"):
       os.chmod(self.path("runs/tiny/step_00000040", name), 0)
       process = self.as_a_user("--resume")
@@ -338,7 +345,7 @@ class Damage(Runs):
       self.assertEqual(process.returncode, 2, errors)
       self.assertRegex(errors, f"Permission denied.*step_00000040/{name}")
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
-      self.assertEqual(before, self.run_files())
+      self.assertEqual(before, self.run_digests())
 
   def test_a_folder_that_may_not_be_written(self):
     self.changes["train__steps"] = 100000
@@ -363,11 +370,12 @@ class Damage(Runs):
     self.addCleanup(subprocess.run, ["umount", self.path("runs")], check=True)
     done = self.call(**self.changes)  # 148 KB a checkpoint: the third or fourth does not fit
     self.assertEqual(done.returncode, 1, done.stderr)
-    self.assertRegex(done.stderr, "checkpoint of step [34]0 could not be written: .*No space left on device")
-    self.assertNotRegex(done.stderr, CRASH)
-    self.assertIn(f"step_{self.steps()[-1]:08d}", done.stderr)
     kept = self.steps()
     self.assertIn(kept, ([10, 20], [10, 20, 30]))
+    # Most often; a line of metrics.jsonl may meet the full disk at the same time.
+    self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
+                                  rf"device.*step_{kept[-1]:08d}|metrics.jsonl: No space left on device")
+    self.assertNotRegex(done.stderr, CRASH)
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     subprocess.run(["mount", "-o", "remount,size=10m", self.path("runs")], check=True)
     done = self.run_ok("--resume")
@@ -480,7 +488,7 @@ class Guards(Runs):
     for step in skips:
       before, after = (read_safetensors(self.path(f"runs/tiny/step_{s:08d}/optimizer.safetensors"))
                        for s in (step - 1, step))
-      self.assertEqual(before, after)
+      self.assertTrue(before == after, step)
 
   def test_divergence_names_the_parameter(self):
     self.run_ok(train__steps=1, name="first")
