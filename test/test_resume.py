@@ -46,10 +46,11 @@ class Runs(Workspace):
     return process
 
   def wait_for(self, process, what, pause=0.002):
-    """Until what() is true; a failure if the process ends before or it takes a minute."""
-    end = time.monotonic() + 60
+    """Until what() is true; a failure if the process ends before or it takes half a minute."""
+    end = time.monotonic() + 30
     while not what():
       if process.poll() is not None or time.monotonic() > end:
+        process.kill()
         self.fail(f"exit {process.poll()} before: {process.communicate()}")
       time.sleep(pause)
 
@@ -213,7 +214,7 @@ class Interrupted(Runs):
 class Signals(Runs):
   def setUp(self):
     super().setUp()
-    self.changes.update(optimizer__schedule="constant", train__steps=1000000, checkpoint__every=0)
+    self.changes.update(optimizer__schedule="constant", train__steps=1000000, checkpoint__every=0, log__every=1000)
 
   def test_stop(self):
     for sign in (signal.SIGTERM, signal.SIGINT):
