@@ -6,17 +6,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "data/loader.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "runtime/background.h"
+#include "runtime/checkpoint.h"
 #include "runtime/device.h"
 #include "runtime/log.h"
 #include "runtime/model_file.h"
+#include "runtime/resume.h"
 #include "runtime/run_dir.h"
 #include "runtime/schedule.h"
+#include "runtime/signals.h"
 #include "train_gpt2.h"
 #include "version.h"
 
@@ -82,50 +89,77 @@ static int ranks_wanted(const Flags& flags) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// Weights
+// Files of a model
 
-static std::vector<NamedArray> arrays_of(const Model& model) {
+// A tensor, or its moments, as it stands in a file.
+struct FileTensor {
+  const Tensor& tensor;
+  Part part;
+  std::string name;
+};
+
+static std::vector<FileTensor> file_tensors(const Model& model, std::initializer_list<Part> parts) {
+  std::vector<FileTensor> list;
+  for (Part part : parts)
+    for (const Tensor& tensor : model.tensors())
+      list.push_back({tensor, part, (part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name});
+  return list;
+}
+
+static std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
+
+static std::vector<NamedArray> arrays_of(const std::vector<FileTensor>& list) {
   std::vector<NamedArray> arrays;
-  for (const Tensor& tensor : model.tensors()) arrays.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}});
+  for (const FileTensor& entry : list) arrays.push_back({entry.name, shape_of(entry.tensor)});
   return arrays;
 }
 
-static void save_model(const Model& model, Part part, const std::string& path) {
-  save_arrays(path, arrays_of(model), [&](size_t i, float* out) { model.read(model.tensors()[i], part, out); });
+static void save_gradients(const Model& model, const std::string& path) {
+  std::vector<FileTensor> list = file_tensors(model, {Part::gradients});
+  save_arrays(path, arrays_of(list), [&](size_t i, float* out) { model.read(list[i].tensor, list[i].part, out); });
 }
 
-static void load_model(Model& model, const std::string& dir) {
-  load_arrays(dir, arrays_of(model), [&](size_t i, const float* values) { model.write(model.tensors()[i], values); });
+static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
+  std::vector<FileTensor> list = file_tensors(model, parts);
+  load_arrays(path, arrays_of(list),
+              [&](size_t i, const float* values) { model.write(list[i].tensor, values, list[i].part); });
 }
 
-// A folder with a model, and how many updates its name says it has had: 0 unless it is a run's step_N.
-static StepFolder model_folder(std::filesystem::path dir) {
-  if (!dir.has_filename()) dir = dir.parent_path();  // a trailing slash
-  for (const StepFolder& folder : step_folders(dir.has_parent_path() ? dir.parent_path().string() : "."))
-    if (std::filesystem::path(folder.path).filename() == dir.filename()) return {folder.step, dir.string()};
-  return {0, dir.string()};
+static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
+  std::vector<SavedArray> arrays;
+  for (const FileTensor& entry : file_tensors(model, parts))
+    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset,
+                      int64_t(entry.tensor.stride)});
+  return arrays;
 }
 
-// What --resume names: a step folder, or a run, of which it is the newest.
-static StepFolder resume_folder(const std::string& resume, const Config& config) {
-  std::string dir = resume == "latest" ? "runs/" + config.name : resume;
-  if (StepFolder own = model_folder(dir); own.step > 0) return own;
-  std::vector<StepFolder> steps = step_folders(dir);
-  if (steps.empty()) user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", dir.c_str());
-  return steps.front();
-}
+// ---------------------------------------------------------------------------------------------------------------------------
+// Where to begin
 
-// Weights from --resume, else init, else random. Returns how many updates they have had, as far as that is known.
-static int64_t initial_weights(Model& model, const Flags& flags) {
+// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as
+// that is known.
+static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
-  StepFolder from = flags.resuming ? resume_folder(flags.resume, model.config()) : init.empty() ? StepFolder{} : model_folder(init);
-  if (from.path.empty()) {
-    model.init_random();
-  } else {
-    load_model(model, from.path);
-    std::printf("weights from %s\n", from.path.c_str());
+  if (from) {
+    load(model, {Part::parameters}, from->path + "/model.safetensors");
+    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors");
+    return from->state.step;
   }
-  return from.step;
+  if (init.empty()) {
+    model.init_random();
+    return 0;
+  }
+  StepFolder folder = named_folder(init);
+  load(model, {Part::parameters}, folder.path + "/model.safetensors");
+  std::printf("weights from %s\n", folder.path.c_str());
+  return folder.step;
+}
+
+static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
+  std::vector<DataFile> files;
+  for (const Shard& shard : shards)
+    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens});
+  return files;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -137,12 +171,18 @@ struct Plan {
   bool training;
 };
 
+// On the device. On the CPU the snapshot for checkpoints comes from the same memory.
+static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
+  size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
+  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training).total() + snapshot;
+}
+
 static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
   auto fits = [&](int64_t micro) {
     Config with = config;
     with.batch.micro = int(micro);  // longer evaluations take their batch from it
-    return plan_memory(with, int(micro), std::max(plan.eval_rows, eval_rows(with, {plan.eval_length})), plan.eval_length, plan.training)
-               .total() <= budget;
+    size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
+    return memory_needed(with, int(micro), rows, plan) <= budget;
   };
   int64_t low = 0, high = 4096;  // fits(low) holds, fits(high) is not asked for
   while (low + 1 < high) {
@@ -152,13 +192,18 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   return low;
 }
 
-// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit.
-static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training) {
+// Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on
+// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise.
+static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   Plan plan{size_t(longest), longest, training};
   int64_t fits = largest_micro(config, plan, budget);
+  if (training && config.batch.micro == 0 && before <= fits) config.batch.micro = before;
+  if (training && config.batch.micro == 0 && before > 0)
+    std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
+                 "are equal but for rounding\n", before);
   if (training) resolve_batch(config, 1, std::max<int64_t>(1, fits));
   else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
@@ -166,9 +211,13 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   std::string table;
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
-  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(memory.total())).c_str(),
+  size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
+  if (training)  // the parameters and moments that a checkpoint is written from while training goes on
+    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
+                    on_cpu ? "" : " of host memory, not counted below");
+  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str(), config.batch.micro, (long long)fits);
-  if (memory.total() > budget)
+  if (total > budget)
     user_error("memory: this run does not fit on %s:\n%sset %s, a smaller model, or train.recompute=block  [%s]", device.name.c_str(), table.c_str(),
                fits >= 1 ? format("batch.micro to at most %lld", (long long)fits).c_str() : "a shorter model.context or eval.lengths",
                config.file.c_str());
@@ -182,6 +231,7 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step, const char* type,
                              MetricsLog* metrics) {
   for (int length : lengths) {
+    if (stop_requested()) return;  // a run that continues finds what is missing
     LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length, result.loss,
                 std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
@@ -207,55 +257,141 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .weight_decay = float(o.weight_decay), .step = int(step + 1)};
 }
 
+static std::string how_to_continue(const RunDir& run) {  // the end of an error text
+  std::vector<StepFolder> steps = step_folders(run.path());
+  if (steps.empty()) return "there is no checkpoint yet (checkpoint.every)";
+  return "the last checkpoint, " + steps[0].path + ", is as it was: continue from it with --resume";
+}
+
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// model.safetensors and config.json of this step, complete or not at all; then the oldest folders beyond checkpoint.keep go.
-static void save_step(const Model& model, RunDir& run, int64_t step) {
-  std::string folder = run.begin_step(step);
-  save_model(model, Part::parameters, folder + "/model.safetensors");
-  write_text_file(folder + "/config.json", model_config_json(model.config()));
-  std::printf("saved %s\n", run.publish_step(step).c_str());
-  run.keep_newest(model.config().checkpoint.keep);
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+static std::vector<int> due_lengths(const Config& config, int64_t step) {
+  bool at_end = config.eval.every > 0 && step == config.train.steps;
+  return due(config.eval.every, step) || at_end ? config.eval.lengths : std::vector<int>{};
 }
 
-static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir& run) {
+// The same for the step where a run goes on: it may have been evaluated there already, or at some of the lengths.
+static std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
+  std::vector<int> lengths = due_lengths(config, step);
+  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
+  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
+  return lengths;
+}
+
+// Begins a checkpoint of this moment. Its files are written in the background, from a snapshot, while training goes on.
+static void save(Model& model, RunDir& run, const RunState& state, Background& background) {
+  background.wait();  // for the checkpoint before: it reads the snapshot
+  model.take_snapshot();
+  background.start([&model, &run, state] {
+    try {
+      sync_path(run.metrics_path());  // what is said of steps that will not be made again must not get lost either
+      std::string path = write_checkpoint(run, {.model = snapshot_arrays(model, {Part::parameters}),
+                                                .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
+                                                .config = model_config_json(model.config()),
+                                                .state = state});
+      std::printf("saved %s\n", path.c_str());
+      std::fflush(stdout);
+    } catch (const std::exception& error) {
+      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
+              error.what(), how_to_continue(run).c_str());
+    }
+    run.keep_newest(model.config().checkpoint.keep, state.step);
+  });
+}
+
+// A loss or a gradient that is no number: which step, where it began, and from where one can go on.
+[[noreturn]] static void report_divergence(const Model& model, const RunDir& run, int64_t step, StepResult result) {
+  auto largest = [&](const Tensor& tensor, Part part) {  // |x|, infinite where one is no number
+    std::vector<float> values(tensor.size);
+    model.read(tensor, part, values.data());
+    float most = 0;
+    for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
+    return most;
+  };
+  // Parameters from the first to the last; then gradients in the order of the backward pass.
+  std::string where;
+  const Tensor* steepest = nullptr;
+  float slope = -1;
+  for (const Tensor& tensor : model.tensors())
+    if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
+      where = "the first parameter that is not finite is " + tensor.name;
+  for (auto tensor = model.tensors().rbegin(); where.empty() && tensor != model.tensors().rend(); ++tensor)
+    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
+  if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
+  else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Lower "
+          "optimizer.lr or lengthen optimizer.warmup_steps; %s",
+          (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
+}
+
+// The training loop, from `state` on.
+static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader,
+                  const std::vector<Shard>& val, RunDir& run, RunState state) {
   const Config& config = model.config();
-  int64_t steps = config.train.steps, micro = micro_steps(config, 1);
+  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, 1);
+  int64_t saved = step_folders(run.path()).empty() ? 0 : first;  // continuing another run, this one has nothing yet
   MetricsLog metrics(run.metrics_path());
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
   double peak = config.precision == "bf16" ? device.peak_bf16_flops : 0, flops = flops_per_token(config);
   Eta eta;
-  for (int64_t step = 0;; step++) {
+  SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
+  Background background;
+  auto save_unless_saved = [&] {
+    if (state.step == std::exchange(saved, state.step)) return;
+    state.tokens = state.step * config.batch.tokens;
+    state.next_window = state.tokens / config.model.context;
+    state.spikes = spikes.history();
+    state.matmul_choices = matmul_choices();
+    save(model, run, state, background);
+  };
+  for (;; state.step++) {
+    int64_t step = state.step;
     bool last = step == steps;
-    if (config.eval.every > 0 && (step % config.eval.every == 0 || last)) evaluate_lengths(model, val, config.eval.lengths, step, "val", &metrics);
-    if (config.generate.every > 0 && step > 0 && (step % config.generate.every == 0 || last)) generate_text(model, config.generate);
-    if (step > 0 && ((last && config.checkpoint.at_end) || (!last && config.checkpoint.every > 0 && step % config.checkpoint.every == 0)))
-      save_step(model, run, step);
-    if (last) break;
+    background.check();
+    if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
+    std::vector<int> lengths = step == first ? missing_lengths(config, run.path(), step) : due_lengths(config, step);
+    evaluate_lengths(model, val, lengths, step, "val", &metrics);
+    bool stop = stop_requested();
+    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
+      generate_text(model, config.generate);
+    if (save_requested() || stop) save_unless_saved();
+    if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
+    if (stop || last) break;
+
     double start = seconds_now();
     model.begin_step();
     for (int64_t m = 0; m < micro; m++) {
       const Batch& batch = loader.next();
       model.forward_backward(batch.inputs.data(), batch.targets.data());
     }
-    AdamW settings = adamw_settings(config, step);
-    StepResult result = model.end_step(settings, float(config.optimizer.grad_clip));
+    StepResult result = model.finish(float(config.optimizer.grad_clip));
+    bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+    std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (finite && spike.empty()) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1, .steps = steps, .loss = result.loss, .grad_norm = result.grad_norm, .lr = learning_rate(config, step),
                        .tokens = (step + 1) * config.batch.tokens, .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN, .ms = elapsed * 1e3};
     metrics.train(report);
     eta.add(report.ms);
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-      failure("step %lld: loss %g, gradient norm %g: training has diverged; lower optimizer.lr or lengthen optimizer.warmup_steps. The last "
-              "saved weights are in %s", (long long)step + 1, result.loss, result.grad_norm, run.path().c_str());
-    if (report.step % config.log.every == 0 || report.step == steps) {
+    if (!finite) {
+      background.wait();
+      report_divergence(model, run, step + 1, result);
+    }
+    if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
+    if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
+      if (!spike.empty())
+        std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
+                    (long long)spikes.history().skipped, spike.c_str());
       std::fflush(stdout);
     }
   }
+  background.wait();
 }
 
 // Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
@@ -294,11 +430,9 @@ static void run(const Flags& flags) {
   ranks_wanted(flags);
   for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   attention_check(attention_settings(config), config.model.head_dim);
-  if (config.optimizer.skip_spikes > 0)
-    user_error("config: optimizer.skip_spikes is not built yet; leave it at 0  [%s]", config.file.c_str());
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
-  if (flags.resuming && training) user_error("command line: --resume: continuing a training is not built yet; --resume works with --eval and --generate");
+  if (real_run) watch_signals();
 
   DeviceInfo device = device_info();
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
@@ -316,17 +450,36 @@ static void run(const Flags& flags) {
               count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
   if (training) windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
-  Plan plan = plan_run(config, device, flags.generating || dumping ? std::vector<int>{} : lengths, training);
+
+  std::unique_ptr<RunDir> run_dir;  // locks the run: what is found there stays as it is
+  std::optional<Checkpoint> from;
+  ResumePlace place;
+  if (flags.resuming) {
+    place = resume_place(flags.resume, config.name);
+    if (flags.overwrite && place.own)
+      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
+    bool begun = place.own && std::filesystem::is_directory(place.run);
+    if (real_run && begun) run_dir = std::make_unique<RunDir>(config.name);
+    from = resume_point(place, run_dir.get());
+    if (!from && !(training && place.own))
+      user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
+    if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
+  }
+  if (from) {
+    if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
+    int64_t steps = config.train.steps;
+    if (real_run && from->state.step == steps && missing_lengths(config, place.run, steps).empty()) {
+      std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
+      return;
+    }
+    matmul_set_choices(from->state.matmul_choices);
+  }
+  int micro_before = from ? saved_config(*from).batch.micro : 0;
+  bool evaluates_lengths = !flags.generating && !dumping;
+  Plan plan = plan_run(config, device, evaluates_lengths ? lengths : std::vector<int>{}, training, micro_before);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
-  int64_t step = initial_weights(*model, flags);
-  std::unique_ptr<RunDir> run_dir;
-  if (real_run) {
-    run_dir = std::make_unique<RunDir>(config.name);
-    run_dir->start_fresh(flags.overwrite);
-    write_text_file(run_dir->config_path(), config_json(config));
-  }
-
+  int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model, config.generate);
   if (flags.eval) {
     RunDir eval_dir(config.name);
@@ -335,9 +488,10 @@ static void run(const Flags& flags) {
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro, .micro_steps = int(micro_steps(config, 1)),
                            .shuffle = config.data.shuffle, .seed = config.seed});
+  if (from) loader.seek(step);
   if (dumping) {
     StepResult result = one_step(*model, loader);
-    save_model(*model, Part::gradients, flags.dump_gradients);
+    save_gradients(*model, flags.dump_gradients);
     std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags.dump_gradients.c_str());
     return;
   }
@@ -346,7 +500,23 @@ static void run(const Flags& flags) {
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
     return;
   }
-  train(*model, flags, device, loader, val_shards, *run_dir);
+
+  model->allocate_snapshot();
+  if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
+  if (!from || !place.own) run_dir->start_fresh(flags.overwrite);
+  if (from) {
+    run_dir->remove_leftovers();
+    std::error_code none;  // the other run's lines so far are this run's too, if there are any
+    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run_dir->metrics_path(), none);
+    rewind_metrics(run_dir->metrics_path(), step);
+  }
+  replace_text_file(run_dir->config_path(), config_json(config));
+  RunState state = from ? from->state : RunState{};
+  state.windows = windows->windows();
+  state.train = data_files(train_shards);
+  state.val = data_files(val_shards);
+  state.config = config_json(config);
+  train(*model, flags, device, loader, val_shards, *run_dir, state);
 }
 
 int main(int argc, char** argv) {

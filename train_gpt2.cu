@@ -6,8 +6,10 @@
 // optimizer's state are float32. Everything runs on one stream; the host waits only to report.
 #include "train_gpt2.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "attention/gate.cuh"
 #include "attention/prepare.cuh"
@@ -342,6 +344,11 @@ class Gpt2 final : public Model {
   }
   ~Gpt2() override {
     for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
+    if (snapshot_) {
+      cudaFreeHost(snapshot_);
+      cudaEventDestroy(updated_), cudaEventDestroy(snapshot_taken_);
+      cudaStreamDestroy(snapshot_stream_);
+    }
     cudaFreeHost(report_);
     cudaStreamDestroy(stream);
   }
@@ -351,12 +358,15 @@ class Gpt2 final : public Model {
 
   void init_random() override;
   void read(const Tensor& tensor, Part part, float* out) const override;
-  void write(const Tensor& tensor, const float* values) override;
+  void write(const Tensor& tensor, const float* values, Part part) override;
   void set_rope(int length) override;
   void begin_step() override;
   void forward_backward(const int* inputs, const int* targets) override;
-  StepResult end_step(const AdamW& settings, float grad_clip) override;
   StepResult finish(float grad_clip) override;
+  void update(const AdamW& settings) override;
+  void allocate_snapshot() override;
+  void take_snapshot() override;
+  const float* snapshot(Part part) const override;
   void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -367,6 +377,15 @@ class Gpt2 final : public Model {
   }
   float* gradient(Parameter id, int layer = 0) const {
     return layout_.offset[id].empty() || !b.gradients ? nullptr : b.gradients + layout_.offset[id][layer];
+  }
+  float* array(Part part) const {  // [total]
+    switch (part) {
+      case Part::parameters: return b.masters;
+      case Part::gradients: return b.gradients;
+      case Part::moment1: return b.adam_m;
+      case Part::moment2: return b.adam_v;
+    }
+    return nullptr;
   }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
   // What the layer's attention has learned beyond its matrices, and where the gradients go.
@@ -394,6 +413,9 @@ class Gpt2 final : public Model {
   struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
   float* report_;          // pinned [2]
+  float* snapshot_ = nullptr;      // pinned [parameters, moment1, moment2][total]
+  cudaStream_t snapshot_stream_;   // its copy runs beside the next step's forward and backward pass
+  cudaEvent_t updated_, snapshot_taken_;
   int64_t rows_seen_ = 0;  // of this step
 };
 
@@ -576,8 +598,8 @@ StepResult Gpt2<Real>::finish(float grad_clip) {
 }
 
 template <class Real>
-StepResult Gpt2<Real>::end_step(const AdamW& settings, float grad_clip) {
-  StepResult result = finish(grad_clip);
+void Gpt2<Real>::update(const AdamW& settings) {
+  if (snapshot_) CUDA_CHECK(cudaStreamWaitEvent(stream, snapshot_taken_));
   for (const ParameterLayout::Block& block : layout_.blocks) {
     AdamW own = settings;
     if (!block.decays) own.weight_decay = 0;
@@ -585,7 +607,45 @@ StepResult Gpt2<Real>::end_step(const AdamW& settings, float grad_clip) {
     adamw_update(b.parameters + at, b.masters + at, b.adam_m + at, b.adam_v + at, b.gradients + at, b.norm_and_scale + 1,
                  block.size, own, stream);
   }
-  return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Snapshots
+
+constexpr Part SNAPSHOT_PARTS[] = {Part::parameters, Part::moment1, Part::moment2};
+
+size_t snapshot_bytes(const Config& config) {
+  return std::size(SNAPSHOT_PARTS) * ParameterLayout(config).total * sizeof(float);
+}
+
+template <class Real>
+void Gpt2<Real>::allocate_snapshot() {
+  size_t bytes = snapshot_bytes(config_);
+  if (cudaMallocHost(&snapshot_, bytes) != cudaSuccess)
+    failure("memory: checkpoints need %zu MiB of pinned host memory, and this machine does not give them", bytes >> 20);
+  CUDA_CHECK(cudaStreamCreateWithFlags(&snapshot_stream_, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaEventCreateWithFlags(&updated_, cudaEventDisableTiming));
+  CUDA_CHECK(cudaEventCreateWithFlags(&snapshot_taken_, cudaEventDisableTiming | cudaEventBlockingSync));
+}
+
+template <class Real>
+void Gpt2<Real>::take_snapshot() {
+  CUDA_CHECK(cudaEventRecord(updated_, stream));
+  CUDA_CHECK(cudaStreamWaitEvent(snapshot_stream_, updated_));
+  float* to = snapshot_;
+  for (Part part : SNAPSHOT_PARTS) {
+    size_t bytes = layout_.total * sizeof(float);
+    CUDA_CHECK(cudaMemcpyAsync(to, array(part), bytes, cudaMemcpyDeviceToHost, snapshot_stream_));
+    to += layout_.total;
+  }
+  CUDA_CHECK(cudaEventRecord(snapshot_taken_, snapshot_stream_));
+}
+
+template <class Real>
+const float* Gpt2<Real>::snapshot(Part part) const {
+  CUDA_CHECK(cudaEventSynchronize(snapshot_taken_));
+  const Part* found = std::find(std::begin(SNAPSHOT_PARTS), std::end(SNAPSHOT_PARTS), part);
+  return snapshot_ + layout_.total * (found - SNAPSHOT_PARTS);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -643,25 +703,26 @@ void Gpt2<Real>::init_random() {
     // A stream of random numbers by the tensor's name: variants of one seed share the weights that they have in common.
     uint64_t seed = config_.seed ^ hash_of(tensor.name);
     if (std > 0) normal_fill(b.masters + tensor.offset, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
-    else write(tensor, std::vector<float>(tensor.size, constant).data());
+    else write(tensor, std::vector<float>(tensor.size, constant).data(), Part::parameters);
   }
   if constexpr (!std::is_same_v<Real, float>) convert(b.parameters, b.masters, layout_.total, stream);
 }
 
 template <class Real>
 void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
-  const float* from = (part == Part::parameters ? b.masters : b.gradients) + tensor.offset;
+  const float* from = array(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float);
   CUDA_CHECK(cudaMemcpy2DAsync(out, row, from, tensor.stride * sizeof(float), row, tensor.rows(), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 template <class Real>
-void Gpt2<Real>::write(const Tensor& tensor, const float* values) {
-  float* to = b.masters + tensor.offset;
+void Gpt2<Real>::write(const Tensor& tensor, const float* values, Part part) {
+  float* to = array(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float), span = (tensor.rows() - 1) * tensor.stride + tensor.columns();
   CUDA_CHECK(cudaMemcpy2DAsync(to, tensor.stride * sizeof(float), values, row, row, tensor.rows(), cudaMemcpyHostToDevice, stream));
-  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters + tensor.offset, to, span, stream);
+  if constexpr (!std::is_same_v<Real, float>)
+    if (part == Part::parameters) convert(b.parameters + tensor.offset, to, span, stream);
   CUDA_CHECK(cudaStreamSynchronize(stream));  // the values may go away now
 }
 

@@ -28,7 +28,7 @@ struct Tensor {
   size_t rows() const { return size / columns(); }
 };
 
-enum class Part { parameters, gradients };  // parameters: the float32 masters
+enum class Part { parameters, gradients, moment1, moment2 };  // parameters: the float32 masters; moments: AdamW's m and v
 
 // What one optimizer step reports.
 struct StepResult {
@@ -43,14 +43,24 @@ class Model {
   virtual const std::vector<Tensor>& tensors() const = 0;
   virtual void init_random() = 0;                                                 // from config.seed
   virtual void read(const Tensor&, Part, float* out) const = 0;                   // out = [shape] on the host
-  virtual void write(const Tensor&, const float* values) = 0;                     // parameters = values
+  virtual void write(const Tensor&, const float* values, Part part = Part::parameters) = 0;  // = values
   virtual void set_rope(int length) = 0;                                          // rotation for this length, by eval.rope_scaling
 
-  // One optimizer step: begin_step(), micro steps, end_step() or, to look at the gradients, finish().
+  // One optimizer step: begin_step(), micro steps, finish(), and update() unless the gradients are not to be used.
   virtual void begin_step() = 0;                                                  // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const int* targets) = 0;           // += ; [micro, context], host
-  virtual StepResult end_step(const AdamW& settings, float grad_clip) = 0;        // updates the parameters; waits for the device
-  virtual StepResult finish(float grad_clip) = 0;                                 // the same without the update
+  virtual StepResult finish(float grad_clip) = 0;                                 // loss and norm; waits for the device
+  virtual void update(const AdamW& settings) = 0;                                 // AdamW, with what finish() found to clip
+  StepResult end_step(const AdamW& settings, float grad_clip) {
+    StepResult result = finish(grad_clip);
+    update(settings);
+    return result;
+  }
+
+  // Parameters and moments at one moment, on the host, for a checkpoint that is written while training goes on.
+  virtual void allocate_snapshot() = 0;              // snapshot_bytes() of pinned memory, once, before the first step
+  virtual void take_snapshot() = 0;                  // begins the copy; only the next update waits for its end
+  virtual const float* snapshot(Part) const = 0;     // waits for its end; laid out as tensors() say; from any thread
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
   virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
@@ -64,6 +74,8 @@ MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int ev
 
 // Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training);
+
+size_t snapshot_bytes(const Config& config);  // of host memory
 
 AttentionSettings attention_settings(const Config& config);
 GateSettings gate_settings(const Config& config);

@@ -141,6 +141,9 @@ std::vector<int> parse_lengths(const std::string& text, const char* what);  // "
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
+// Settings of which a continued run may not change the value, and it did: "model.layers: 2 in the checkpoint, 3 now".
+std::vector<std::string> changed_settings(const Config& before, const Config& now);
+
 std::string print_config(const Config& config);  // one line a key: value and origin
 // The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.
 std::string config_json(const Config& config, const std::vector<std::string>& sections = {});

@@ -11,14 +11,15 @@ std::vector<ConfigRow> config_rows(Config& c) {
   auto& g = c.attention.gate;
   auto& o = c.optimizer;
   const char* no = nullptr;
+  constexpr bool may_change = true;
   std::string variant_names;
   for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
   return {
-    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash"},
+    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
-    {"init", &c.init, "", no, "folder with a model.safetensors to start from; empty starts afresh"},
+    {"init", &c.init, "", no, "folder with a model.safetensors to start from; empty starts afresh", may_change},
     {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "of activations and matrix products"},
-    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build"},
+    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change},
 
     {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
     {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
@@ -48,8 +49,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
     {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
 
-    {"data.train", &c.data.train, "", no, "shards to train on: a glob, or a list of globs and files, sorted"},
-    {"data.val", &c.data.val, "", no, "shards to evaluate on"},
+    {"data.train", &c.data.train, "", no,
+     "shards to train on: a glob, or a list of globs and files, sorted", may_change},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -69,32 +71,39 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"},
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
 
-    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps"},
-    {"train.tokens", &c.train.tokens, "[0, 1e15]", no, "instead of steps: train on at least so many; 0 = not used"},
+    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
+    {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
+     "instead of steps: train on at least so many; 0 = not used", may_change},
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,
-     "what the backward pass computes again to save memory"},
-    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no, "1: the ranks share the optimizer's state among them"},
+     "what the backward pass computes again to save memory", may_change},
+    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
+     "1: the ranks share the optimizer's state among them", may_change},
 
-    {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never"},
-    {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length"},
-    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]", "sequence lengths to evaluate at"},
+    {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
+    {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
+    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
+     "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65536]", "max(1, micro x context / length)",
-     "sequences at once in an evaluation"},
-    {"eval.rope_scaling", &c.eval.rope_scaling, "none | linear | ntk | yarn", no, "of rope beyond the trained length"},
+     "sequences at once in an evaluation", may_change},
+    {"eval.rope_scaling", &c.eval.rope_scaling, "none | linear | ntk | yarn", no,
+     "of rope beyond the trained length", may_change},
 
-    {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end"},
-    {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed"},
-    {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved"},
+    {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
+    {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
+    {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
 
-    {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never"},
-    {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample"},
-    {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues"},
-    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no, "of sampling; 0 = always the likeliest token"},
-    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no, "sample from so many likeliest tokens; 0 = from all"},
-    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens"},
-    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no, "folder with GPT-2's vocabulary and merges"},
+    {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never", may_change},
+    {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
+    {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
+    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
+     "of sampling; 0 = always the likeliest token", may_change},
+    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
+     "sample from so many likeliest tokens; 0 = from all", may_change},
+    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
+    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
+     "folder with GPT-2's vocabulary and merges", may_change},
 
-    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines"},
+    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change},
   };
 }
 
@@ -209,6 +218,18 @@ std::string print_config(const Config& config) {
             (origin == config.origins.end() ? "default" : origin->second) + "\n";
   }
   return text;
+}
+
+std::vector<std::string> changed_settings(const Config& before, const Config& now) {
+  Config old_copy = before, new_copy = now;
+  auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
+  std::vector<std::string> changes;
+  for (size_t i = 0; i < new_rows.size(); i++) {
+    std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
+    if (!new_rows[i].may_change && was != is)
+      changes.push_back(format("%s: %s in the checkpoint, %s now", new_rows[i].key, was.c_str(), is.c_str()));
+  }
+  return changes;
 }
 
 // Keys of one object stand together in the table, so objects open and close as the rows go by.

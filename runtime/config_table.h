@@ -16,6 +16,7 @@ struct ConfigRow {
   std::string allowed;    // numbers: an interval as "[0, 1)"; choices: "a | b | c"; "" for free text and true/false
   const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
   const char* help;
+  bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
 };
 std::vector<ConfigRow> config_rows(Config& config);
 

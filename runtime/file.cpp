@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "runtime/error.h"
@@ -114,4 +115,12 @@ void write_text_file(const std::string& path, std::string_view text) {
   file.write(text.data(), text.size());
   file.sync();
   file.close();
+}
+
+void replace_text_file(const std::string& path, std::string_view text) {
+  size_t name = path.rfind('/') + 1;  // 0 where there is no folder in it
+  std::string beside = path.substr(0, name) + ".tmp_" + path.substr(name);
+  write_text_file(beside, text);
+  if (::rename(beside.c_str(), path.c_str()) != 0)
+    failure("cannot rename %s to %s: %s", beside.c_str(), path.c_str(), std::strerror(errno));
 }

@@ -42,5 +42,7 @@ class File {
 // The whole file; more than `limit` bytes are a user_error.
 std::string read_text_file(const std::string& path, const char* what, size_t limit);
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
+// The same, but whoever looks, at any moment, finds the old text or the new one: written beside (.tmp_*) and renamed.
+void replace_text_file(const std::string& path, std::string_view text);
 // What was written at `path` is on the disk; of a folder only the names in it, not the files.
 inline void sync_path(const std::string& path) { File::open_to_sync(path).sync(); }

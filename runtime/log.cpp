@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
 #include "runtime/json.h"
@@ -85,6 +87,10 @@ void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
     Line("val").integer("step", step).integer("length", length).number("loss", loss).integer("tokens", tokens).str());
 }
 
+void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) {
+  write(Line("skip").integer("step", step).text("reason", reason).integer("skipped", skipped).str());
+}
+
 void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
                       const std::vector<double>& by_position) {
   std::string list;
@@ -97,6 +103,37 @@ void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, dou
           .number("last_loss", last_loss)
           .raw("by_position", "[" + list + "]")
           .str());
+}
+
+// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for what is not there; a torn last line is left
+// out. A file that is not there has no lines.
+template <class F> static void for_each_line(const std::string& path, F f) {
+  std::ifstream lines(path);
+  for (std::string text; std::getline(lines, text) && !lines.eof();) {
+    nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
+    auto integer = [&](const char* key, int64_t absent) {
+      return line.is_object() && line.contains(key) && line[key].is_number_integer() ? line[key].get<int64_t>() : absent;
+    };
+    bool typed = line.is_object() && line.contains("type") && line["type"].is_string();
+    f(text + '\n', typed ? line["type"].get<std::string>() : "", integer("step", -1), integer("length", 0));
+  }
+  if (lines.bad()) failure("cannot read %s", path.c_str());
+}
+
+void rewind_metrics(const std::string& path, int64_t step) {
+  std::string kept;
+  for_each_line(path, [&](const std::string& text, const std::string& type, int64_t at, int64_t) {
+    if (at <= step || (type != "train" && type != "val" && type != "skip")) kept += text;
+  });
+  replace_text_file(path, kept);
+}
+
+std::set<int> evaluated_lengths(const std::string& path, int64_t step) {
+  std::set<int> lengths;
+  for_each_line(path, [&](const std::string&, const std::string& type, int64_t at, int64_t length) {
+    if (at == step && type == "val") lengths.insert(static_cast<int>(length));
+  });
+  return lengths;
 }
 
 std::string console_line(const TrainReport& r, double eta_seconds) {

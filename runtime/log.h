@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ class MetricsLog {
              const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions);
   void train(const TrainReport& report);
   void val(int64_t step, int length, double loss, int64_t tokens);
+  void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates of the whole run
   void eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
             const std::vector<double>& by_position);
 
@@ -38,6 +40,11 @@ class MetricsLog {
   void write(std::string line);
   File file_;
 };
+
+// Before a run goes on from `step`: removes what it will say again, train, val and skip lines of later steps, and a
+// torn last line. Whoever looks meanwhile finds the old file or the new one.
+void rewind_metrics(const std::string& path, int64_t step);
+std::set<int> evaluated_lengths(const std::string& path, int64_t step);  // those with a val line of this step
 
 // "step  120/18865 | loss 6.0321 | norm 1.23 | lr 1.03e-04 | 298 ms | 1.76M tok/s | mfu 41.2% | eta 1h34m"
 // Without mfu where it is unknown.

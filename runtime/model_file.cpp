@@ -36,9 +36,9 @@ static std::string plain_name(std::string name) {
   return buffer ? "" : name;
 }
 
-void load_arrays(const std::string& dir, const std::vector<NamedArray>& arrays,
+void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, const float* values)>& write) {
-  SafetensorsReader file(dir + "/model.safetensors");
+  SafetensorsReader file(path);
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : file.tensors())
     if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)

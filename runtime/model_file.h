@@ -17,10 +17,10 @@ struct NamedArray {
 void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, float* out)>& read);
 
-// Reads dir/model.safetensors and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight, *.attn.bias
+// Reads the file and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight, *.attn.bias
 // and *.attn.masked_bias, which Hugging Face keeps beside the parameters, are ignored. Missing, further or mis-shaped tensors are a user_error
 // that lists them, before anything was written.
-void load_arrays(const std::string& dir, const std::vector<NamedArray>& arrays,
+void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, const float* values)>& write);
 
 // config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D = C/H) it is

@@ -54,6 +54,14 @@ std::vector<StepFolder> step_folders(const std::string& run_path) {
   return found;
 }
 
+std::vector<std::string> set_aside_folders(const std::string& run_path) {
+  std::vector<std::string> found;
+  for (auto& name : names_in(run_path))
+    if (name.rfind("bad_step_", 0) == 0) found.push_back(name);
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + "/" + name) {
   std::error_code error;
   fs::create_directories(path_, error);
@@ -63,6 +71,7 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
       "(--set name=...)",
       path_.c_str());
   check(error, "create the folder", path_);
+  sync_path(root);  // a checkpoint is on the disk only if its run is
   lock_ = File::open_to_append(path_ + "/.lock");
   int locked;
   do locked = ::flock(lock_.descriptor(), LOCK_EX | LOCK_NB);
@@ -92,9 +101,29 @@ void RunDir::remove_step(const StepFolder& folder) {
   remove_tree(removed);
 }
 
-void RunDir::keep_newest(size_t count) {
-  auto steps = step_folders(path_);
-  for (size_t i = count; i < steps.size(); i++) remove_step(steps[i]);
+void RunDir::keep_newest(size_t count, int64_t last) {
+  size_t kept = 0;
+  for (auto& folder : step_folders(path_))
+    if (folder.step <= last && ++kept > count) remove_step(folder);
+}
+
+void RunDir::abandon_step(int64_t step) {
+  std::error_code ignored;
+  fs::remove_all(path_ + "/.tmp_" + step_folder_name(step), ignored);
+}
+
+std::string RunDir::set_aside(int64_t step) {
+  std::string name = step_folder_name(step), target = path_ + "/bad_" + name;
+  std::error_code error;
+  for (int i = 2; fs::exists(target, error); i++) target = format("%s/bad_%s_%d", path_.c_str(), name.c_str(), i);
+  fs::rename(path_ + "/" + name, target, error);
+  check(error, "rename", path_ + "/" + name);
+  return target;
+}
+
+void RunDir::remove_leftovers() {
+  for (auto& name : names_in(path_))
+    if (name.rfind(".tmp_", 0) == 0) remove_tree(path_ + "/" + name);
 }
 
 void RunDir::start_fresh(bool overwrite) {

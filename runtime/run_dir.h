@@ -17,6 +17,7 @@ struct StepFolder {
 // The step_* folders of a run, newest first; none where the folder does not exist. Needs no lock.
 std::vector<StepFolder> step_folders(const std::string& run_path);
 std::string step_folder_name(int64_t step);  // step_00001000
+std::vector<std::string> set_aside_folders(const std::string& run_path);  // bad_*: names of damaged ones
 
 class RunDir {
  public:
@@ -33,7 +34,12 @@ class RunDir {
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed
   std::string publish_step(int64_t step);  // syncs what is in it and renames; returns the step folder
-  void keep_newest(size_t count);          // removes the other step folders
+  // Removes all step folders but the newest `count` up to step `last`. Later ones, which a run has that went back, stay
+  // until it comes to them again.
+  void keep_newest(size_t count, int64_t last = INT64_MAX);
+  void abandon_step(int64_t step);         // removes what begin_step made, as far as that is possible
+  std::string set_aside(int64_t step);     // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path
+  void remove_leftovers();                 // .tmp_*: what an interrupted process left
 
  private:
   void remove_step(const StepFolder& folder);

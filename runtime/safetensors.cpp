@@ -178,14 +178,20 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the data are aligned
   uint64_t length = header.size();
-  file_.write(&length, 8);
-  file_.write(header.data(), header.size());
+  put(&length, 8);
+  put(header.data(), header.size());
+}
+
+void SafetensorsWriter::put(const void* bytes, size_t count) {
+  file_.write(bytes, count);
+  checksum_.add(bytes, count);
+  bytes_ += static_cast<int64_t>(count);
 }
 
 void SafetensorsWriter::write(const float* values, int64_t count) {
   if (count > missing_)
     failure("%s: %ld values more than its tensors hold were to be written", file_.path().c_str(), count - missing_);
-  file_.write(values, count * sizeof(float));
+  put(values, count * sizeof(float));
   missing_ -= count;
 }
 

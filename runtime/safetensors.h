@@ -5,12 +5,14 @@
 //   Values are read in pieces straight into the caller's buffer: F32, F16 and BF16 become float; other types are listed
 //   only.
 // Writer: F32, tensors in the given order, streamed, so that no second copy of a model is needed; errors are failures.
+//   The checksum is that of the bytes handed to the disk, not of bytes read back: damage on the way shows later.
 #pragma once
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "runtime/checksum.h"
 #include "runtime/file.h"
 
 struct TensorInfo {
@@ -48,8 +50,13 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors);
   void write(const float* values, int64_t count);  // the next values, in any pieces
   void finish();                                   // everything was written: on the disk when it returns
+  int64_t bytes() const { return bytes_; }         // of the file, and their checksum
+  std::string checksum() const { return checksum_.text(); }
 
  private:
+  void put(const void* bytes, size_t count);
   File file_;
+  Checksum checksum_;
+  int64_t bytes_ = 0;
   int64_t missing_ = 0;  // values
 };

@@ -498,6 +498,52 @@ TEST(Settings, VariantsMatchTheReference) {
   }
 }
 
+// ---- snapshots
+
+void train_steps(Model& model, const TestBatch& batch, int first, int last) {
+  for (int step = first; step <= last; step++) {
+    AdamW settings = ADAMW;
+    settings.step = step;
+    gradients(model, batch);
+    model.update(settings);
+  }
+}
+
+// A model made from a snapshot goes on as the one that it was taken of did meanwhile; all tensors, those with strides too.
+TEST(Snapshot, ContinuesBitForBit) {
+  for (std::string precision : {"fp32", "bf16"})
+    for (std::string variant : {"softmax", "lssar_softplus_gated", "softmax_sink", "ssmax"}) {
+      SCOPED_TRACE(precision + " " + variant);
+      Config config = small_config(precision, {"attention.variant=" + variant, "model.position=learned"});
+      TestBatch batch(config);
+      auto model = small_model(config), continued = make_model(config, config.model.context, config.model.context, true);
+      model->allocate_snapshot();
+      model->take_snapshot();  // of the beginning; the next one replaces it
+      train_steps(*model, batch, 1, 3);
+      model->take_snapshot();
+      train_steps(*model, batch, 4, 6);
+      for (const Tensor& tensor : model->tensors())
+        for (Part part : {Part::parameters, Part::moment1, Part::moment2}) {
+          std::vector<float> values;
+          for (size_t row = 0; row < tensor.rows(); row++) {
+            const float* from = model->snapshot(part) + tensor.offset + row * tensor.stride;
+            values.insert(values.end(), from, from + tensor.columns());
+          }
+          continued->write(tensor, values.data(), part);
+        }
+      train_steps(*continued, batch, 4, 6);
+      for (Part part : {Part::parameters, Part::moment1, Part::moment2})
+        expect_same_bits(variant, read_all(*continued, part), read_all(*model, part));
+    }
+}
+
+TEST(Snapshot, TakesTheMemoryThatThePlanSays) {
+  Config config = small_config("bf16", {"model.channels=64", "model.heads=4"});
+  double tensors = 3.0 * sizeof(float) * double(parameter_count(config));
+  EXPECT_GE(double(snapshot_bytes(config)), tensors);
+  EXPECT_LE(double(snapshot_bytes(config)), 1.2 * tensors);
+}
+
 // ---- memory
 
 TEST(Memory, IsLinearInRowsAndLength) {

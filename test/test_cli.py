@@ -214,7 +214,6 @@ class BadFlags(Workspace):
     self.bad("--dump-gradients", names=["--dump-gradients"])
 
   def test_not_built_yet(self):
-    self.bad("--resume", names=["--resume", "not built yet"])
     self.bad("--gpus", "2", names=["--gpus", "not built yet"])
     self.bad("--gpus", "many", names=["--gpus", "many"])
 

@@ -1,0 +1,113 @@
+#include "runtime/resume.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "runtime/error.h"
+#include "runtime/json.h"
+#include "runtime/schedule.h"
+
+namespace fs = std::filesystem;
+
+StepFolder named_folder(const std::string& named) {
+  fs::path path = named;
+  if (!path.has_filename()) path = path.parent_path();
+  for (const StepFolder& folder : step_folders(path.has_parent_path() ? path.parent_path().string() : "."))
+    if (fs::path(folder.path).filename() == path.filename()) return {folder.step, path.string()};
+  return {0, path.string()};
+}
+
+ResumePlace resume_place(const std::string& resume, const std::string& name) {
+  std::string own = "runs/" + name;
+  if (resume == "latest") return {own, {}, true};
+  std::error_code ignored;
+  if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
+    user_error("command line: --resume: %s is no folder; name a run or one of its step_* folders", resume.c_str());
+  StepFolder named = named_folder(resume);
+  fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
+  bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
+  fs::path run = is_step ? parent : path;
+  bool is_own = fs::weakly_canonical(run, ignored) == fs::weakly_canonical(own, ignored);
+  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own};
+}
+
+std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
+  std::vector<DamagedCheckpoint> damaged;
+  std::optional<Checkpoint> found;
+  if (place.step.path.empty()) {
+    found = newest_checkpoint(place.run, &damaged);
+  } else {
+    Checkpoint named;
+    std::string reason = read_checkpoint(place.step.path, &named);
+    if (reason.empty()) found = named;
+    else damaged.push_back({place.step, reason});
+  }
+  for (auto& [folder, reason] : damaged) {
+    std::string now;
+    if (run && folder.step > 0) now = "; it is now called " + run->set_aside(folder.step);
+    std::fprintf(stderr, "warning: skipped the damaged checkpoint %s: %s%s\n", folder.path.c_str(), reason.c_str(),
+                 now.c_str());
+  }
+  std::vector<std::string> aside = set_aside_folders(place.run);
+  if (!found && (!damaged.empty() || (place.step.path.empty() && !aside.empty())))
+    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
+               "elsewhere, name another, or begin again with --overwrite",
+               place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
+               aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
+  if (!found) return found;
+  std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
+  std::vector<StepFolder> steps = step_folders(place.run);
+  if (place.own && !steps.empty() && steps[0].step > found->state.step)
+    std::printf("later checkpoints, up to %s, stay until this run passes them\n", steps[0].path.c_str());
+  return found;
+}
+
+Config saved_config(const Checkpoint& checkpoint) {
+  return parse_config(checkpoint.state.config, checkpoint.path + "/state.json");
+}
+
+// Adds the first place where the lists differ.
+static void compare_files(std::vector<std::string>& changes, const char* key, const std::vector<DataFile>& before,
+                          const std::vector<DataFile>& now) {
+  auto text = [](const std::vector<DataFile>& files, size_t i) {
+    if (i >= files.size()) return std::string("no further shard");
+    return format("%s of %ld tokens", shortened(json_quote(files[i].name)).c_str(), files[i].tokens);
+  };
+  for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
+    if (i < before.size() && i < now.size() && before[i] == now[i]) continue;
+    changes.push_back(format("%s, shard %zu: %s in the checkpoint, %s now", key, i + 1, text(before, i).c_str(),
+                             text(now, i).c_str()));
+    return;
+  }
+}
+
+void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
+                    const std::vector<DataFile>& val) {
+  const RunState& state = checkpoint.state;
+  Config before = saved_config(checkpoint), same_micro = now;
+  if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
+  std::vector<std::string> changes = changed_settings(before, same_micro);
+  compare_files(changes, "data.train", state.train, train);
+  if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
+  for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
+    if (learning_rate(before, step) == learning_rate(now, step)) continue;
+    changes.push_back(format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
+                             "changes the learning rates of steps already made",
+                             before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
+  }
+  int64_t windows_a_step = now.batch.tokens / now.model.context;
+  if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
+    changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld a step now",
+                             state.next_window, state.step, windows_a_step));
+  if (!changes.empty()) {
+    std::string list;
+    for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
+    if (changes.size() > 10) list += format("\n  and %zu more", changes.size() - 10);
+    user_error("command line: --resume: the run in %s was begun with other settings; give it the old values back, or "
+               "begin another run (--set name=...):%s",
+               checkpoint.path.c_str(), list.c_str());
+  }
+  if (now.train.steps < state.step)
+    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
+               checkpoint.path.c_str(), state.step, source_tag(now.file).c_str());
+}
