@@ -49,8 +49,9 @@ static Flags parse_flags(int argc, char** argv) {
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
-  app.add_option("--dump-gradients", flags.dump_gradients, "write the gradients of the first step as safetensors and exit")->type_name("FILE");
+  auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients, "write the gradients of the first step as safetensors and exit")->type_name("FILE");
   app.set_version_flag("--version", "plusgpt " PLUSGPT_VERSION);
+  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"}) app.get_option(flag)->disable_flag_override();
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();
   std::vector<std::string> names;
@@ -67,10 +68,14 @@ static Flags parse_flags(int argc, char** argv) {
     if (rest[0].rfind("-", 0) == 0) user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
     user_error("command line: \"%s\" after \"%s\": one configuration at a time", rest[0].c_str(), flags.config.c_str());
   }
-  if (flags.config.empty()) user_error("command line: no configuration given; try ./train configs/quickstart.json, or ./train --help");
+  if (flags.config.empty())
+    user_error("command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
+               resume->count() && !flags.resume.empty() ? format(" (%s was taken for --resume's folder: write it first)", flags.resume.c_str()).c_str() : "");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
+  if (gradients->count() && flags.dump_gradients.empty()) user_error("command line: --dump-gradients needs the name of a file to write");
+  if (lengths->count() && flags.lengths.empty()) user_error("command line: --lengths needs a list of lengths, as in 1024,2048");
   if (lengths->count() && !flags.eval) user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
   int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
   if (modes > 1) user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
@@ -146,10 +151,13 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
     return from->state.step;
   }
   if (init.empty()) {
+    if (!training) std::printf("weights: random; give --resume, or --set init=DIR\n");
     model.init_random();
     return 0;
   }
   StepFolder folder = named_folder(init);
+  if (!std::filesystem::exists(folder.path + "/model.safetensors"))
+    user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000", init.c_str());
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   return folder.step;
@@ -184,7 +192,7 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
     size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
     return memory_needed(with, int(micro), rows, plan) <= budget;
   };
-  int64_t low = 0, high = 4096;  // fits(low) holds, fits(high) is not asked for
+  int64_t low = 0, high = MAX_SEQUENCES + 1;  // fits(low) holds, fits(high) is not asked for
   while (low + 1 < high) {
     int64_t middle = (low + high) / 2;
     (fits(middle) ? low : high) = middle;
@@ -217,10 +225,12 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
                     on_cpu ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str(), config.batch.micro, (long long)fits);
-  if (total > budget)
-    user_error("memory: this run does not fit on %s:\n%sset %s, a smaller model, or train.recompute=block  [%s]", device.name.c_str(), table.c_str(),
-               fits >= 1 ? format("batch.micro to at most %lld", (long long)fits).c_str() : "a shorter model.context or eval.lengths",
-               config.file.c_str());
+  if (total > budget) {
+    std::string fix = fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
+    if (config.eval.batch > 0) fix += ", a smaller eval.batch";
+    user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(), table.c_str(), fix.c_str(),
+               training ? ", or train.recompute=block" : "", config.file.c_str());
+  }
   std::printf("memory\n%s", table.c_str());
   return plan;
 }
@@ -242,7 +252,8 @@ static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, con
   }
 }
 
-static void generate_text(Model& model, const Config::Generate& settings) {
+static void generate_text(Model& model) {
+  const Config::Generate& settings = model.config().generate;
   auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
   generate(model, *tokenizer, settings, model.config().seed, [](const std::string& text) {
     std::fputs(valid_utf8(text).c_str(), stdout);
@@ -357,7 +368,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     evaluate_lengths(model, val, lengths, step, "val", &metrics);
     bool stop = stop_requested();
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
-      generate_text(model, config.generate);
+      generate_text(model);
     if (save_requested() || stop) save_unless_saved();
     if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
@@ -399,6 +410,7 @@ static void check_folder_of(const std::string& file) {
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder))
     user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(), folder.c_str());
+  if (std::filesystem::is_directory(file)) user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
 // Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
@@ -417,21 +429,26 @@ static StepResult one_step(Model& model, Loader& loader) {
     const Batch& batch = loader.next();
     model.forward_backward(batch.inputs.data(), batch.targets.data());
   }
-  return model.finish(float(model.config().optimizer.grad_clip));
+  StepResult result = model.finish(float(model.config().optimizer.grad_clip));
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss, result.grad_norm);
+  return result;
 }
 
 static void run(const Flags& flags) {
-  Config config = load_config(flags.config, flags.sets);
+  bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
+  bool real_run = training && !flags.dry_run && !dumping;
+  Config config = load_config(flags.config, flags.sets, training && !dumping);
+  for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
   if (flags.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
   ranks_wanted(flags);
-  for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   attention_check(attention_settings(config), config.model.head_dim);
-  bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
-  bool real_run = training && !flags.dry_run && !dumping;
+  if (flags.generating || (training && !dumping && config.generate.every > 0))  // not at the first sample, hours later
+    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();
 
   DeviceInfo device = device_info();
@@ -439,17 +456,22 @@ static void run(const Flags& flags) {
   if (device.is_gpu) use_matmul_cache();
   set_cpu_threads(config.threads > 0 ? config.threads : int(std::max(1u, std::thread::hardware_concurrency())));
   std::vector<int> lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
-  check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
-  bool evaluates = flags.eval || (real_run && config.eval.every > 0);
+  bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
+  if (evaluates) check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   std::vector<Shard> train_shards, val_shards;
   if (training) train_shards = open_shards(config.data.train, config.model.vocab, "data.train");
-  if (evaluates || (flags.dry_run && config.eval.every > 0)) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
+  if (evaluates) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
   for (int length : val_shards.empty() ? std::vector<int>{} : lengths) check_windows(config, val_shards, length, config.eval.tokens);
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(), config.attention.variant.c_str(),
               count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
-  if (training) windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
+  if (training) {
+    windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
+    double epoch = double(windows->windows()) * config.model.context;
+    std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", train_shards.size(), (long long)windows->windows(),
+                config.model.context, (long long)config.train.steps, double(config.train.steps) * double(config.batch.tokens) / epoch);
+  }
 
   std::unique_ptr<RunDir> run_dir;  // locks the run: what is found there stays as it is
   std::optional<Checkpoint> from;
@@ -475,15 +497,15 @@ static void run(const Flags& flags) {
     matmul_set_choices(from->state.matmul_choices);
   }
   int micro_before = from ? saved_config(*from).batch.micro : 0;
-  bool evaluates_lengths = !flags.generating && !dumping;
-  Plan plan = plan_run(config, device, evaluates_lengths ? lengths : std::vector<int>{}, training, micro_before);
+  Plan plan = plan_run(config, device, evaluates ? lengths : std::vector<int>{}, training, micro_before);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
   int64_t step = initial_state(*model, from, training);
-  if (flags.generating) return generate_text(*model, config.generate);
+  if (flags.generating) return generate_text(*model);
   if (flags.eval) {
     RunDir eval_dir(config.name);
     MetricsLog metrics(eval_dir.metrics_path());
+    metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
     return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro, .micro_steps = int(micro_steps(config, 1)),

@@ -59,6 +59,7 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   if (pattern.empty()) user_error("%s has an empty file name; name token shards (%s)", key.c_str(), make_shards);
   struct stat status;
   if (::stat(pattern.c_str(), &status) == 0) return {pattern};  // also a name that happens to contain * ? or [
+  const int missing = errno;
   glob_t matches = {};
   const auto stop_at = [](const char*, int error) -> int { return error != ENOENT && error != ENOTDIR; };
   const int result = ::glob(pattern.c_str(), GLOB_TILDE, stop_at, &matches);
@@ -72,7 +73,7 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   if (paths.empty()) {
     const bool wild = pattern.find_first_of("*?[") != std::string::npos;
     user_error("%s = \"%s\": %s (working directory %s); %s", key.c_str(), pattern.c_str(),
-               wild ? "the pattern matches no file" : "no such file",
+               wild ? "the pattern matches no file" : std::strerror(missing),
                std::filesystem::current_path().c_str(), make_shards);
   }
   return paths;

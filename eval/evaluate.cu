@@ -6,7 +6,10 @@
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
-  for (int length : lengths) rows = std::max(rows, size_t(eval_batch(config, length)) * length);
+  for (int length : lengths) {
+    int64_t windows = std::max<int64_t>(1, config.eval.tokens / length);
+    rows = std::max(rows, size_t(std::min<int64_t>(eval_batch(config, length), windows)) * length);
+  }
   return rows;
 }
 

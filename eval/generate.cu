@@ -22,15 +22,21 @@ int sample(const float* logits, int count, double temperature, int top_k, double
   return order[std::min(chosen, order.size() - 1)];
 }
 
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config) {
+  std::vector<int> tokens = tokenizer.encode(config.generate.prompt);
+  if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
+  for (int token : tokens)
+    if (token >= config.model.vocab)
+      user_error("config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the "
+                 "tokenizer that the training data were made with",
+                 config.generate.tokenizer.c_str(), token, config.model.vocab);
+  return tokens;
+}
+
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print) {
   const Config::Model& m = model.config().model;
-  std::vector<int> tokens = tokenizer.encode(settings.prompt);
-  if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
-  for (int token : tokens)
-    if (token >= m.vocab)
-      user_error("config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the tokenizer that the "
-                 "training data were made with", settings.tokenizer.c_str(), token, m.vocab);
+  std::vector<int> tokens = prompt_tokens(tokenizer, model.config());
   std::mt19937_64 random(seed);
   std::vector<float> logits(m.vocab);
   std::string text;  // of the tokens whose character is not complete yet

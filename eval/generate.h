@@ -3,13 +3,17 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "data/tokenizer.h"
 #include "train_gpt2.h"
 
+// The tokens that a text continues: the prompt's, else the beginning of a document (GPT-2) or of a line (bytes). A user_error where
+// the tokenizer does not fit the vocabulary.
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config);
+
 // Continues the prompt by settings.tokens tokens and passes the text on as it grows, in pieces that are whole UTF-8 characters
-// where the model made such. An empty prompt begins at the start of a document (GPT-2) or of a line (bytes). temperature 0 takes the likeliest
-// token; top_k 0 means all. The same seed gives the same text. A user_error where the tokenizer does not fit the model's vocabulary.
+// where the model made such. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives the same text.
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print);
 

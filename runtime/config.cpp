@@ -221,7 +221,7 @@ class Reader {
       user_error("config: --set %s has no \"=\"; write --set key=value", shortened(text).c_str());
     const ConfigRow& row = row_of(text.substr(0, equals), source);
     Given next = {value_of(row, text.substr(equals + 1)), source};
-    if (std::string(row.key) == "attention.variant") warn_of_overridden_variant(next);
+    if (std::string(row.key) == "attention.variant") replace_variant(next);
     given[row.key] = next;
   }
 
@@ -244,9 +244,15 @@ class Reader {
   const ConfigRow& row_of(const std::string& key, const std::string& source) {
     auto found = index.find(key);
     if (found != index.end()) return rows[found->second];
+    if (sections.count(key)) {
+      std::string inside;
+      for (auto& name : keys)
+        if (name.rfind(key + ".", 0) == 0) append_item(inside, name, ", ");
+      refuse(source, "%s is a group of keys; set one of %s", key.c_str(), inside.c_str());
+    }
     std::string word = key.substr(key.rfind('.') + 1);
     std::vector<std::string> candidates = keys;
-    if (!sections.count(key)) candidates.insert(candidates.end(), sections.begin(), sections.end());
+    candidates.insert(candidates.end(), sections.begin(), sections.end());
     std::string hint = did_you_mean(key, candidates);
     if (hint.empty()) hint = did_you_mean_last(word);
     refuse(source, "%s is unknown%s", shortened(key).c_str(), hint.empty() ? "; see --help" : hint.c_str());
@@ -268,19 +274,36 @@ class Reader {
     config.origins[key] = from.source;
   }
 
-  // Over a file that spells the keys out (a run's resolved config.json does) --set attention.variant changes nothing.
-  void warn_of_overridden_variant(const Given& next) {
-    if (!next.value.is_string()) return;
+  // What each key that any variant changes is in this one: its change, else the default. Empty for an unknown variant.
+  std::map<std::string, json> meaning_of(const json& name) {
+    std::map<std::string, json> meaning;
     for (auto& variant : variants()) {
-      if (next.value.get_ref<const std::string&>() != variant.name) continue;
-      for (auto& [key, text] : variant.changes) {
-        auto in_file = given.find(key);
-        if (in_file == given.end() || in_file->second.source == "--set") continue;
-        if (in_file->second.value == value_of(rows[index.at(key)], text)) continue;
-        config.warnings.push_back(format("config: %s = %s in the file wins over %s of --set attention.variant=%s%s",
-                                         key, shown(in_file->second.value).c_str(), text, variant.name,
-                                         source_tag(file).c_str()));
+      if (!name.is_string() || name.get_ref<const std::string&>() != variant.name) continue;
+      Config defaults;
+      auto all = config_rows(defaults);
+      for (auto& other : variants())
+        for (auto& [key, text] : other.changes) meaning[key] = json::parse(value_text(all[index.at(key)]));
+      for (auto& [key, text] : variant.changes) meaning[key] = value_of(rows[index.at(key)], text);
+    }
+    return meaning;
+  }
+
+  // --set attention.variant over a file that names a variant and spells out what it means, as a run's config.json does:
+  // what is spelled out goes. Keys that the file gives of its own accord stay, with a warning.
+  void replace_variant(const Given& next) {
+    auto meaning = meaning_of(next.value);
+    auto old = given.find("attention.variant");
+    auto spelled = old == given.end() ? std::map<std::string, json>{} : meaning_of(old->second.value);
+    for (auto& [key, value] : meaning) {
+      auto in_file = given.find(key);
+      if (in_file == given.end() || in_file->second.source == "--set" || in_file->second.value == value) continue;
+      if (spelled.count(key) && in_file->second.value == spelled[key]) {
+        given.erase(in_file);
+        continue;
       }
+      config.warnings.push_back(format("config: %s = %s in the file wins over %s of --set attention.variant=%s%s",
+                                       key.c_str(), shown(in_file->second.value).c_str(), shown(value).c_str(),
+                                       next.value.get_ref<const std::string&>().c_str(), source_tag(file).c_str()));
     }
   }
 
@@ -386,12 +409,21 @@ void check_batch(const Config& c, int ranks) {
          values.c_str(), nearest.c_str());
 }
 
-void check_everything(Config& c, const Reader& reader) {
+// Numbers that float32 has no place for.
+void check_optimizer(const Config& c) {
+  auto& o = c.optimizer;
+  if (o.grad_clip > 0 && o.grad_clip < 1e-30)
+    refuse(c.file, "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
+           json_number(o.grad_clip).c_str());
+}
+
+void check_everything(Config& c, const Reader& reader, bool trains) {
   check_model(c);
   check_attention(c);
   check_run(c);
   check_batch(c, 1);
-  if (c.eval.every > 0 || reader.is_given("eval.lengths")) check_lengths(c, c.eval.lengths, "eval.lengths");
+  check_optimizer(c);
+  if (trains && (c.eval.every > 0 || reader.is_given("eval.lengths"))) check_lengths(c, c.eval.lengths, "eval.lengths");
   if (c.optimizer.warmup_steps > c.train.steps)
     c.warnings.push_back(
       format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
@@ -405,7 +437,7 @@ void check_everything(Config& c, const Reader& reader) {
 
 int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
 
-Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets) {
+Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets, bool trains) {
   if (text.size() > MAX_FILE_BYTES)
     refuse(file, "%zu bytes are too many for a configuration (at most %zu)", text.size(), MAX_FILE_BYTES);
   json root = parse_json(text, "config", file);
@@ -417,12 +449,12 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
   for (auto& set : sets) reader.read_set(set);
   reader.apply();
   complete(config, reader);
-  check_everything(config, reader);
+  check_everything(config, reader, trains);
   return config;
 }
 
-Config load_config(const std::string& path, const std::vector<std::string>& sets) {
-  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES), path, sets);
+Config load_config(const std::string& path, const std::vector<std::string>& sets, bool trains) {
+  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES), path, sets, trains);
 }
 
 void resolve_batch(Config& config, int ranks, int64_t fits) {
@@ -445,7 +477,7 @@ int64_t micro_steps(const Config& config, int ranks) {
 int eval_batch(const Config& config, int length) {
   if (config.eval.batch > 0) return config.eval.batch;
   int64_t micro = std::max(config.batch.micro, 1);
-  return static_cast<int>(std::max<int64_t>(1, micro * config.model.context / length));
+  return static_cast<int>(std::clamp<int64_t>(micro * config.model.context / length, 1, MAX_SEQUENCES));
 }
 
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {

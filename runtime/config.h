@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
+
 struct Config {
   std::string name = "run";         // output goes to runs/NAME
   uint64_t seed = 1337;
@@ -125,9 +127,11 @@ struct Config {
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived.
-Config load_config(const std::string& path, const std::vector<std::string>& sets = {});
+// trains: eval.lengths is checked too, against the rest.
+Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
-Config parse_config(std::string_view json, const std::string& file, const std::vector<std::string>& sets = {});
+Config parse_config(std::string_view json, const std::string& file, const std::vector<std::string>& sets = {},
+                    bool trains = true);
 
 // What depends on the ranks and on the memory. `fits`: the largest micro batch that the memory plan allows.
 // Where batch.micro is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of

@@ -209,8 +209,15 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
     parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json", {"attention.variant=lssar"});
   EXPECT_EQ(c.attention.kind, "softmax");
   EXPECT_EQ(c.warnings,
-            std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over lssar of --set "
+            std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over \"lssar\" of --set "
                                      "attention.variant=lssar  [x.json]"});
+  // What the file spells out because its own variant means it goes with that variant, as over a run's config.json.
+  for (const char* variant : {"softmax", "sigmoid", "softplus_gated", "lssa"}) {
+    std::string set = std::string("attention.variant=") + variant;
+    Config resolved = parse_config(config_json(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
+    EXPECT_EQ(changes(resolved), changes(parse_config("{}", "", {set}))) << variant;
+    EXPECT_TRUE(resolved.warnings.empty());
+  }
 }
 
 TEST(Config, MicroBatchIsTheLargestThatFitsAndDivides) {
@@ -259,7 +266,7 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
     {"attention.scale=0.1"},
     {"attention.variant=lssar_softplus_gated"},
     {"name=\"q\\u \xC3\xA4", "generate.prompt=line\nline\ttab\x01", "data.train=a b,\"c\""},
-    {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-300", "model.rope_base=1e12", "seed=18446744073709551615"},
+    {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-30", "model.rope_base=1e12", "seed=18446744073709551615"},
     {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
   for (auto& sets : cases) {
     Config first = parse_config("{}", "", sets);

@@ -99,7 +99,7 @@ TEST_F(Shards, AFileNamedTwiceIsRefused) {
 }
 
 TEST_F(Shards, MissingFilesAreNamedWithTheirPattern) {
-  expect_bad("none.bin", {"no such file", "working directory", "prepare_text.py", "download_fineweb.py"});
+  expect_bad("none.bin", {"No such file", "working directory", "prepare_text.py", "download_fineweb.py"});
   expect_bad("none_*.bin", {"the pattern matches no file", "working directory"});
   expect_bad("nowhere/*.bin", {"the pattern matches no file"});
   expect_user_error([&] { open_shards({}, 256, "data.val"); }, {"data.val", "no files"});
