@@ -16,7 +16,9 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --text)
       [ -f "${2:-}" ] || { echo "quickstart.sh: --text \"${2:-}\" is not a file." >&2; exit 2; }
-      text=$(realpath "$2"); shift 2 ;;
+      text=$(realpath "$2"); shift 2
+      [ "$(stat -L -c %s "$text")" -ge 100000 ] ||
+        { echo "quickstart.sh: $text is too short to train on and to evaluate; give at least 100 KB, best a few megabytes." >&2; exit 2; } ;;
     -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown argument \"$1\" (--text FILE, --help)" >&2; exit 2 ;;
   esac

@@ -187,7 +187,7 @@ class BadConfig(Workspace):
     large = {"model__channels": 16384, "model__layers": 200, "model__heads": 64}
     self.bad(**large, names=["memory", "TiB"])
     self.bad("--dry-run", **large, names=["memory", "TiB"])
-    self.bad(batch__micro=65536, batch__tokens=65536 * 16, model__layers=12, model__channels=1024, model__heads=16,
+    self.bad(batch__micro=65535, batch__tokens=65535 * 16, model__layers=12, model__channels=2048, model__heads=16,
              names=["memory", "batch.micro"])
 
   def test_name_must_stay_below_runs(self):
@@ -227,6 +227,28 @@ class BadFlags(Workspace):
     self.assertNotEqual(before[os.path.relpath(self.model(), self.folder)], self.bytes_of(self.model()))
     self.assertEqual([entry["step"] for entry in self.metrics(kind="train")], [1, 2, 3, 4])
 
+  def test_empty_values_and_flags_with_values(self):
+    self.bad("--dump-gradients", "", names=["--dump-gradients"])
+    self.bad("--eval", "--lengths", "", names=["--lengths"])
+    for flag in ("--eval", "--dry-run", "--print-config", "--overwrite"):
+      self.bad(flag + "=false", names=[flag[2:]])
+
+  def test_samples_that_cannot_be_made(self):
+    self.bad(generate__every=2, generate__tokenizer="gpt2", names=["generate.tokenizer_dir"])
+    self.bad(generate__every=2, generate__prompt="zzz", model__vocab=122, names=["generate.tokenizer", "122"])
+
+  def test_only_what_runs_is_checked(self):
+    long = {"eval__lengths": [999999]}
+    self.bad(**long, names=["eval.lengths"])
+    self.ok("--generate", "h", **long)
+    self.ok("--dump-gradients", "gradients.safetensors", **long)
+    self.ok("--eval", "--lengths", "16", **long)
+
+  def test_gradients_that_are_not_numbers(self):
+    done = self.call("--dry-run", attention__gate={"activation": "exp", "bias_init": 1e6})
+    self.assertEqual(done.returncode, 1, done.stdout)
+    self.assertIn("nothing can be trained", done.stderr)
+
   def test_gradients_into_a_folder_that_is_not_there(self):
     self.bad("--dump-gradients", "absent/gradients.safetensors", names=["absent"])
 
@@ -243,9 +265,9 @@ class BadInit(Workspace):
     self.bad(names=["model.safetensors", *names], init="start")
 
   def test_absent(self):
-    self.bad(names=["start/model.safetensors"], init="start")
+    self.bad(names=["init", "start", "model.safetensors"], init="start")
     os.mkdir(self.path("start"))
-    self.bad(names=["start/model.safetensors"], init="start")
+    self.bad(names=["init", "start", "model.safetensors"], init="start")
 
   def test_missing_tensor(self):
     del self.tensors["h.1.ln_2.bias"]
