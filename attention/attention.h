@@ -11,13 +11,13 @@
 #include "kernels/gpu.cuh"
 
 // From scores z to weights P. The names are the config's, in the enumerators' order.
-enum class Kind { softmax, lssa, lssar, sigmoid, relu };
+enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };
 enum class QkNorm { none, l2, rms };
 enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
 enum class Sink { none, one, learned };
 enum class RopeScaling { none, linear, ntk, yarn };
 enum class Kernels { automatic, general, tensor };  // which family runs, for tests and benchmarks
-inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu"};
+inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
 inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
 inline constexpr const char* sink_names[] = {"none", "one", "learned"};

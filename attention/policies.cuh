@@ -199,3 +199,15 @@ struct Relu : PolicyDefaults {
     dz = z > 0 ? dp * row[INVERSE_N] : 0;
   }
 };
+
+// P = relu(z)^2 / n.
+struct Relu2 : Relu {
+  using Evaluation = Relu2;
+  using Relu::Relu;
+  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f) * max(z, 0.0f); }
+  __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
+    float r = max(z, 0.0f);
+    p = r * r * row[INVERSE_N];
+    dz = 2 * r * dp * row[INVERSE_N];
+  }
+};

@@ -53,7 +53,7 @@ struct Config {
     std::string variant = "softmax";  // where the keys below get their values from unless given themselves
     std::string qk_norm = "none";     // none | l2 | rms
     Scale scale;
-    std::string kind = "softmax";     // softmax | lssa | lssar | sigmoid | relu
+    std::string kind = "softmax";     // softmax | lssa | lssar | sigmoid | relu | relu2
     double power = 15;
     double offset = 1;
     int offset_free_rows = 3;

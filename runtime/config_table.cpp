@@ -35,7 +35,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.qk_norm", &a.qk_norm, "none | l2 | rms", no, "normalises queries and keys"},
     {"attention.scale", &a.scale, "rsqrt_d | logd_logn | logn | ssmax | a number in [-1e6, 1e6]", no,
      "what a row's scores are multiplied by"},
-    {"attention.kind", &a.kind, "softmax | lssa | lssar | sigmoid | relu", no, "from scores to weights"},
+    {"attention.kind", &a.kind, "softmax | lssa | lssar | sigmoid | relu | relu2", no, "from scores to weights"},
     {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"},
     {"attention.offset", &a.offset, "[0, 1e6]", no, "subtracted in lssar's second stage, in units of the mean weight"},
     {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no, "first rows without that offset"},
@@ -129,6 +129,7 @@ const std::vector<Variant>& variants() {
     {"softmax_sink", {{"attention.sink", "learned"}}},
     {"sigmoid", {{"attention.kind", "sigmoid"}}},
     {"relu", {{"attention.kind", "relu"}}},
+    {"relu2", {{"attention.kind", "relu2"}}},
   };
   return table;
 }

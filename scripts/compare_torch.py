@@ -57,6 +57,7 @@ VARIANTS = {
     "softmax_sink": {"sink": "learned"},
     "sigmoid": {"kind": "sigmoid"},
     "relu": {"kind": "relu"},
+    "relu2": {"kind": "relu2"},
 }
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp}
@@ -143,6 +144,8 @@ def weights_of(z, rows, attention, context, sink):
     return torch.sigmoid(z - math.log(context)) * seen
   if kind == "relu":
     return F.relu(z) / rows * seen
+  if kind == "relu2":
+    return F.relu(z) ** 2 / rows * seen
   f = F.softplus(z) * seen
   a = f / f.sum(-1, keepdim=True)
   if kind == "lssa":

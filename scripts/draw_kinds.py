@@ -42,6 +42,7 @@ def weights():
       "lssar, p = 15": normalise((r / np.where(top > 1e-3, top, np.inf)) ** 15),
       "sigmoid": np.where(seen, 1 / (1 + np.exp(np.log(T) - plain)), 0),
       "relu": positive / rows,
+      "relu2": positive ** 2 / rows,
   }
 
 

@@ -89,6 +89,9 @@ Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename
     case Kind::relu:
       for (size_t j = 0; j < n; j++) p[j] = P::round(std::max(z[j], R(0)) / R(n));
       break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(P::round(std::max(z[j], R(0)) * std::max(z[j], R(0))) / R(n));
+      break;
   }
   return p;
 }
@@ -131,6 +134,12 @@ Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, 
       break;
     case Kind::relu:
       for (size_t j = 0; j < n; j++) slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
+      break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) {
+        slope[j] = 2 * std::max(z[j], R(0)) / R(n);
+        dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
+      }
       break;
   }
   return dz;

@@ -183,7 +183,8 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
     {"ssmax", {{"attention.scale", "\"ssmax\""}}},
     {"softmax_sink", {{"attention.sink", "\"learned\""}}},
     {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
-    {"relu", {{"attention.kind", "\"relu\""}}}};
+    {"relu", {{"attention.kind", "\"relu\""}}},
+    {"relu2", {{"attention.kind", "\"relu2\""}}}};
   EXPECT_EQ(variants().size(), expected.size());
   for (auto& [name, change] : expected) {
     Changes whole = change;
