@@ -164,14 +164,15 @@ Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b,
   return z;
 }
 
+// first: queries before it are left out, their outputs 0.
 template <class P>
 Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                         const Numbers<P>& sinks = {}) {
+                         const Numbers<P>& sinks = {}, int first = 0) {
   using R = typename P::real;
   Numbers<P> out(shape.out_size()), sum(shape.D);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
-      for (int i = 0; i < shape.T; i++) {
+      for (int i = first; i < shape.T; i++) {
         R sink_weight = 0;
         auto p = ref_weights<P>(s, ref_scores<P>(shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
         std::fill(sum.begin(), sum.end(), R(0));
@@ -183,16 +184,16 @@ Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape
 }
 
 // Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its
-// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of.
+// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of. first: of the queries from there on.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
-                                  double* terms = nullptr) {
+                                  double* terms = nullptr, int first = 0) {
   using R = typename P::real;
-  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks);
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
-      for (int i = 0; i < shape.T; i++) {
+      for (int i = first; i < shape.T; i++) {
         R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
         auto z = ref_scores<P>(shape, qkv, b, h, i);
         auto p = ref_weights<P>(s, z, sink, &sink_weight);

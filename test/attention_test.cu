@@ -1,6 +1,7 @@
 // attention/ against its float64 references: general and tensor-core kernels and preparation, forward and backward, float32 and bf16, by the rule
 // of test/compare.h; the references themselves by finite differences. Also: causality, extreme scores, equal bits for any number
 // of CPU threads and any order of blocks and lanes, nothing written outside (test/device.h), errors.
+#include <cstdlib>
 #include <cstring>
 
 #include "test/attention_reference.h"
@@ -274,6 +275,43 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
         if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2) qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
       check_attention<T>(settings_of(kind, 70), shape, qkv, random_normal<T>(shape.out_size(), 2));
     }
+}
+
+// One key that the last query agrees with among 4096 random ones, 16384 with FULL=1 (a minute). Earlier queries have no gradient,
+// so that the references need the last four only.
+TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, std::getenv("FULL") ? 16384 : 4096, 1, 32};
+  int first = shape.T - 4, key = shape.T / 3;
+  auto numbers = random_normal<float>(shape.qkv_size(), 1);
+  for (int t = 0; t < shape.T; t++)
+    for (int part = 0; part < 2; part++) {
+      float *x = &numbers[shape.qkv(0, t, part, 0)], squares = 0;
+      for (int d = 0; d < shape.D; d++) squares += x[d] * x[d];
+      for (int d = 0; d < shape.D; d++) x[d] /= std::sqrt(squares);
+    }
+  for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, key, 1, 0, d)] = numbers[shape.qkv(0, shape.T - 1, 0, 0, d)];
+  for (int t = 0; t < shape.T; t++)  // the length scale of lssa
+    for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, t, 0, 0, d)] *= std::log(32.0f) * std::log(float(t + 1));
+  std::vector<T> qkv(numbers.size()), dout(shape.out_size(), from_float<T>(0)), random = random_normal<T>(4 * shape.D, 2);
+  for (size_t i = 0; i < qkv.size(); i++) qkv[i] = from_float<T>(numbers[i]);
+  std::copy(random.begin(), random.end(), dout.begin() + shape.out(0, first, 0));
+  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
+    AttentionSettings s{.kind = kind};
+    std::string name = describe(s, shape);
+    auto result = run_attention<T>(s, shape, qkv, dout);
+    auto x = widen<Exact>(qkv), d = widen<Exact>(dout);
+    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout);
+    auto last = [&](auto values) { return decltype(values)(values.begin() + shape.out(0, first, 0), values.end()); };
+    expect_close(name + " out", last(result.out), last(ref_attention<Exact>(s, shape, x, {}, first)),
+                 last(ref_attention<Naive<T>>(s, shape, nx, {}, first)), u<T>);
+    double terms[3] = {};
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, {}, nullptr, terms, first);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, {}, nullptr, nullptr, first);
+    for (int part = 0; part < 3; part++)
+      expect_close(name + (part == 0 ? " dq" : part == 1 ? " dk" : " dv"), part_of(shape, result.dqkv, part), part_of(shape, exact, part),
+                   part_of(shape, naive, part), u<T>, terms[part]);
+  }
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
