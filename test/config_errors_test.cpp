@@ -70,7 +70,8 @@ static std::string allowed_names(const std::string& key) {
   Config config;
   std::string names;
   for (auto& row : config_rows(config))
-    for (auto& name : row.key == key ? choices(row.allowed) : std::vector<std::string>()) append_item(names, name, ", ");
+    for (auto& name : row.key == key ? choices(row.allowed) : std::vector<std::string>())
+      append_item(names, name, ", ");
   return names;
 }
 
@@ -96,7 +97,8 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(R"({"seed": -1})", {}, "seed = -1 must be an integer in [0, 18446744073709551615]  [x.json]");
   expect_error(R"({"seed": 18446744073709551616})", {},
                "seed = 1.8446744073709552e+19 must be an integer in [0, 18446744073709551615]  [x.json]");
-  expect_error(R"({"optimizer": {"beta1": 1}})", {}, "optimizer.beta1 = 1 must be a number in [0, 0.9999999]  [x.json]");
+  expect_error(R"({"optimizer": {"beta1": 1}})", {},
+               "optimizer.beta1 = 1 must be a number in [0, 0.9999999]  [x.json]");
   expect_error(R"({"optimizer": {"eps": 0}})", {}, "optimizer.eps = 0 must be a number in [1e-30, 1]  [x.json]");
   expect_error(R"({"optimizer": {"lr": "6e-4"}})", {},
                "optimizer.lr = \"6e-4\" must be a number in [0, 1000]  [x.json]");
