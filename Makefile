@@ -75,7 +75,7 @@ else
 endif
 
 # ---- rules
-.PHONY: all test tests sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
@@ -122,6 +122,24 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
 THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
+# Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
+FUZZ_SECONDS ?= 20
+FUZZERS := config shards safetensors
+FUZZ_SOURCES := $(addprefix runtime/,config.cpp config_table.cpp json.cpp file.cpp checksum.cpp safetensors.cpp) data/shards.cpp
+FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
+build/fuzz/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(FUZZ_CXX) -MMD -MP -c $< -o $@
+build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
+	$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
+.PRECIOUS: build/fuzz/%.o
+-include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
+fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards and safetensors, FUZZ_SECONDS=20 each
+	@for name in $(FUZZERS); do mkdir -p build/fuzz/$${name}_corpus; \
+	 build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \
+	   -artifact_prefix=build/fuzz/$${name}_ build/fuzz/$${name}_corpus test/fuzz/corpus/$$name 2> build/fuzz/$$name.log \
+	   && echo "fuzz: $$name: $$(grep -o 'number_of_executed_units: .*' build/fuzz/$$name.log | grep -o '[0-9]*') inputs, nothing found" \
+	   || { tail -40 build/fuzz/$$name.log; exit 1; }; done
 check-full: train                  ## everything, the long sanitizer runs and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }

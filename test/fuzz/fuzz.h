@@ -1,0 +1,37 @@
+// For the fuzz targets of the three readers of untrusted bytes: libFuzzer calls LLVMFuzzerTestOneInput with inputs that it
+// makes up. What is wrong with an input must be a UserError or a Failure; anything else, a sanitizer's report or an
+// exception of another type, ends the program and names the input.
+#pragma once
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "runtime/error.h"
+
+// A file in memory with these bytes, while the object lives.
+class MemoryFile {
+ public:
+  MemoryFile(const uint8_t* bytes, size_t size) : fd_(memfd_create("fuzz", 0)) {
+    if (fd_ < 0 || (size > 0 && ::write(fd_, bytes, size) != ssize_t(size))) std::abort();
+  }
+  ~MemoryFile() { ::close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+template <class F>
+int expect_user_errors_only(F f) {
+  try {
+    f();
+  } catch (const UserError&) {
+  } catch (const Failure&) {
+  }
+  return 0;
+}

@@ -1,0 +1,18 @@
+// A token shard: all windows of three lengths, each token of which must be in the vocabulary where it was accepted.
+#include "data/shards.h"
+#include "test/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  MemoryFile file(data, size);
+  for (int T : {1, 7, 64})
+    expect_user_errors_only([&] {
+      WindowReader reader(open_shards({file.path()}, 256, "data.train"), T, 256);
+      std::vector<int> inputs(T), targets(T);
+      for (int64_t window = 0; window < reader.windows() && window < 1000; window++) {
+        reader.read(window, inputs.data(), targets.data());
+        for (int t = 0; t < T; t++)
+          if (inputs[t] < 0 || inputs[t] >= 256 || targets[t] < 0 || targets[t] >= 256) std::abort();
+      }
+    });
+  return 0;
+}
