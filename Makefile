@@ -125,8 +125,9 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 # ThreadSanitizer costs minutes in the kernels: without FULL=1 it checks the layer, the loader, the gate and the planted races.
 THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
-check-full: test                   ## everything, the long sanitizer runs included
-	@FULL=1 $(MAKE) check-asan check-tsan -j1
+check-full: train                  ## everything, the long sanitizer runs and every CUDA kernel included
+	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
 bench: $(BUILD)/bench_step         ## time of a training step by kernel; registers of the kernels where the CUDA build has been compiled
 	$(BUILD)/bench_step
 	@python3 scripts/kernel_table.py

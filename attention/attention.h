@@ -1,8 +1,8 @@
 // Causal attention: what can be set, and the two calls that the trainer makes. README.md has the equations.
-// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous,
-// but rows (b, t) of qkv and dqkv may lie further apart: AttentionSettings::qkv_stride.
-// Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were folded in before (prepare.cuh).
-// Memory is linear in T, results are the same bits in every run; no atomics. T = float | bf16; sums are taken in float32.
+// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all
+// contiguous, but rows (b, t) of qkv and dqkv may lie further apart: AttentionSettings::qkv_stride. Scores are q_i .
+// k_j as they stand in qkv: rotation, norms and the row scale were folded in before (prepare.cuh). Memory is linear in
+// T, results are the same bits in every run; no atomics. T = float | bf16; sums are taken in float32.
 #pragma once
 #include <cstddef>
 #include <iterator>
@@ -57,15 +57,16 @@ struct AttentionLearned {
 // A user_error naming the key if these settings have no kernels here; call it when the config has been read.
 void attention_check(const AttentionSettings& settings, int D);
 
-// Floats saved per row (b, h, t) for the backward, one [B, H, T] array after the other. (lssar saves a vector of D more.)
+// Floats saved per row (b, h, t) for the backward, one [B, H, T] array after the other. (lssar saves a vector of D
+// more.)
 int attention_statistics(const AttentionSettings& settings, int D);
 
 size_t attention_backward_workspace(int B, int T, int H, int D);  // bytes: 32 per row (b, h, t), so linear in T
 
 // out = , stats = (only if training; may be nullptr otherwise).
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H, int D,
-                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
+                       int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
 // dqkv = , from what the forward read and wrote.
 template <class T>

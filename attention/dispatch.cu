@@ -14,18 +14,22 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
   for (int k = 0; k < KINDS; k++)
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
-  user_error("config: attention.kind = \"%s\" has no kernels in this build; choose one of %s, or build with make ATTN=%s.", name,
-             built.c_str(), name);
+  user_error(
+      "config: attention.kind = \"%s\" has no kernels in this build; choose one of %s, or build with make ATTN=%s.",
+      name, built.c_str(), name);
 }
 
-const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) { return kernels_for(s).general_float; }
+const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) {
+  return kernels_for(s).general_float;
+}
 
-// Tensor cores where there are any, that is on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower than the
-// general kernels: only tests ask for it.)
+// Tensor cores where there are any, that is on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower
+// than the general kernels: only tests ask for it.)
 const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, const bf16*) {
   const KindKernels& k = kernels_for(s);
   bool possible = D <= k.tensor_D;
-  if (s.kernels == Kernels::tensor && !possible) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
+  if (s.kernels == Kernels::tensor && !possible)
+    failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
   bool wanted = s.kernels == Kernels::tensor || (s.kernels == Kernels::automatic && !on_cpu);
   return possible && wanted ? k.tensor_bf16 : k.general_bf16;
 }
@@ -40,7 +44,8 @@ PolicySettings policy_settings(const AttentionSettings& s) {
 
 template <class T>
 const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
-  if (s.sink == Sink::learned && !learned.sink) failure("attention: the sink is learned, but no array of sinks was given.");
+  if (s.sink == Sink::learned && !learned.sink)
+    failure("attention: the sink is learned, but no array of sinks was given.");
   return s.sink == Sink::learned ? learned.sink : nullptr;
 }
 
@@ -52,7 +57,9 @@ KindKernels& kernels_of(Kind kind, bool any_power) {
 }
 
 Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
-QkNorm qk_norm_from_name(const std::string& name) { return from_name<QkNorm>("attention.qk_norm", qk_norm_names, name); }
+QkNorm qk_norm_from_name(const std::string& name) {
+  return from_name<QkNorm>("attention.qk_norm", qk_norm_names, name);
+}
 Scale scale_from_name(const std::string& name) { return from_name<Scale>("attention.scale", scale_names, name); }
 Sink sink_from_name(const std::string& name) { return from_name<Sink>("attention.sink", sink_names, name); }
 RopeScaling rope_scaling_from_name(const std::string& name) {
@@ -72,12 +79,13 @@ int attention_statistics(const AttentionSettings& settings, int D) {
 size_t attention_backward_workspace(int B, int T, int H, int) { return size_t(8) * sizeof(float) * B * H * T; }
 
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H, int D,
-                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
+                       int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, D);
   const Launchers<T>& launchers = launchers_for(settings, D, qkv);
-  (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                                       policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
+  (training ? launchers.forward
+            : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
+                                   policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }
 
 template <class T>
@@ -85,8 +93,9 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  launchers_for(settings, D, qkv).backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
-                                            learned.dsink, policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
+  launchers_for(settings, D, qkv)
+      .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
+                 policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }
 
 #define INSTANTIATE(T)                                                                                                     \

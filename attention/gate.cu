@@ -23,7 +23,8 @@ struct Relu {
   __device__ static float value(float g) { return max(g, 0.0f); }
   __device__ static float slope(float g) { return g > 0 ? 1.0f : 0.0f; }
 };
-struct Tanh {  // 2 sigmoid(2g) - 1 would lose small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses them only below 1e-4, where g is right
+struct Tanh {  // 2 sigmoid(2g) - 1 would lose small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses them only below
+               // 1e-4, where g is right
   __device__ static float value(float g) {
     float size = fabsf(g), e = expf(-2 * size), t = (1 - e) / (1 + e);
     t = size < 0.02f ? size * (1 - size * size * (1.0f / 3 - size * size * (2.0f / 15))) : t;
@@ -83,8 +84,8 @@ __global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const
 }
 
 template <class T, class Act, bool ADD, int W>
-__global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<const T> dy, Matrix<const T> x, Matrix<const T> logits,
-                                     int N, int width, int padded) {
+__global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<const T> dy, Matrix<const T> x,
+                                     Matrix<const T> logits, int N, int width, int padded) {
   int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
   if (column >= padded) return;
   for (; row < N; row += gridDim.y) {
@@ -142,7 +143,9 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
 // f.operator()<Act, ADD>() for these settings.
 template <class F>
 void with_gate(const GateSettings& settings, F f) {
-  auto with_op = [&]<class Act>() { settings.add ? f.template operator()<Act, true>() : f.template operator()<Act, false>(); };
+  auto with_op = [&]<class Act>() {
+    settings.add ? f.template operator()<Act, true>() : f.template operator()<Act, false>();
+  };
   switch (settings.activation) {
     case GateActivation::none: break;
     case GateActivation::sigmoid: return with_op.template operator()<Sigmoid>();
@@ -174,8 +177,8 @@ GatePosition gate_position_from_name(const std::string& name) {
 }
 
 template <class T>
-void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N, int H, int D,
-                  cudaStream_t stream) {
+void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N,
+                  int H, int D, cudaStream_t stream) {
   if (N == 0) return;
   Matrix<T> out{y, ldy};
   Matrix<const T> in{x, ldx}, g{logits, ldg};
@@ -183,18 +186,19 @@ void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, 
   bool wide = multiples(W, {H * D, ldy, ldx, ldg}) && aligned16(y, x, logits);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
-      launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0, stream, out, in, g, N,
-             H, D);
+      launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
+             stream, out, in, g, N, H, D);
     else if (wide)
-      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, out, in, g, N, H * D);
+      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, out, in, g, N,
+             H * D);
     else
       launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, out, in, g, N, H * D);
   });
 }
 
 template <class T>
-void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx, const T* logits, int ldg,
-                   const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
+void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx,
+                   const T* logits, int ldg, const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
   if (N == 0) return;
   Matrix<T> out{dx, lddx}, dg{dlogits, lddg};
   Matrix<const T> din{dy, lddy}, in{x, ldx}, g{logits, ldg};
@@ -203,12 +207,14 @@ void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* 
   bool wide = multiples(W, {width, columns, lddx, lddg, lddy, ldx, ldg}) && aligned16(dx, dlogits, dy, x, logits);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
-      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP), 0, stream, out, dg,
-             din, in, g, N, H, D, columns);
+      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
+             0, stream, out, dg, din, in, g, N, H, D, columns);
     else if (wide)
-      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, columns);
+      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, out, dg, din,
+             in, g, N, width, columns);
     else
-      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, out, dg, din, in, g, N, width, columns);
+      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, out, dg, din, in, g,
+             N, width, columns);
   });
 }
 

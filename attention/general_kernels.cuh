@@ -1,9 +1,9 @@
-// The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one sequence in
-// shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a product is 4 x 8 or
-// more per thread in registers. The backward is two kernels, dK and dV by tiles of keys and dQ by tiles of queries, so that
-// every number is summed by one thread in one order. Heads of more than 128 channels are done 128 output channels at a time,
-// each of which computes the scores anew. A kind's own file general_KIND.cu enters them into the table, so that kinds compile
-// side by side.
+// The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
+// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a
+// product is 4 x 8 or more per thread in registers. The backward is two kernels, dK and dV by tiles of keys and dQ by
+// tiles of queries, so that every number is summed by one thread in one order. Heads of more than 128 channels are done
+// 128 output channels at a time, each of which computes the scores anew. A kind's own file general_KIND.cu enters them
+// into the table, so that kinds compile side by side.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tiles.cuh"
@@ -21,9 +21,9 @@ __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
   return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
 }
 
-// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time and always in
-// the same order: forward and backward must agree on z to the last bit, as e^z magnifies what they differ by. The held tiles
-// stay where one chunk is all; they are loaded when `fresh`. Begins with a barrier.
+// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time
+// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies what they differ
+// by. The held tiles stay where one chunk is all; they are loaded when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
                                             const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
@@ -48,7 +48,8 @@ __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* he
 
 // After score_tiles(): the stream tiles hold the block's own chunk of channels again. A barrier must follow.
 template <class Tile, int N, class T>
-__device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0, const Place& place) {
+__device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0,
+                                                 const Place& place) {
   if (place.chunk == place.chunks - 1) return;
   __syncthreads();
   unrolled<N>([&](int n) {
@@ -219,7 +220,8 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
 // Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
+    attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
+                                   Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                       // k, v
@@ -352,15 +354,16 @@ void with_tile(int D, F f) {
 template <class T, class Policy>
 void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
-  // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the same tiles.)
+  // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the
+  // same tiles.)
   constexpr bool few = Policy::PASSES == 1 || on_cpu;
   using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
   with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
                     (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
-    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS), floats * sizeof(float),
-           c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+           floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
@@ -374,8 +377,8 @@ void general_backward(const BackwardCall<T>& c) {
     launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
     launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
-           c.settings, shape);
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
+           c.workspace, c.qkv, c.settings, shape);
   });
 }
 
@@ -386,7 +389,8 @@ bool enter_general_kernels(Kind kind, bool any_power = false) {
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
   k.vectors = Policy::VALUES - 1;
-  k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>, general_backward<float, Policy>};
+  k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>,
+                     general_backward<float, Policy>};
   k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>};
   return true;
 }

@@ -1,6 +1,6 @@
-// Where the rows of one head of one sequence lie, for the kernels of both families (general, tensor cores), and what their
-// backward reads per row besides q, k, v and dO.
-// Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart, out, dout [B, T, H, D].
+// Where the rows of one head of one sequence lie, for the kernels of both families (general, tensor cores), and what
+// their backward reads per row besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart,
+// out, dout [B, T, H, D].
 #pragma once
 #include <initializer_list>
 
@@ -47,11 +47,11 @@ __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
 
 namespace {
 
-// rows [ROWS][B, H, T] = what the backward's kernels read per row, from what the forward saved and the dot products dO_i . O_i
-// (and dO_i . O2_i). A thread has a row; its 16-byte pieces come through the first-level cache.
+// rows [ROWS][B, H, T] = what the backward's kernels read per row, from what the forward saved and the dot products
+// dO_i . O_i (and dO_i . O2_i). A thread has a row; its 16-byte pieces come through the first-level cache.
 template <class T, class Policy>
-__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats, PolicySettings settings,
-                                      Shape shape, int B) {
+__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
+                                      PolicySettings settings, Shape shape, int B) {
   size_t count = shape.rows(B), r = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
   if (r >= count) return;
   int t = r % shape.T, h = r / shape.T % shape.H, b = r / shape.T / shape.H;
@@ -95,11 +95,12 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   size_t rows = shape.rows(c.B);
-  launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, c.stream, c.workspace, c.dout, c.out,
-         c.stats, c.settings, shape, c.B);
+  launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, c.stream, c.workspace,
+         c.dout, c.out, c.stats, c.settings, shape, c.B);
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)
-      launch((attention_sink_kernel<T, Policy>), dim3(c.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink, c.workspace, shape, c.B);
+      launch((attention_sink_kernel<T, Policy>), dim3(c.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
+             c.workspace, shape, c.B);
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// The functions that the kinds are made of beyond expf, in float32 and free of branches (and of logf's special cases, which g++
-// would make branches of), so that loops over them become vector code on the CPU.
+// The functions that the kinds are made of beyond expf, in float32 and free of branches (and of logf's special cases,
+// which g++ would make branches of), so that loops over them become vector code on the CPU.
 #pragma once
 #include "kernels/gpu.cuh"
 
-// ln x for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1)). Relative error 2e-7.
+// ln x for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), ln m = 2 artanh((m - 1) / (m + 1)). Relative error
+// 2e-7.
 __device__ inline float log_normal(float x) {
   int bits = __float_as_int(x), n = (bits - 0x3f3504f3) >> 23;
   float m = __int_as_float(bits - (n << 23)), s = (m - 1) / (m + 1), q = s * s;
@@ -11,8 +12,9 @@ __device__ inline float log_normal(float x) {
   return fmaf(float(n), 0.693147181f, fmaf(2 * s, q * tail, 2 * s));
 }
 
-// ln(1 + e) for e in [0, 1], small e with all their digits: e + e^2 q(e), q of degree 7 with the least relative error of the whole
-// (Remez): 3e-8, 1.5e-7 in float32. Ten multiply-adds, where a logarithm would keep a GPU's special-function unit busy.
+// ln(1 + e) for e in [0, 1], small e with all their digits: e + e^2 q(e), q of degree 7 with the least relative error
+// of the whole (Remez): 3e-8, 1.5e-7 in float32. Ten multiply-adds, where a logarithm would keep a GPU's
+// special-function unit busy.
 __device__ inline float log1p_of_unit(float e) {
   float q = fmaf(0.0053648264f, e, -0.030065799f);
   q = fmaf(q, e, 0.079204545f);

@@ -1,7 +1,9 @@
-// The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing else of
-// them. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores arrive as -inf and must
-// come out as weight 0, gradient 0. In the forward several threads share a row, each with its own SUMS over its keys.
-//   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first sweep
+// The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing
+// else of them. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores
+// arrive as -inf and must come out as weight 0, gradient 0. In the forward several threads share a row, each with its
+// own SUMS over its keys.
+//   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first
+//   sweep
 //           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
@@ -91,10 +93,11 @@ struct Lssa : PolicyDefaults {
   }
 };
 
-// f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep finds S and
-// max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs two constants. Q = P / r =
-// x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is degenerate (offset > 0, m < 1e-3) gets
-// 1 / m = 0, and with it 0 everywhere. WHOLE: the power is an integer up to 32, taken by multiplications.
+// f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
+// finds S and max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs
+// two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is
+// degenerate (offset > 0, m < 1e-3) gets 1 / m = 0, and with it 0 everywhere. WHOLE: the power is an integer up to 32,
+// taken by multiplications.
 template <bool TRAINING, bool WHOLE>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<false, WHOLE>;

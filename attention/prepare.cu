@@ -1,4 +1,5 @@
-// The contract is in prepare.cuh. A row is read once for its norm (it stays in the first-level cache) and once to be changed.
+// The contract is in prepare.cuh. A row is read once for its norm (it stays in the first-level cache) and once to be
+// changed.
 #include "attention/prepare.cuh"
 
 #include <cmath>
@@ -38,8 +39,8 @@ RowScale<T> row_scale(const AttentionSettings& s, int D, const T* ssmax_scale) {
   return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
 
-// Which row a group of lanes has. Groups past the end have the last row's place but touch no q or k: they only take part in the shuffles,
-// which need all lanes. (Reading the row would race with the group that writes it.)
+// Which row a group of lanes has. Groups past the end have the last row's place but touch no q or k: they only take
+// part in the shuffles, which need all lanes. (Reading the row would race with the group that writes it.)
 struct Row {
   bool inside, is_q;
   int n, h;         // position b T + t, head
@@ -91,8 +92,8 @@ struct Lanes {
   int lane, count;
 };
 
-// sum of x y over a row, this lane's share of it: the elements that the lane will also write (in each half of a row that is
-// rotated), as lanes do not wait for each other's reads.
+// sum of x y over a row, this lane's share of it: the elements that the lane will also write (in each half of a row
+// that is rotated), as lanes do not wait for each other's reads.
 template <int W, class T>
 __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
   float sum = 0;
@@ -107,7 +108,8 @@ __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes la
   return sum;
 }
 
-// x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only where along is used: pass x itself otherwise.
+// x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only where along is used: pass x itself
+// otherwise.
 template <int W, int SIGN, class T>
 __device__ void scale_and_rotate(T* x, const T* y, float scale, float along, const float2* angles, int D, Lanes lanes) {
   if (!angles) {
@@ -151,8 +153,9 @@ __device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_n
 }
 
 template <class T>
-__global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope, QkNorm qk_norm, RowScale<T> scale, int rows,
-                                       int lane_count, int parts, int T_, int H, int D, size_t qkv_stride, bool wide) {
+__global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope, QkNorm qk_norm, RowScale<T> scale,
+                                       int rows, int lane_count, int parts, int T_, int H, int D, size_t qkv_stride,
+                                       bool wide) {
   Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
   Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
   int t = row.n % T_;
@@ -164,8 +167,8 @@ __global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope,
   else forward_row<1>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
 }
 
-// With y = norm(R x) and x' = alpha y as the forward left it: dy = alpha dx', d(R x) = (dy - y (y . dy) [/ D for rms]) / length.
-// y . dy = x' . dx', so y itself is not needed; where alpha is 0 so is the gradient.
+// With y = norm(R x) and x' = alpha y as the forward left it: dy = alpha dx', d(R x) = (dy - y (y . dy) [/ D for rms])
+// / length. y . dy = x' . dx', so y itself is not needed; where alpha is 0 so is the gradient.
 template <int W, class T>
 __device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
                              bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
@@ -182,8 +185,8 @@ __device__ void backward_row(T* dx, const T* x, float inverse, const float2* ang
 
 template <class T>
 __global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norms, const float2* rope, QkNorm qk_norm,
-                                        RowScale<T> scale, float* row_dots, int rows, int lane_count, int parts, int T_, int H,
-                                        int D, size_t qkv_stride, bool wide) {
+                                        RowScale<T> scale, float* row_dots, int rows, int lane_count, int parts, int T_,
+                                        int H, int D, size_t qkv_stride, bool wide) {
   Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
   Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
   int t = row.n % T_, b = row.n / T_;
@@ -193,7 +196,8 @@ __global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norm
   const T* x = qkv + row.offset;
   float* row_dot = nullptr;
   if (row_dots && row.is_q) row_dot = row_dots + (size_t(b) * H + row.h) * T_ + t;
-  if (wide) backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
+  if (wide)
+    backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
   else backward_row<1>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
 }
 
@@ -215,7 +219,8 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
 template <class T>
 bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
   int unit = Pack<T>::size * (rope ? 2 : 1);
-  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && reinterpret_cast<size_t>(a) % 16 == 0 && reinterpret_cast<size_t>(b) % 16 == 0;
+  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && reinterpret_cast<size_t>(a) % 16 == 0 &&
+         reinterpret_cast<size_t>(b) % 16 == 0;
 }
 
 // A lane has at most 32 elements of a row, while there are lanes.
@@ -227,13 +232,14 @@ dim3 grid_for(int rows, int lanes) { return dim3(unsigned((size_t(rows) * lanes 
 
 // Floor: 4 N A elements moved (q and k read and written; k stays where nothing changes it: 2 N A).
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings, int B, int T_, int H, int D,
-                     cudaStream_t stream, const AttentionLearned<T>& learned) {
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings, int B, int T_, int H,
+                     int D, cudaStream_t stream, const AttentionLearned<T>& learned) {
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
-         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, stride, can_be_wide<T>(D, stride, rope, qkv, qkv));
+         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, stride,
+         can_be_wide<T>(D, stride, rope, qkv, qkv));
 }
 
 size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int T, int H) {
@@ -242,8 +248,9 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int 
 
 // Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
 template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings, int B,
-                      int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned, void* workspace) {
+void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
+                      int B, int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned,
+                      void* workspace) {
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
@@ -287,7 +294,7 @@ template void prepare_forward(float*, float*, const float2*, const AttentionSett
                               const AttentionLearned<float>&);
 template void prepare_forward(bf16*, float*, const float2*, const AttentionSettings&, int, int, int, int, cudaStream_t,
                               const AttentionLearned<bf16>&);
-template void prepare_backward(float*, const float*, const float*, const float2*, const AttentionSettings&, int, int, int, int,
-                               cudaStream_t, const AttentionLearned<float>&, void*);
-template void prepare_backward(bf16*, const bf16*, const float*, const float2*, const AttentionSettings&, int, int, int, int,
-                               cudaStream_t, const AttentionLearned<bf16>&, void*);
+template void prepare_backward(float*, const float*, const float*, const float2*, const AttentionSettings&, int, int,
+                               int, int, cudaStream_t, const AttentionLearned<float>&, void*);
+template void prepare_backward(bf16*, const bf16*, const float*, const float2*, const AttentionSettings&, int, int, int,
+                               int, cudaStream_t, const AttentionLearned<bf16>&, void*);

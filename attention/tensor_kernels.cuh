@@ -1,8 +1,9 @@
-// Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32 scores,
-// statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream past, here double-
-// buffered by asynchronous copies; tiles above the diagonal are never touched. The backward is two kernels, dK and dV by tiles of
-// keys and dQ by tiles of queries: 7 products in place of 5, and every number is summed by one lane in one order, without atomics.
-// Weights are rounded to bf16 when they enter a product, after the row's statistics have been taken from them in float32.
+// Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32
+// scores, statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream
+// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward is two
+// kernels, dK and dV by tiles of keys and dQ by tiles of queries: 7 products in place of 5, and every number is summed
+// by one lane in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the row's
+// statistics have been taken from them in float32.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tensor_tiles.cuh"
@@ -24,15 +25,18 @@ __device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float
 
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS)
-attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
+    attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
+                                    Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, VALUES = Policy::VALUES, PASSES = Policy::PASSES;
   constexpr int TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* query_tile = shared;                                  // [HELD][DIM]
   T* stages = query_tile + Tile::HELD * Tile::DIM;         // [2] keys, values [STREAM][DIM]
-  int b = blockIdx.z, h = blockIdx.y, block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
+  int b = blockIdx.z, h = blockIdx.y,
+      block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
-  Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
+  Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape),
+          v = head_of_qkv(qkv, 2, b, h, shape);
   Policy policy(settings, sink ? to_float(sink[h]) : settings.sink);
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
@@ -99,7 +103,8 @@ attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sin
           policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
           policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
 #pragma unroll
-          for (int value = 0; value < VALUES; value++) keep_weights<Tile, T>(weights[value], m, half, n, low[value], high[value]);
+          for (int value = 0; value < VALUES; value++)
+            keep_weights<Tile, T>(weights[value], m, half, n, low[value], high[value]);
         }
       });
 #pragma unroll
@@ -136,8 +141,10 @@ attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sin
 // Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings, Shape shape) {
-  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
+    attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
+                                          PolicySettings settings, Shape shape) {
+  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM,
+                TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* held = shared;                                                     // k, v [HELD][DIM]
   T* stages = held + 2 * HELD_TILE;                                     // [2] q, dO [STREAM][DIM]
@@ -211,13 +218,15 @@ attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows,
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys up to the diagonal.
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
-                                         Shape shape) {
-  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM, TILE = Tile::STREAM * Tile::DIM;
+    attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
+                                             PolicySettings settings, Shape shape) {
+  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM,
+                TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* held = shared;                         // q, dO [HELD][DIM]
   T* stages = held + 2 * HELD_TILE;         // [2] k, v [STREAM][DIM]
-  int b = blockIdx.z, h = blockIdx.y, block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
+  int b = blockIdx.z, h = blockIdx.y,
+      block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
   size_t count = shape.rows(gridDim.z);
@@ -270,7 +279,8 @@ attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* ro
     add_weighted<Tile>(dq, dz, keys);
     __syncthreads();  // all have read this step's tiles
   }
-  store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq, my_queries);
+  store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
+                   my_queries);
 }
 
 // ---- launchers
@@ -294,10 +304,10 @@ void with_width(int D, F f) {
   else with_width<MORE...>(D, f);
 }
 
-// Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5 times in
-// evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an instruction: with M = 1 just
-// what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave registers for M = 1 only, at DIM 128 with
-// shorter tiles.
+// Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
+// times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
+// instruction: with M = 1 just what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave
+// registers for M = 1 only, at DIM 128 with shorter tiles.
 template <class T, class Policy>
 void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
@@ -305,8 +315,8 @@ void tensor_forward(const ForwardCall<T>& c) {
     constexpr bool one_sum = Policy::PASSES == 1;
     using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
     size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
-    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS), elements * sizeof(T),
-           c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
+           elements * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
@@ -319,9 +329,10 @@ void tensor_backward(const BackwardCall<T>& c) {
     using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : 32>;
     size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
     launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
-           bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
-    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS), bytes,
-           c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+           bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
+           c.settings, shape);
+    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B),
+           dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }
 
@@ -329,7 +340,8 @@ template <class Policy>
 bool enter_tensor_kernels(Kind kind, bool any_power = false) {
   KindKernels& k = kernels_of(kind, any_power);
   k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
-  k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>, tensor_backward<bf16, Policy>};
+  k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,
+                   tensor_backward<bf16, Policy>};
   return true;
 }
 

@@ -1,13 +1,15 @@
-// What the tensor-core attention kernels are made of. A warp multiplies 16 M held rows by a tile of streamed rows, as products
-// m16n8k16 of 16-bit elements with float32 sums:
+// What the tensor-core attention kernels are made of. A warp multiplies 16 M held rows by a tile of streamed rows, as
+// products m16n8k16 of 16-bit elements with float32 sums:
 //   scores   held rows [16 M, DIM] x streamed rows [STREAM, DIM]^T, summed over channels
 //   sums     weights [16 M, STREAM] x streamed rows [STREAM, DIM], summed over streamed rows
-// The scores' result lies in the lanes' registers just as the sums want their left operand, so weights never see shared memory.
-// Which elements a lane holds stands in gpu.cuh (mma_m16n8k16): rows lane / 4 and lane / 4 + 8 of 16, columns in pairs.
+// The scores' result lies in the lanes' registers just as the sums want their left operand, so weights never see shared
+// memory. Which elements a lane holds stands in gpu.cuh (mma_m16n8k16): rows lane / 4 and lane / 4 + 8 of 16, columns
+// in pairs.
 #pragma once
 #include "attention/heads.cuh"
 
-// DIM: channels, head dimensions below it are padded with zeros; M: 16-row groups of a warp; STREAM: streamed rows at a time.
+// DIM: channels, head dimensions below it are padded with zeros; M: 16-row groups of a warp; STREAM: streamed rows at a
+// time.
 template <int DIM_, int M_, int STREAM_>
 struct TensorTile {
   static constexpr int DIM = DIM_, M = M_, STREAM = STREAM_, WARPS = 4, THREADS = WARPS * WARP;
@@ -18,14 +20,15 @@ struct TensorTile {
   static_assert(DIM % 32 == 0 && STREAM % 16 == 0);
 };
 
-// Where 16-byte chunk c of row r lies in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows' chunks of one
-// column, which ldmatrix reads at once, lie in different banks.
+// Where 16-byte chunk c of row r lies in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'
+// chunks of one column, which ldmatrix reads at once, lie in different banks.
 template <class Tile>
 __device__ __forceinline__ int place(int row, int chunk) {
   return (row * Tile::CHUNKS + (chunk ^ (Tile::CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3))) * 8;
 }
 
-// tile [ROWS][DIM] = rows r0.. of a head; what lies beyond its last row or channel becomes 0. Arrives after cp_async_wait and a barrier.
+// tile [ROWS][DIM] = rows r0.. of a head; what lies beyond its last row or channel becomes 0. Arrives after
+// cp_async_wait and a barrier.
 template <class Tile, int ROWS, class T>
 __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) {
   for (int n = threadIdx.x; n < ROWS * Tile::CHUNKS; n += Tile::THREADS) {
@@ -43,7 +46,8 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
   }
 }
 
-// Which rows and columns a lane has of a product's 16 M x 8 N result d[M][N][4]: d[m][n][2 half + c] is row(m, half), column(n) + c.
+// Which rows and columns a lane has of a product's 16 M x 8 N result d[M][N][4]: d[m][n][2 half + c] is row(m, half),
+// column(n) + c.
 struct Fragment {
   int group = int(threadIdx.x) % WARP / 4, quad = int(threadIdx.x) % 4;
   __device__ __forceinline__ int row(int m, int half) const { return 16 * m + 8 * half + group; }
@@ -77,7 +81,8 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
 #pragma unroll
     for (int m = 0; m < M; m++) a_rows[m] = held + place<Tile>(16 * m + lane % 16, 2 * k + lane / 16);
 #pragma unroll
-    for (int x = 0; x < PAIRS; x++) b_rows[x] = streamed + place<Tile>(16 * x + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+    for (int x = 0; x < PAIRS; x++)
+      b_rows[x] = streamed + place<Tile>(16 * x + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
     ldmatrix_x4(a, a_rows);
     ldmatrix_x4(pairs, b_rows);
 #pragma unroll
@@ -111,7 +116,8 @@ __device__ __forceinline__ void add_weighted(Sums<Tile>& sums, const Weights<Til
       unsigned pairs[PAIRS][4], b[N][2];
       const void* rows[PAIRS];
 #pragma unroll
-      for (int x = 0; x < PAIRS; x++) rows[x] = streamed + place<Tile>(16 * k + lane % 16, part * N + 2 * x + lane / 16);
+      for (int x = 0; x < PAIRS; x++)
+        rows[x] = streamed + place<Tile>(16 * k + lane % 16, part * N + 2 * x + lane / 16);
       ldmatrix_x4_trans(pairs, rows);
 #pragma unroll
       for (int n = 0; n < N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
@@ -145,10 +151,11 @@ __device__ __forceinline__ void for_channels(const Sums<Tile>& sums, F f) {
     });
 }
 
-// The warp's rows from r0 of a tensor whose row r is at to + r stride: = sums, rounded to T. They pass through `tile`, the warp's own
-// WARP_ROWS rows of a tile that nobody else reads any more, so that they leave in whole 16-byte pieces.
+// The warp's rows from r0 of a tensor whose row r is at to + r stride: = sums, rounded to T. They pass through `tile`,
+// the warp's own WARP_ROWS rows of a tile that nobody else reads any more, so that they leave in whole 16-byte pieces.
 template <class Tile, class T>
-__device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const Shape& shape, const Sums<Tile>& sums, T* tile) {
+__device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const Shape& shape, const Sums<Tile>& sums,
+                                           T* tile) {
   Fragment mine;
   warp_sync();
   for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {

@@ -1,18 +1,18 @@
-// What the general attention kernels are made of. A block holds a tile of rows of one sequence (queries, or keys) and lets the
-// rows of the other stream past it, in float32 whatever the type in memory.
-// held tile    [channel][row]     transposed, so that a thread reads E neighbouring rows at once
-// stream tile  [row][channel]     as in memory
-// weight tile  [streamed row][held row]
-// Two products are all there is: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
-// neighbouring floats by single ones that its neighbours read too. E = 16: four 16-byte reads on a GPU, two AVX registers or one
-// of AVX-512 on a CPU (g++ makes vector code of the innermost loops; fmaf, so that every kernel rounds alike).
+// What the general attention kernels are made of. A block holds a tile of rows of one sequence (queries, or keys) and
+// lets the rows of the other stream past it, in float32 whatever the type in memory. held tile    [channel][row]
+// transposed, so that a thread reads E neighbouring rows at once stream tile  [row][channel]     as in memory weight
+// tile  [streamed row][held row] Two products are all there is: scores (summed over channels) and sums (over streamed
+// rows). In both a thread multiplies E neighbouring floats by single ones that its neighbours read too. E = 16: four
+// 16-byte reads on a GPU, two AVX registers or one of AVX-512 on a CPU (g++ makes vector code of the innermost loops;
+// fmaf, so that every kernel rounds alike).
 #pragma once
 #include <utility>
 
 #include "attention/heads.cuh"
 
 inline constexpr int E = 16;
-// Of these, elements that a policy works on at once: a vector's worth on a CPU; on a GPU their temporaries take registers.
+// Of these, elements that a policy works on at once: a vector's worth on a CPU; on a GPU their temporaries take
+// registers.
 inline constexpr int AT_ONCE = on_cpu ? E : 4;
 
 // f(0), ..., f(N - 1) written out, so that arrays indexed by the argument stay in registers on both machines.
@@ -24,14 +24,15 @@ __device__ __forceinline__ void unrolled(F f) {
 
 // a[r][e] += single[r stride] x v[e] for the rows r < N.
 template <int N, int ROWS>
-__device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* single, int stride, const float (&v)[E]) {
+__device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* single, int stride,
+                                             const float (&v)[E]) {
   if constexpr (N > 1) add_products<N - 1>(a, single, stride, v);
   float s = single[(N - 1) * stride];
   for (int e = 0; e < E; e++) a[N - 1][e] = fmaf(s, v[e], a[N - 1][e]);
 }
 
-// Column c of a row in shared memory: 4 floats of padding after every 32, so that the 16-byte reads of neighbouring threads, E
-// floats apart, fall into different banks.
+// Column c of a row in shared memory: 4 floats of padding after every 32, so that the 16-byte reads of neighbouring
+// threads, E floats apart, fall into different banks.
 __host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
@@ -46,7 +47,8 @@ struct Tile {
   static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
   // sums: a thread has R held rows x E channels
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
-  // blocks on a multiprocessor at least: at most 255 registers a thread, and leave for all of them (the compiler aims lower)
+  // blocks on a multiprocessor at least: at most 255 registers a thread, and leave for all of them (the compiler aims
+  // lower)
   static constexpr int BLOCKS = 256 / THREADS;
   static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
   static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);

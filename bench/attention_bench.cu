@@ -1,7 +1,10 @@
-// Attention alone: time of the training forward and of the backward for each kind, as TFLOP/s of the FlashAttention count
-// (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs). Medians of repeated runs on random data.
-//   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor] [--type fp32|bf16] [KIND,...|all] [D,...] [T,...]
-// On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two heads.
+// Attention alone: time of the training forward and of the backward for each kind, as TFLOP/s of the FlashAttention
+// count (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs). Medians of repeated
+// runs on random data.
+//   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor] [--type fp32|bf16] [KIND,...|all] [D,...]
+//   [T,...]
+// On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
+// heads.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -75,7 +78,8 @@ static std::vector<std::string> split(const std::string& list) {
 
 int main(int argc, char** argv) try {
   std::string type = on_cpu ? "fp32" : "bf16";
-  std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128", on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
+  std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128",
+                                    on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
   AttentionSettings settings;
   for (int i = 1, list = 0; i < argc; i++) {
     std::string a = argv[i];
@@ -86,15 +90,16 @@ int main(int argc, char** argv) try {
     else if (list < 3 && a[0] != '-') lists[list++] = a;
     else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
-  printf("| kind | D | T | forward ms | %s | backward ms | %s |\n|---|---|---|---|---|---|---|\n", on_cpu ? "GFLOP/s" : "TFLOP/s",
-         on_cpu ? "GFLOP/s" : "TFLOP/s");
+  printf("| kind | D | T | forward ms | %s | backward ms | %s |\n|---|---|---|---|---|---|---|\n",
+         on_cpu ? "GFLOP/s" : "TFLOP/s", on_cpu ? "GFLOP/s" : "TFLOP/s");
   std::vector<std::string> kinds = split(lists[0]);
   if (kinds[0] == "all") kinds.assign(std::begin(kind_names), std::end(kind_names));
   for (const std::string& kind : kinds)
     for (const std::string& d : split(lists[1]))
       for (const std::string& t : split(lists[2])) {
         int D = atoi(d.c_str()), length = atoi(t.c_str());
-        if (D < 1 || length < 1) user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());
+        if (D < 1 || length < 1)
+          user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());
         settings.kind = kind_from_name(kind);
         settings.context = length;
         int B = on_cpu ? 1 : std::max(1, 16384 / length), H = on_cpu ? 2 : std::max(1, 1536 / D);

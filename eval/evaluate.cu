@@ -15,8 +15,10 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
 
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
   if (tokens < length)
-    user_error("config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter length  [%s]",
-               (long long)tokens, length, config.file.c_str());
+    user_error(
+        "config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
+        "length  [%s]",
+        (long long)tokens, length, config.file.c_str());
   return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
 }
 
@@ -32,7 +34,8 @@ LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, 
   ProgressBar progress(format("eval length %d", length), windows);
   for (int64_t window = 0; window < windows; window += batch) {
     int count = int(std::min<int64_t>(batch, windows - window));
-    for (int row = 0; row < batch; row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
+    for (int row = 0; row < batch;
+         row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
     for (int row = 0; row < count; row++)

@@ -1,7 +1,7 @@
 // Validation loss by length: the measurement that the whole program exists for.
-// Windows of L inputs do not overlap and never cross a shard's end; they are taken in order, through the shards in order, until
-// floor(tokens / L) are used (fewer if the shards end). The loss is the mean cross-entropy over all their targets, in nats; it does
-// not depend on how many windows are computed at once.
+// Windows of L inputs do not overlap and never cross a shard's end; they are taken in order, through the shards in
+// order, until floor(tokens / L) are used (fewer if the shards end). The loss is the mean cross-entropy over all their
+// targets, in nats; it does not depend on how many windows are computed at once.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -17,7 +17,8 @@ struct LengthLoss {
   std::vector<double> by_position;  // mean loss in bins of clamp(L / 32, 1, 256) positions; the last bin may be shorter
 };
 
-// A user_error where the shards or `tokens` hold less than one window. The model must have been made for eval_rows(config, {length}).
+// A user_error where the shards or `tokens` hold less than one window. The model must have been made for
+// eval_rows(config, {length}).
 LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
 
 // How many windows of this length will be evaluated; the same user_errors, to be had before a run begins.

@@ -14,7 +14,8 @@ int sample(const float* logits, int count, double temperature, int top_k, double
                       [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
     order.resize(top_k);
   }
-  float largest = logits[*std::max_element(order.begin(), order.end(), [&](int a, int b) { return logits[a] < logits[b]; })];
+  float largest =
+      logits[*std::max_element(order.begin(), order.end(), [&](int a, int b) { return logits[a] < logits[b]; })];
   std::vector<double> cumulative(order.size());
   double sum = 0;
   for (size_t i = 0; i < order.size(); i++) cumulative[i] = sum += std::exp((logits[order[i]] - largest) / temperature);

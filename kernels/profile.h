@@ -1,5 +1,5 @@
-// Time by kernel, for benchmarks. Off unless a benchmark switches it on: then launch() and matmul() put an event before and after
-// what they start, and profile_collect() adds up the times by name.
+// Time by kernel, for benchmarks. Off unless a benchmark switches it on: then launch() and matmul() put an event before
+// and after what they start, and profile_collect() adds up the times by name.
 //   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
 #pragma once
 #include <cuda_runtime.h>
@@ -11,7 +11,8 @@
 
 // What a block of a kernel takes on a GPU; all 0 on the CPU, and for what is no kernel of ours.
 struct KernelResources {
-  int threads = 0, registers = 0, spilled = 0, shared = 0;  // per thread: registers, bytes in local memory; shared: bytes of a block
+  int threads = 0, registers = 0, spilled = 0,
+      shared = 0;  // per thread: registers, bytes in local memory; shared: bytes of a block
   int blocks = 0;                                           // resident on a multiprocessor at once
 };
 
@@ -64,7 +65,8 @@ inline std::vector<ProfileLine> profile_collect() {
     cudaEventElapsedTime(&ms, event.start, event.stop);
     cudaEventDestroy(event.start);
     cudaEventDestroy(event.stop);
-    std::string name = event.name.substr(event.name.find_first_not_of('('));  // "(kernel<T, 4>)": without the template arguments
+    std::string name =
+        event.name.substr(event.name.find_first_not_of('('));  // "(kernel<T, 4>)": without the template arguments
     name = name.substr(0, name.find_first_of("<)"));
     ProfileLine& line = by_name[name];
     line.name = name;

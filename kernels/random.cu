@@ -16,7 +16,8 @@ __global__ void normal_fill_kernel(float* out, size_t n, size_t columns, size_t 
   out[i / columns * stride + i % columns] = std * sqrtf(-2.0f * logf(u)) * cosf(angle);
 }
 
-void normal_fill(float* out, size_t rows, size_t columns, size_t stride, float std, uint64_t seed, cudaStream_t stream) {
+void normal_fill(float* out, size_t rows, size_t columns, size_t stride, float std, uint64_t seed,
+                 cudaStream_t stream) {
   size_t n = rows * columns;
   if (n == 0) return;
   launch(normal_fill_kernel, dim3(unsigned((n + 255) / 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);

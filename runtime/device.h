@@ -15,7 +15,8 @@ struct DeviceInfo {
 inline DeviceInfo device_info() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-    user_error("no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU: make BACKEND=cpu");
+    user_error(
+        "no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU: make BACKEND=cpu");
   int device = 0;
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDevice(&device));
@@ -23,9 +24,10 @@ inline DeviceInfo device_info() {
   DeviceInfo info{properties.name, !on_cpu, properties.multiProcessorCount, 0, 0, 0};
   CUDA_CHECK(cudaMemGetInfo(&info.free_memory, &info.total_memory));
   // Data-sheet peaks without sparsity; the first name that is part of the device's wins.
-  static const struct { const char* name; double tflops; } peaks[] = {
-      {"H200", 989}, {"H100 PCIe", 756}, {"H100", 989}, {"GH200", 989}, {"A100", 312}, {"A800", 312}, {"L40S", 362}, {"L4", 121},
-      {"A10", 125}, {"RTX 4090", 165}, {"RTX 3090", 71}, {"RTX 6000 Ada", 364}, {"A6000", 155}};
+  static const struct { const char* name; double tflops;
+  } peaks[] = {{"H200", 989},    {"H100 PCIe", 756},    {"H100", 989}, {"GH200", 989}, {"A100", 312},
+               {"A800", 312},    {"L40S", 362},         {"L4", 121},   {"A10", 125},   {"RTX 4090", 165},
+               {"RTX 3090", 71}, {"RTX 6000 Ada", 364}, {"A6000", 155}};
   for (auto& peak : peaks) {
     if (on_cpu || info.name.find(peak.name) == std::string::npos) continue;
     info.peak_bf16_flops = peak.tflops * 1e12;

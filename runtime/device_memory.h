@@ -1,7 +1,9 @@
 // Device memory, planned once: a plan is a list of arrays that ends up as one allocation, so a step allocates nothing.
-//   MemoryPlan plan;  plan.add(&pointer, count, "activations");  ...  DeviceBlock block(plan);   // every pointer now points
+//   MemoryPlan plan;  plan.add(&pointer, count, "activations");  ...  DeviceBlock block(plan);   // every pointer now
+//   points
 // Without the allocation a plan only counts: that is how the largest micro batch is found. Arrays are 256-byte aligned.
-// Two sets of arrays that are never alive together can share memory: mark() before the first, rewind(mark) before the second.
+// Two sets of arrays that are never alive together can share memory: mark() before the first, rewind(mark) before the
+// second.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -19,7 +21,9 @@ class MemoryPlan {
   void add(T** pointer, size_t count, const char* category) {
     *pointer = nullptr;
     if (count == 0) return;
-    if (count > SIZE_MAX / 4 / sizeof(T)) user_error("memory: an array of %zu elements (%s) cannot exist: make the model or the batch smaller", count, category);
+    if (count > SIZE_MAX / 4 / sizeof(T))
+      user_error("memory: an array of %zu elements (%s) cannot exist: make the model or the batch smaller", count,
+                 category);
     size_t bytes = (count * sizeof(T) + 255) / 256 * 256, offset = position_;
     assign_.push_back([pointer, offset](char* base) { *pointer = reinterpret_cast<T*>(base + offset); });
     position_ += bytes;

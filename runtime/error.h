@@ -1,7 +1,7 @@
 // The two ways something can end badly, and how each is said.
-// user_error(): the user can fix it (config, data, memory, flags): exit 2. failure(): something broke (device, disk): exit 1.
-// Both take printf formats and throw; main() prints the text and exits. Texts name the key or file, the value found,
-// what is allowed and the fix.
+// user_error(): the user can fix it (config, data, memory, flags): exit 2. failure(): something broke (device, disk):
+// exit 1. Both take printf formats and throw; main() prints the text and exits. Texts name the key or file, the value
+// found, what is allowed and the fix.
 #pragma once
 #include <cstdarg>
 #include <cstdio>

@@ -15,9 +15,10 @@ static std::string add(std::vector<double>& window, double x, double z, const ch
     for (double value : window) variance += (value - mean) * (value - mean) / count;
     double deviation = std::sqrt(variance), limit = mean + z * deviation;
     if (x > limit) {
-      outlier = deviation == 0 ? format("%s %.4g after %zu times %.4g", name, x, window.size(), mean)
-                               : format("%s %.4g is %.1f standard deviations above %.4g, the mean of the last %zu steps",
-                                        name, x, (x - mean) / deviation, mean, window.size());
+      outlier = deviation == 0
+                    ? format("%s %.4g after %zu times %.4g", name, x, window.size(), mean)
+                    : format("%s %.4g is %.1f standard deviations above %.4g, the mean of the last %zu steps", name, x,
+                             (x - mean) / deviation, mean, window.size());
       x = limit;
     }
   }

@@ -431,7 +431,7 @@ def main():
       for precision in ("fp32", "bf16") if arguments.bf16 else ("fp32",):
         good &= compare(arguments, config, variant, precision, rows)
   print("| attention, position | precision | first loss | error | worst gradient error | against float64 (PyTorch's) | "
-        f"loss of step {arguments.steps}, PyTorch / ours | worst error | worst error of validation | |")
+        f"loss of step {arguments.steps}, PyTorch / ours | worst error | worst error of validation | verdict |")
   print("|---" * 10 + "|")
   print("\n".join(rows))
   sys.exit(0 if good else 1)

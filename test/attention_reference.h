@@ -1,6 +1,6 @@
-// Float64 references of attention/, and the same formulas op by op with results rounded to a storage type: templates over the
-// policies Exact and Naive<T> of test/compare.h. Written from the equations in attention/README.md, one row at a time, with
-// the whole row of scores in memory. What the kernels keep per row in float32 is not rounded here either.
+// Float64 references of attention/, and the same formulas op by op with results rounded to a storage type: templates
+// over the policies Exact and Naive<T> of test/compare.h. Written from the equations in attention/README.md, one row at
+// a time, with the whole row of scores in memory. What the kernels keep per row in float32 is not rounded here either.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -14,14 +14,16 @@ template <class P> using Numbers = std::vector<typename P::real>;
 struct AttentionShape {
   int B, T, H, D;
   size_t rows() const { return size_t(B) * H * T; }
-  size_t qkv(int b, int t, int part, int h, int d = 0) const { return ((((size_t(b) * T + t) * 3 + part) * H + h) * D) + d; }
+  size_t qkv(int b, int t, int part, int h, int d = 0) const {
+    return ((((size_t(b) * T + t) * 3 + part) * H + h) * D) + d;
+  }
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
   size_t qkv_size() const { return 3 * rows() * D; }
   size_t out_size() const { return rows() * D; }
 };
 
-// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per dp. sink: a further logit
-// of softmax's denominator, -inf for none; its gradient is added to dsink.
+// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
+// dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink.
 
 template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
@@ -58,7 +60,8 @@ struct RefLssar {
 };
 
 template <class P>
-Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink, typename P::real* sink_weight) {
+Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink,
+                       typename P::real* sink_weight) {
   using R = typename P::real;
   size_t n = z.size();
   Numbers<P> p(n);
@@ -97,8 +100,9 @@ Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename
 }
 
 template <class P>
-Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
-                               typename P::real sink, typename P::real* dsink, Numbers<P>& slope) {
+Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp,
+                               typename P::real dot, typename P::real sink, typename P::real* dsink,
+                               Numbers<P>& slope) {
   using R = typename P::real;
   size_t n = z.size();
   R sink_weight = 0, sum = 0;
@@ -133,7 +137,8 @@ Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, 
       for (size_t j = 0; j < n; j++) dz[j] = P::round((slope[j] = P::round(p[j] * P::round(1 - p[j]))) * dp[j]);
       break;
     case Kind::relu:
-      for (size_t j = 0; j < n; j++) slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
+      for (size_t j = 0; j < n; j++)
+        slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
       break;
     case Kind::relu2:
       for (size_t j = 0; j < n; j++) {
@@ -164,14 +169,15 @@ Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b,
   return z;
 }
 
+// first: queries before it are left out, their outputs 0.
 template <class P>
 Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                         const Numbers<P>& sinks = {}) {
+                         const Numbers<P>& sinks = {}, int first = 0) {
   using R = typename P::real;
   Numbers<P> out(shape.out_size()), sum(shape.D);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
-      for (int i = 0; i < shape.T; i++) {
+      for (int i = first; i < shape.T; i++) {
         R sink_weight = 0;
         auto p = ref_weights<P>(s, ref_scores<P>(shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
         std::fill(sum.begin(), sum.end(), R(0));
@@ -183,16 +189,17 @@ Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape
 }
 
 // Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its
-// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of.
+// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of. first: of the queries from there
+// on.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
-                                  double* terms = nullptr) {
+                                  double* terms = nullptr, int first = 0) {
   using R = typename P::real;
-  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks);
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
-      for (int i = 0; i < shape.T; i++) {
+      for (int i = first; i < shape.T; i++) {
         R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
         auto z = ref_scores<P>(shape, qkv, b, h, i);
         auto p = ref_weights<P>(s, z, sink, &sink_weight);
@@ -214,8 +221,10 @@ Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionSha
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
         for (int j = 0; j <= i; j++)
           for (int d = 0; d < shape.D; d++) {
-            sizes[shape.qkv(b, i, 0, h, d)] += std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
-            sizes[shape.qkv(b, j, 1, h, d)] += std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
+            sizes[shape.qkv(b, i, 0, h, d)] +=
+                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
+            sizes[shape.qkv(b, j, 1, h, d)] +=
+                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
             dqkv[shape.qkv(b, i, 0, h, d)] += dz[j] * qkv[shape.qkv(b, j, 1, h, d)];
             dqkv[shape.qkv(b, j, 1, h, d)] += dz[j] * qkv[shape.qkv(b, i, 0, h, d)];
             dqkv[shape.qkv(b, j, 2, h, d)] += p[j] * dout[shape.out(b, i, h, d)];
@@ -293,8 +302,8 @@ Numbers<P> ref_prepare(const AttentionSettings& s, const AttentionShape& shape, 
 // From the gradients of the prepared q, k (and of v, untouched) those of what ref_prepare() was given; dscales [H] += .
 template <class P>
 Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                                const Numbers<P>& dprepared, const std::vector<float2>& rope, const Numbers<P>& scales = {},
-                                Numbers<P>* dscales = nullptr) {
+                                const Numbers<P>& dprepared, const std::vector<float2>& rope,
+                                const Numbers<P>& scales = {}, Numbers<P>* dscales = nullptr) {
   using R = typename P::real;
   int D = shape.D, half = D / 2;
   Numbers<P> dqkv = dprepared, row(D), dy(D), y;

@@ -1,6 +1,8 @@
-// attention/ against its float64 references: general and tensor-core kernels and preparation, forward and backward, float32 and bf16, by the rule
-// of test/compare.h; the references themselves by finite differences. Also: causality, extreme scores, equal bits for any number
-// of CPU threads and any order of blocks and lanes, nothing written outside (test/device.h), errors.
+// attention/ against its float64 references: general and tensor-core kernels and preparation, forward and backward,
+// float32 and bf16, by the rule of test/compare.h; the references themselves by finite differences. Also: causality,
+// extreme scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
+// (test/device.h), errors.
+#include <cstdlib>
 #include <cstring>
 
 #include "test/attention_reference.h"
@@ -23,7 +25,8 @@ template <class F> class AttentionTest : public testing::Test {
  protected:
   void SetUp() override { F::choose(); }
 };
-using Families = testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>, Family<bf16, Kernels::tensor>>;
+using Families =
+    testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>, Family<bf16, Kernels::tensor>>;
 TYPED_TEST_SUITE(AttentionTest, Families);
 template <class T> class PrepareTest : public testing::Test {};
 using StorageTypes = testing::Types<float, bf16>;
@@ -67,8 +70,8 @@ struct Result {
 
 // The kernels' forward and backward. `shift` elements misalign every array of T.
 template <class T>
-Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
-                        const std::vector<T>& sinks = {}, int shift = 0) {
+Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv,
+                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
   s.kernels = family;
   auto shifted = [&](const std::vector<T>& x) {
     std::vector<T> y(x.size() + shift, T{});
@@ -79,22 +82,24 @@ Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const 
     auto y = x.download();
     return std::vector<T>(y.begin() + shift, y.end());
   };
-  DeviceArray<T> in(shifted(qkv)), out(shape.out_size() + shift), dqkv(shape.qkv_size() + shift), d(shifted(dout)), sink(sinks);
-  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), dsinks(std::vector<float>(sinks.size(), 0.5f));
+  DeviceArray<T> in(shifted(qkv)), out(shape.out_size() + shift), dqkv(shape.qkv_size() + shift), d(shifted(dout)),
+      sink(sinks);
+  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
+      dsinks(std::vector<float>(sinks.size(), 0.5f));
   DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H, shape.D));
   AttentionLearned<T> learned;
   if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
   attention_forward<T>(out + shift, stats, in + shift, s, shape.B, shape.T, shape.H, shape.D, true, nullptr, learned);
-  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape.B, shape.T, shape.H, shape.D,
-                        nullptr, learned);
+  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape.B, shape.T,
+                        shape.H, shape.D, nullptr, learned);
   DeviceArray<T> evaluated(shape.out_size());
   attention_forward<T>(evaluated, nullptr, in + shift, s, shape.B, shape.T, shape.H, shape.D, false, nullptr, learned);
   expect_same_bits("evaluation", evaluated.download(), unshifted(out));
   return {unshifted(out), unshifted(dqkv), stats.download(), dsinks.download()};
 }
 
-// Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says little about
-// the naive formula's error, so small shapes are compared over several draws, as one tensor.
+// Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
+// little about the naive formula's error, so small shapes are compared over several draws, as one tensor.
 template <class T>
 struct Comparison {
   struct Values {
@@ -107,8 +112,8 @@ struct Comparison {
   Numbers<Exact> exact_dsinks;
   Numbers<Naive<T>> naive_dsinks;
 
-  void add(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
-           const std::vector<T>& sinks = {}, int shift = 0) {
+  void add(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+           const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
     auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
     auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
@@ -137,7 +142,8 @@ struct Comparison {
     double used = 0;
     const char* names[] = {" out", " dq", " dk", " dv"};
     for (int i = 0; i < 4; i++)
-      used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>, values[i].terms));
+      used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>,
+                                         values[i].terms));
     if (!dsinks.empty()) expect_close(name + " dsink", dsinks, exact_dsinks, naive_dsinks, u<T>);
     return used;
   }
@@ -151,8 +157,8 @@ double check_attention(const AttentionSettings& s, const AttentionShape& shape, 
   return comparison.finish(describe(s, shape));
 }
 
-// Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 / m times,
-// and the largest error of a tensor is that of its worst row.
+// Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /
+// m times, and the largest error of a tensor is that of its worst row.
 template <class T>
 void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
   for (int b = 0; b < shape.B; b++)
@@ -180,9 +186,14 @@ double check_random(const AttentionSettings& s, const AttentionShape& shape, int
   return comparison.finish(describe(s, shape));
 }
 
-static const Kind kinds[] = {Kind::softmax, Kind::lssa, Kind::lssar, Kind::sigmoid, Kind::relu, Kind::relu2};
+static const std::vector<Kind> kinds = [] {
+  std::vector<Kind> all;
+  for (size_t k = 0; k < std::size(kind_names); k++) all.push_back(Kind(k));
+  return all;
+}();
 
-// A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows show little.
+// A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
+// show little.
 static AttentionSettings settings_of(Kind kind, int T) {
   return {.kind = kind, .context = T, .power = kind == Kind::lssar ? 3.0f : 15.0f};
 }
@@ -194,7 +205,8 @@ static const int lengths[] = {1, 2, 3, 4, 31, 113, 257}, dims[] = {1, 36, 64, 90
 TYPED_TEST(AttentionTest, SmallShapes) {
   for (Kind kind : kinds)
     for (int T : {1, 2, 3, 4, 31})
-      for (int D : {1, 36, 64, 130}) check_random<typename TypeParam::T>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
+      for (int D : {1, 36, 64, 130})
+        check_random<typename TypeParam::T>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
 }
 
 TYPED_TEST(AttentionTest, LongShapes) {
@@ -223,8 +235,8 @@ TYPED_TEST(AttentionTest, MisalignedArrays) {
 
 // ---- values
 
-// Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow. Gradients cannot
-// be better then than lse, rounded to float32.
+// Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow.
+// Gradients cannot be better then than lse, rounded to float32.
 TYPED_TEST(AttentionTest, LargeScores) {
   using T = typename TypeParam::T;
   AttentionShape shape{1, 70, 2, 36};
@@ -247,15 +259,19 @@ TYPED_TEST(AttentionTest, EqualKeys) {
   auto qkv = random_qkv<typename TypeParam::T>(shape, 1);
   for (int t = 1; t < shape.T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
-  for (Kind kind : kinds) check_attention<typename TypeParam::T>({.kind = kind}, shape, qkv, random_normal<typename TypeParam::T>(shape.out_size(), 2));
+  for (Kind kind : kinds)
+    check_attention<typename TypeParam::T>({.kind = kind}, shape, qkv,
+                                           random_normal<typename TypeParam::T>(shape.out_size(), 2));
 }
 
-// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys here.
+// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys
+// here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
     check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
   check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0},
+                                      {2, 40, 3, 16});
   check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
 }
 
@@ -267,9 +283,51 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
     for (float level : {-4.0f, -8.0f, -12.0f, -30.0f}) {
       auto qkv = random_qkv<T>(shape, 1);
       for (size_t i = 0; i < qkv.size(); i += shape.D)  // the last channel adds `level` to every score
-        if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2) qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
+        if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2)
+          qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
       check_attention<T>(settings_of(kind, 70), shape, qkv, random_normal<T>(shape.out_size(), 2));
     }
+}
+
+// One key that the last query agrees with among 4096 random ones, 16384 with FULL=1 (a minute). Earlier queries have no
+// gradient, so that the references need the last four only.
+TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, std::getenv("FULL") ? 16384 : 4096, 1, 32};
+  int first = shape.T - 4, key = shape.T / 3;
+  auto numbers = random_normal<float>(shape.qkv_size(), 1);
+  for (int t = 0; t < shape.T; t++)
+    for (int part = 0; part < 2; part++) {
+      float *x = &numbers[shape.qkv(0, t, part, 0)], squares = 0;
+      for (int d = 0; d < shape.D; d++) squares += x[d] * x[d];
+      for (int d = 0; d < shape.D; d++) x[d] /= std::sqrt(squares);
+    }
+  for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, key, 1, 0, d)] = numbers[shape.qkv(0, shape.T - 1, 0, 0, d)];
+  for (int t = 0; t < shape.T; t++)  // the length scale of lssa
+    for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, t, 0, 0, d)] *= std::log(32.0f) * std::log(float(t + 1));
+  std::vector<T> qkv(numbers.size()), dout(shape.out_size(), from_float<T>(0)),
+      random = random_normal<T>(4 * shape.D, 2);
+  for (size_t i = 0; i < qkv.size(); i++) qkv[i] = from_float<T>(numbers[i]);
+  std::copy(random.begin(), random.end(), dout.begin() + shape.out(0, first, 0));
+  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
+    AttentionSettings s{.kind = kind};
+    std::string name = describe(s, shape);
+    auto result = run_attention<T>(s, shape, qkv, dout);
+    auto x = widen<Exact>(qkv), d = widen<Exact>(dout);
+    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout);
+    auto last = [&](auto values) { return decltype(values)(values.begin() + shape.out(0, first, 0), values.end()); };
+    expect_close(name + " out", last(result.out), last(ref_attention<Exact>(s, shape, x, {}, first)),
+                 last(ref_attention<Naive<T>>(s, shape, nx, {}, first)), u<T>);
+    double terms[3] = {};
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, {}, nullptr, terms, first);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, {}, nullptr, nullptr, first);
+    for (int part = 0; part < 3; part++)
+      expect_close(name + (part == 0   ? " dq"
+                           : part == 1 ? " dk"
+                                       : " dv"),
+                   part_of(shape, result.dqkv, part), part_of(shape, exact, part), part_of(shape, naive, part), u<T>,
+                   terms[part]);
+  }
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
@@ -288,7 +346,8 @@ TYPED_TEST(AttentionTest, Causal) {
       for (int part = 0; part < 3; part++)
         for (int d = 0; d < shape.D; d++) later[shape.qkv(0, t, part, 0, d)] = from_float<T>(d % 2 ? 1e6f : -1e6f);
     for (Kind kind : kinds) {
-      auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out, b = run_attention<T>({.kind = kind}, shape, later, dout).out;
+      auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out,
+           b = run_attention<T>({.kind = kind}, shape, later, dout).out;
       a.resize(shape.out(0, seen, 0)), b.resize(a.size());
       expect_same_bits(format("rows before %d", seen), a, b);
     }
@@ -303,7 +362,9 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
   auto sinks = random_normal<T>(shape.H, 3);
   for (Kind kind : kinds) {
     AttentionSettings s{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none};
-    auto once = [&] { return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>()); };
+    auto once = [&] {
+      return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>());
+    };
     auto expected = once();
     auto expect = [&](const std::string& name) {
       auto result = once();
@@ -339,7 +400,8 @@ TEST(AttentionMemory, IsLinearInTheLength) {
 
 // d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
 static void check_by_differences(const AttentionSettings& s, const AttentionShape& shape, bool rotate) {
-  auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)), dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
+  auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
+       dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
   Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
   if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
   if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));
@@ -350,7 +412,8 @@ static void check_by_differences(const AttentionSettings& s, const AttentionShap
     for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
     return sum;
   };
-  auto dprepared = ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
+  auto dprepared =
+      ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
   auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
   auto check = [&](const char* name, double& x, double gradient) {
     double kept = x, step = 2e-4;
@@ -375,8 +438,9 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   for (Kind kind : kinds)
     for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
       for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
-        check_by_differences({.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
-                             shape, norm != QkNorm::rms);
+        check_by_differences(
+            {.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
+            shape, norm != QkNorm::rms);
   for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({.sink = sink}, shape, true);
 }
 
@@ -398,7 +462,8 @@ static void check_prepare(const AttentionSettings& s, const AttentionShape& shap
   const float2* table = rotate ? angles.get() : nullptr;
   float* norm = has_norm ? norms.get() : nullptr;
   prepare_forward<T>(x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned);
-  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned, workspace);
+  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned,
+                      workspace);
   auto prepared = x.download(), result = dx.download();
   for (auto* values : {&qkv, &dprepared, &prepared, &result}) values->erase(values->begin(), values->begin() + shift);
 
@@ -430,8 +495,9 @@ TYPED_TEST(PrepareTest, NormsAndScales) {
   for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
     for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
       for (bool rotate : {false, true})
-        check_prepare<TypeParam>({.qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 13},
-                                 {2, 13, 3, 36}, rotate);
+        check_prepare<TypeParam>(
+            {.qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 13},
+            {2, 13, 3, 36}, rotate);
   check_prepare<TypeParam>({.qk_norm = QkNorm::l2}, {1, 7, 2, 64}, true, 1);
 }
 
@@ -448,7 +514,8 @@ TYPED_TEST(PrepareTest, LongShapes) {
 TYPED_TEST(PrepareTest, Zeros) {
   using T = TypeParam;
   AttentionShape shape{1, 3, 1, 16};
-  DeviceArray<T> x(std::vector<T>(shape.qkv_size(), from_float<T>(0))), dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
+  DeviceArray<T> x(std::vector<T>(shape.qkv_size(), from_float<T>(0))),
+      dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
   DeviceArray<float> norms(2 * shape.rows());
   for (QkNorm norm : {QkNorm::l2, QkNorm::rms}) {
     AttentionSettings s{.qk_norm = norm};
@@ -462,7 +529,8 @@ TYPED_TEST(PrepareTest, Zeros) {
 TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
   using T = TypeParam;
   AttentionShape shape{2, 40, 3, 90};
-  auto qkv = random_normal<T>(shape.qkv_size(), 1), d = random_normal<T>(shape.qkv_size(), 2), scales = random_normal<T>(shape.H, 3);
+  auto qkv = random_normal<T>(shape.qkv_size(), 1), d = random_normal<T>(shape.qkv_size(), 2),
+       scales = random_normal<T>(shape.H, 3);
   DeviceArray<float2> angles(rope_table(shape.T, shape.D, 10000));
   AttentionSettings s{.qk_norm = QkNorm::rms, .scale = Scale::ssmax};
   auto once = [&] {
@@ -493,20 +561,25 @@ TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
 
 TEST(Rope, TableAndScalings) {
   int D = 8, length = 64;
-  auto frequency = [&](const std::vector<float2>& table, int k) { return std::atan2(table[D / 2 + k].y, table[D / 2 + k].x); };
+  auto frequency = [&](const std::vector<float2>& table, int k) {
+    return std::atan2(table[D / 2 + k].y, table[D / 2 + k].x);
+  };
   auto plain = rope_table(length, D, 10000);
   for (int k = 0; k < D / 2; k++) EXPECT_NEAR(frequency(plain, k), std::pow(10000.0, -2.0 * k / D), 1e-7);
   for (int t = 0; t < length; t++) EXPECT_NEAR(plain[t * 4].y, std::sin(double(t)), 1e-7);
-  for (RopeScaling scaling : {RopeScaling::linear, RopeScaling::ntk, RopeScaling::yarn}) {  // within the trained length: nothing
+  for (RopeScaling scaling :
+       {RopeScaling::linear, RopeScaling::ntk, RopeScaling::yarn}) {  // within the trained length: nothing
     auto same = rope_table(length, D, 10000, scaling, 1);
     for (size_t i = 0; i < same.size(); i++) EXPECT_TRUE(same[i].x == plain[i].x && same[i].y == plain[i].y);
   }
-  auto linear = rope_table(length, D, 10000, RopeScaling::linear, 4), ntk = rope_table(length, D, 10000, RopeScaling::ntk, 4);
+  auto linear = rope_table(length, D, 10000, RopeScaling::linear, 4),
+       ntk = rope_table(length, D, 10000, RopeScaling::ntk, 4);
   for (int k = 0; k < D / 2; k++) {
     EXPECT_NEAR(frequency(linear, k), std::pow(10000.0, -2.0 * k / D) / 4, 1e-7);
     EXPECT_NEAR(frequency(ntk, k), std::pow(10000.0 * std::pow(4.0, 8.0 / 6), -2.0 * k / D), 1e-7);
   }
-  EXPECT_NEAR(frequency(ntk, D / 2 - 1), frequency(linear, D / 2 - 1), 1e-7);  // ntk stretches the slowest by the factor
+  EXPECT_NEAR(frequency(ntk, D / 2 - 1), frequency(linear, D / 2 - 1),
+              1e-7);  // ntk stretches the slowest by the factor
   // yarn: 4096 / 4 = 1024 trained positions; the fastest turns 163 times, the slowest 0.16 times, the second 16.3 times
   auto yarn = rope_table(4096, D, 10000, RopeScaling::yarn, 4);
   EXPECT_NEAR(frequency(yarn, 0), 1, 1e-7);
@@ -533,11 +606,15 @@ static std::string error_text(F f) {
 }
 
 TEST(AttentionDispatch, NamesAndErrors) {
-  for (int i = 0; i < 6; i++) EXPECT_EQ(int(kind_from_name(kind_names[i])), i);
+  for (int i = 0; i < int(kinds.size()); i++) EXPECT_EQ(int(kind_from_name(kind_names[i])), i);
   for (int i = 0; i < 5; i++) EXPECT_EQ(int(scale_from_name(scale_names[i])), i);
-  EXPECT_NE(error_text([] { kind_from_name("lsar"); }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
+  EXPECT_NE(error_text([] {
+              kind_from_name("lsar");
+            }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
             std::string::npos);
   EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
-  EXPECT_NE(error_text([] { attention_check({.kind = Kind(6)}, 64); }).find("has no kernels in this build; choose one of softmax, lssa, lssar"),
+  EXPECT_NE(error_text([] {
+              attention_check({.kind = Kind(kinds.size())}, 64);
+            }).find("has no kernels in this build; choose one of softmax, lssa, lssar"),
             std::string::npos);
 }

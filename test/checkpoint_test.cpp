@@ -250,10 +250,10 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
   json good = state_of(folder);
   write_state(folder, good);
   ASSERT_EQ(damage(folder), "");
-  for (auto* path : {"/format", "/step", "/tokens", "/data", "/data/next_window", "/data/windows", "/data/train", "/data/val",
-                     "/data/train/0/name", "/data/train/0/tokens", "/spikes", "/spikes/loss", "/spikes/skipped",
-                     "/matmul_choices", "/config", "/files", "/files/model.safetensors", "/files/model.safetensors/bytes",
-                     "/files/model.safetensors/xxh64"}) {
+  for (auto* path : {"/format", "/step", "/tokens", "/data", "/data/next_window", "/data/windows", "/data/train",
+                     "/data/val", "/data/train/0/name", "/data/train/0/tokens", "/spikes", "/spikes/loss",
+                     "/spikes/skipped", "/matmul_choices", "/config", "/files", "/files/model.safetensors",
+                     "/files/model.safetensors/bytes", "/files/model.safetensors/xxh64"}) {
     json::json_pointer at(path);
     std::vector<json> wrong = {nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}),
                                std::numeric_limits<uint64_t>::max()};
@@ -424,14 +424,15 @@ TEST_F(SameRun, WhatMayNot) {
   now.seed = 3;
   train[1].tokens = 301;
   val.push_back({"more.bin", 1});
-  EXPECT_EQ(error(), "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; give "
-                     "it the old values back, or begin another run (--set name=...):"
-                     "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
-                     "\n  model.layers: 12 in the checkpoint, 13 now"
-                     "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"
-                     "\n  data.train, shard 2: \"\xC3\xA4 \\\".bin\" of 300 tokens in the checkpoint, "
-                     "\"\xC3\xA4 \\\".bin\" of 301 tokens now"
-                     "\n  data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens now");
+  EXPECT_EQ(error(),
+            "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; give "
+            "it the old values back, or begin another run (--set name=...):"
+            "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
+            "\n  model.layers: 12 in the checkpoint, 13 now"
+            "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"
+            "\n  data.train, shard 2: \"\xC3\xA4 \\\".bin\" of 300 tokens in the checkpoint, "
+            "\"\xC3\xA4 \\\".bin\" of 301 tokens now"
+            "\n  data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens now");
 }
 
 TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
@@ -466,8 +467,10 @@ TEST_F(SameRun, ThePositionFitsTheStep) {
 TEST(RewindMetrics, DropsWhatWillBeSaidAgain) {
   TempDir dir;
   std::string path = dir / "m";
-  const std::string start = "{\"type\":\"start\",\"step\":99}\n", eval = "{\"type\":\"eval\",\"step\":30,\"length\":8}\n",
-                    odd = "not JSON\n[1]\n{\"step\":99}\n{\"type\":7,\"step\":99}\n{\"type\":\"train\",\"step\":\"99\"}\n";
+  const std::string
+      start = "{\"type\":\"start\",\"step\":99}\n",
+      eval = "{\"type\":\"eval\",\"step\":30,\"length\":8}\n",
+      odd = "not JSON\n[1]\n{\"step\":99}\n{\"type\":7,\"step\":99}\n{\"type\":\"train\",\"step\":\"99\"}\n";
   auto line = [](const char* type, int step, int length = 0) {
     return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
   };
@@ -489,8 +492,14 @@ TEST(RewindMetrics, DropsWhatWillBeSaidAgain) {
 
 TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT({ watch_signals(); raise(SIGUSR1); raise(SIGUSR1); _exit(save_requested() && !save_requested() ? 11 : 1); },
-              testing::ExitedWithCode(11), "");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGUSR1);
+        raise(SIGUSR1);
+        _exit(save_requested() && !save_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
   EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
               testing::ExitedWithCode(11), "");
   EXPECT_EXIT({ watch_signals(); raise(SIGTERM); raise(SIGINT); }, testing::KilledBySignal(SIGINT), "");

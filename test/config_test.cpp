@@ -214,7 +214,8 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
   // What the file spells out because its own variant means it goes with that variant, as over a run's config.json.
   for (const char* variant : {"softmax", "sigmoid", "softplus_gated", "lssa"}) {
     std::string set = std::string("attention.variant=") + variant;
-    Config resolved = parse_config(config_json(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
+    Config resolved =
+        parse_config(config_json(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
     EXPECT_EQ(changes(resolved), changes(parse_config("{}", "", {set}))) << variant;
     EXPECT_TRUE(resolved.warnings.empty());
   }

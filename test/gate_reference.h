@@ -1,4 +1,5 @@
-// The gate of attention/gate.cuh in the arithmetic of a policy (test/compare.h). Dense arrays: x, y [N, H D], logits [N, G].
+// The gate of attention/gate.cuh in the arithmetic of a policy (test/compare.h). Dense arrays: x, y [N, H D], logits
+// [N, G].
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,15 +11,22 @@ template <class P>
 Real<P> ref_activation(GateActivation activation, Real<P> g, Real<P>* slope) {
   using R = Real<P>;
   R sigmoid = P::round(g >= 0 ? 1 / (1 + std::exp(-g)) : std::exp(g) / (1 + std::exp(g)));
-  R other = P::round(g >= 0 ? std::exp(-g) / (1 + std::exp(-g)) : 1 / (1 + std::exp(g)));  // 1 - sigmoid, small where it is
+  R other =
+      P::round(g >= 0 ? std::exp(-g) / (1 + std::exp(-g)) : 1 / (1 + std::exp(g)));  // 1 - sigmoid, small where it is
   R value = 0;
   switch (activation) {
     case GateActivation::none: break;
     case GateActivation::sigmoid: value = sigmoid, *slope = P::round(sigmoid * other); break;
-    case GateActivation::softplus: value = P::round(std::max(g, R(0)) + std::log1p(std::exp(-std::fabs(g)))), *slope = sigmoid; break;
-    case GateActivation::silu: value = P::round(g * sigmoid), *slope = P::round(sigmoid * P::round(1 + P::round(g * other))); break;
+    case GateActivation::softplus:
+      value = P::round(std::max(g, R(0)) + std::log1p(std::exp(-std::fabs(g)))), *slope = sigmoid;
+      break;
+    case GateActivation::silu:
+      value = P::round(g * sigmoid), *slope = P::round(sigmoid * P::round(1 + P::round(g * other)));
+      break;
     case GateActivation::relu: value = std::max(g, R(0)), *slope = g > 0; break;
-    case GateActivation::tanh: value = P::round(std::tanh(g)), *slope = P::round(1 / P::round(std::cosh(g) * std::cosh(g))); break;
+    case GateActivation::tanh:
+      value = P::round(std::tanh(g)), *slope = P::round(1 / P::round(std::cosh(g) * std::cosh(g)));
+      break;
     case GateActivation::exp: value = P::round(std::exp(g)), *slope = value; break;
   }
   return value;

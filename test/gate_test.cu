@@ -1,5 +1,5 @@
-// The gate of attention/gate.cuh: every activation, both granularities and operations, strides, odd sizes, in both precisions,
-// against the float64 formula; its gradients against finite differences; extreme logits.
+// The gate of attention/gate.cuh: every activation, both granularities and operations, strides, odd sizes, in both
+// precisions, against the float64 formula; its gradients against finite differences; extreme logits.
 #include "attention/gate.cuh"
 
 #include <cmath>
@@ -19,8 +19,8 @@ std::vector<GateSettings> all_settings() {
 }
 
 std::string name_of(const GateCase& c) {
-  return format("%s %s %s N %d H %d D %d", gate_activation_names[int(c.settings.activation)], c.settings.headwise ? "headwise" : "elementwise",
-                c.settings.add ? "add" : "multiply", c.N, c.H, c.D);
+  return format("%s %s %s N %d H %d D %d", gate_activation_names[int(c.settings.activation)],
+                c.settings.headwise ? "headwise" : "elementwise", c.settings.add ? "add" : "multiply", c.N, c.H, c.D);
 }
 
 // A [N, width] matrix in rows of ld, the rest NaN.
@@ -48,11 +48,13 @@ std::vector<T> dense(const DeviceArray<T>& array, int N, int width, int ld, bool
 template <class T>
 void check(const GateCase& c, int extra) {
   int N = c.N, W = c.H * c.D, G = c.G(), padded = G + extra % 8;  // padding of any width, none too
-  std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3), dy = random_normal<T>(size_t(N) * W, 3);
+  std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3),
+                 dy = random_normal<T>(size_t(N) * W, 3);
   int ldx = W + extra, ldg = padded + extra;
   DeviceArray<T> dev_x = strided(x, N, W, ldx), dev_g = strided(g, N, G, ldg), dev_dy = strided(dy, N, W, ldx);
   std::vector<T> nothing(size_t(N) * W, from_float<T>(NAN));
-  DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx), dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
+  DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx),
+                 dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
   gate_forward<T>(y, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
   gate_backward<T>(dx, ldx, dg, ldg, padded, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
   using N_ = Naive<T>;
@@ -80,7 +82,8 @@ void check(const GateCase& c, int extra) {
 
 TEST(Gate, MatchesTheFormula) {
   for (const GateSettings& settings : all_settings())
-    for (auto [N, H, D] : {std::tuple(1, 1, 1), std::tuple(5, 3, 7), std::tuple(3, 2, 64), std::tuple(4, 1, 40), std::tuple(2, 3, 90)})
+    for (auto [N, H, D] :
+         {std::tuple(1, 1, 1), std::tuple(5, 3, 7), std::tuple(3, 2, 64), std::tuple(4, 1, 40), std::tuple(2, 3, 90)})
       for (int extra : {0, 3, 16}) {
         check<float>({settings, N, H, D}, extra);
         check<bf16>({settings, N, H, D}, extra);
@@ -90,7 +93,8 @@ TEST(Gate, MatchesTheFormula) {
 TEST(Gate, GradientsAreDerivatives) {
   for (const GateSettings& settings : all_settings()) {
     GateCase c{settings, 2, 2, 3};
-    std::vector<double> x = widen<Exact>(random_normal<float>(12, 1)), g = widen<Exact>(random_normal<float>(size_t(2) * c.G(), 2)),
+    std::vector<double> x = widen<Exact>(random_normal<float>(12, 1)),
+                        g = widen<Exact>(random_normal<float>(size_t(2) * c.G(), 2)),
                         dy = widen<Exact>(random_normal<float>(12, 3));
     auto gradients = ref_gate_backward<Exact>(c, dy, x, g);
     auto loss = [&] {
@@ -115,7 +119,8 @@ TEST(Gate, GradientsAreDerivatives) {
 
 // Logits of any size give finite values and gradients, but for exp, which is what it is.
 TEST(Gate, ExtremeLogits) {
-  std::vector<float> g = {0, -0.0f, 1e-30f, -1e-30f, 1e-5f, -1e-5f, 20, -20, 89, -89, 1000, -1000, 3e38f, -3e38f, 0.5f, -0.5f};
+  std::vector<float> g = {0,  -0.0f, 1e-30f, -1e-30f, 1e-5f, -1e-5f, 20,   -20,
+                          89, -89,   1000,   -1000,   3e38f, -3e38f, 0.5f, -0.5f};
   int n = int(g.size());
   std::vector<float> x(n, 1), dy(n, 1);
   for (int activation = 1; activation < int(GateActivation::exp); activation++) {
@@ -128,7 +133,8 @@ TEST(Gate, ExtremeLogits) {
       EXPECT_TRUE(std::isfinite(values[i])) << gate_activation_names[activation] << " of " << g[i];
       EXPECT_TRUE(std::isfinite(slopes[i])) << gate_activation_names[activation] << "' of " << g[i];
       double slope, exact = ref_activation<Exact>(settings.activation, g[i], &slope);
-      EXPECT_NEAR(values[i], exact, 4e-7 * std::fabs(exact) + 1e-37) << gate_activation_names[activation] << " of " << g[i];
+      EXPECT_NEAR(values[i], exact, 4e-7 * std::fabs(exact) + 1e-37)
+          << gate_activation_names[activation] << " of " << g[i];
     }
   }
 }

@@ -1,5 +1,6 @@
-// The whole GPT-2 once more, for the tests: forward and backward in the arithmetic of a policy (test/compare.h), put together
-// from the references of its parts. Parameters and gradients go by name, in Hugging Face's layouts, without padding.
+// The whole GPT-2 once more, for the tests: forward and backward in the arithmetic of a policy (test/compare.h), put
+// together from the references of its parts. Parameters and gradients go by name, in Hugging Face's layouts, without
+// padding.
 #pragma once
 #include <map>
 #include <string>
@@ -11,7 +12,10 @@
 #include "test/reference.h"
 #include "train_gpt2.h"
 
-template <class P> struct WideOf { using type = P; };  // the arithmetic of parameter gradients, which are float32 in any precision
+template <class P>
+struct WideOf {
+  using type = P;
+};  // the arithmetic of parameter gradients, which are float32 in any precision
 template <class T> struct WideOf<Naive<T>> { using type = Naive<float>; };
 
 template <class P>
@@ -24,7 +28,8 @@ class ReferenceModel {
 
   explicit ReferenceModel(const Config& config) : config_(config), settings_(attention_settings(config)) {
     const Config::Model& m = config.model;
-    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, G = gate_logits(config);
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
+    G = gate_logits(config);
     gate_ = gate_settings(config);
   }
 
@@ -57,7 +62,8 @@ class ReferenceModel {
       std::string h = format("h.%d.", l);
       a.ln1 = norm;
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
-      if (G) a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
+      if (G)
+        a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
         if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
       a.prepared = ref_prepare<P>(settings_, {B, T, H, D}, a.qkv, rope(T));
@@ -74,7 +80,8 @@ class ReferenceModel {
     }
     final_ = norm;
     Array logits(size_t(N) * V);
-    logits = ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
+    logits =
+        ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
     classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V);
     losses = classified_.losses;
     R sum = 0;
@@ -122,15 +129,17 @@ class ReferenceModel {
 
   RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue) {
     Array d(size_t(N) * out), aux(epilogue == 2 ? d.size() : 0);
-    return ref_matmul<P>(d, x, parameters[name + ".weight"], N, out, in, false, false, out, in, out, 0, epilogue, parameters[name + ".bias"],
-                         aux);
+    return ref_matmul<P>(d, x, parameters[name + ".weight"], N, out, in, false, false, out, in, out, 0, epilogue,
+                         parameters[name + ".bias"], aux);
   }
 
   // dinput [N, in]; gradients of weight and bias.
-  Array linear_backward(const Array& doutput, const Array& input, const std::string& name, int N, int in, int out, const Array& before_gelu) {
+  Array linear_backward(const Array& doutput, const Array& input, const std::string& name, int N, int in, int out,
+                        const Array& before_gelu) {
     using Wide = typename WideOf<P>::type;
     Array none, zero(size_t(in) * out), dinput(size_t(N) * in), dbias(out, 0);
-    gradients[name + ".weight"] = ref_matmul<Wide>(zero, input, doutput, in, out, N, true, false, out, in, out, 0, 0, none, none).d;
+    gradients[name + ".weight"] =
+        ref_matmul<Wide>(zero, input, doutput, in, out, N, true, false, out, in, out, 0, 0, none, none).d;
     ref_bias_backward<P>(dbias, doutput, N, out, out);
     gradients[name + ".bias"] = dbias;
     return ref_matmul<P>(dinput, doutput, parameters[name + ".weight"], N, in, out, false, true, in, out, out, 0,
@@ -139,7 +148,8 @@ class ReferenceModel {
 
   void layernorm_backward(Array& dx, const Array& dout, const RefLayernorm<P>& norm, const std::string& name, int N) {
     Array dgamma(C, 0), dbeta(C, 0);
-    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.sum, norm.mean, norm.rstd, parameters[name + ".weight"], N, C);
+    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.sum, norm.mean, norm.rstd, parameters[name + ".weight"], N,
+                              C);
     gradients[name + ".weight"] = dgamma;
     gradients[name + ".bias"] = dbeta;
   }
@@ -148,7 +158,9 @@ class ReferenceModel {
     using Wide = typename WideOf<P>::type;
     int N = B * T;
     Array none, dx(size_t(N) * C, 0), dln(size_t(N) * C);
-    dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0, none, none).d;
+    dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0, none,
+                        none)
+              .d;
     Array dwte(size_t(V) * C, 0), dwpe(parameters["wpe.weight"].size(), 0);
     dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C, 0, 0, none, none).d;
     layernorm_backward(dx, dln, final_, "ln_f", N);

@@ -1,5 +1,5 @@
-// The whole model: its gradients against finite differences and against the float64 reference, in both precisions; that it can
-// learn; that results do not depend on threads, micro batches or recomputation; evaluation and generation.
+// The whole model: its gradients against finite differences and against the float64 reference, in both precisions; that
+// it can learn; that results do not depend on threads, micro batches or recomputation; evaluation and generation.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,9 +16,9 @@ namespace {
 
 // A model that is small and odd: nothing is a multiple of what kernels like beyond what the configuration demands.
 Config small_config(const std::string& precision, const std::vector<std::string>& sets = {}) {
-  std::vector<std::string> all = {"model.layers=2", "model.heads=3", "model.head_dim=6", "model.channels=24", "model.context=11",
-                                  "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44", "batch.micro=4", "data.train=x", "data.val=x",
-                                  "precision=" + precision};
+  std::vector<std::string> all = {"model.layers=2",   "model.heads=3",  "model.head_dim=6",  "model.channels=24",
+                                  "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
+                                  "batch.micro=4",    "data.train=x",   "data.val=x",        "precision=" + precision};
   all.insert(all.end(), sets.begin(), sets.end());
   return parse_config("{}", "test", all);
 }
@@ -43,7 +43,8 @@ void randomise(Model& model, unsigned seed) {
 void write_shard(const std::string& path, const std::vector<int>& tokens) {
   int header[256] = {20240520, 1, int(tokens.size())};
   std::vector<uint16_t> words(tokens.begin(), tokens.end());
-  write_file(path, std::string(reinterpret_cast<char*>(header), sizeof header) + std::string(reinterpret_cast<char*>(words.data()), 2 * words.size()));
+  write_file(path, std::string(reinterpret_cast<char*>(header), sizeof header) +
+                       std::string(reinterpret_cast<char*>(words.data()), 2 * words.size()));
 }
 
 std::unique_ptr<Model> small_model(const Config& config) {
@@ -71,7 +72,8 @@ StepResult gradients(Model& model, const TestBatch& batch) {
   const Config& config = model.config();
   size_t rows = size_t(config.batch.micro) * config.model.context;
   model.begin_step();
-  for (size_t at = 0; at < batch.inputs.size(); at += rows) model.forward_backward(&batch.inputs[at], &batch.targets[at]);
+  for (size_t at = 0; at < batch.inputs.size(); at += rows)
+    model.forward_backward(&batch.inputs[at], &batch.targets[at]);
   return model.finish(0);
 }
 
@@ -79,7 +81,8 @@ const AdamW ADAMW = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .
 
 std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 
-// Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7 here.
+// Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
+// here.
 TEST(Model, ReferenceGradientsAreDerivatives) {
   for (const std::string& position : positions()) {
     Config config = small_config("fp32", {"model.position=" + position});
@@ -92,7 +95,8 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
       std::vector<float> direction = random_normal<float>(gradient.size(), unsigned(name.size()) + 17);
       std::vector<double> kept = reference.parameters[name];
       double h = 1e-5, slope = 0, size = 0;
-      for (size_t i = 0; i < gradient.size(); i++) slope += gradient[i] * direction[i], size += std::fabs(gradient[i] * direction[i]);
+      for (size_t i = 0; i < gradient.size(); i++)
+        slope += gradient[i] * direction[i], size += std::fabs(gradient[i] * direction[i]);
       auto loss_at = [&](double step) {
         for (size_t i = 0; i < kept.size(); i++) reference.parameters[name][i] = kept[i] + step * direction[i];
         return reference.forward(batch.inputs, batch.targets, 4, 11);
@@ -105,8 +109,9 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   }
 }
 
-// Errors grow through the layers by chance, and a single tensor's naive error is one draw of them: kernels and naive formula are
-// compared by their largest errors over all tensors and three batches, which is what the rounding of this network amounts to.
+// Errors grow through the layers by chance, and a single tensor's naive error is one draw of them: kernels and naive
+// formula are compared by their largest errors over all tensors and three batches, which is what the rounding of this
+// network amounts to.
 template <class T>
 void expect_reference_gradients(const std::string& precision, const std::vector<std::string>& sets) {
   Config config = small_config(precision, sets);
@@ -119,7 +124,8 @@ void expect_reference_gradients(const std::string& precision, const std::vector<
     ReferenceModel<Exact> exact(config);
     ReferenceModel<Naive<T>> naive(config);
     naive.take_parameters(*model);
-    for (auto& [name, values] : naive.parameters) exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
+    for (auto& [name, values] : naive.parameters)
+      exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
     double exact_loss = exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
     double naive_loss = naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
     StepResult result = gradients(*model, batch);
@@ -141,7 +147,8 @@ TEST(Model, GradientsMatchReference) {
   }
 }
 
-// fp32 and bf16 compute the same function: their gradients differ by what rounding to bf16 at every stored tensor makes.
+// fp32 and bf16 compute the same function: their gradients differ by what rounding to bf16 at every stored tensor
+// makes.
 TEST(Model, PrecisionsAgree) {
   Config config = small_config("fp32"), config16 = small_config("bf16");
   TestBatch batch(config);
@@ -157,7 +164,8 @@ TEST(Model, PrecisionsAgree) {
   for (const Tensor& tensor : model->tensors()) {
     worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
     std::vector<float> full = read(*model, tensor, Part::gradients);
-    worst = std::max(worst, deviation(read(*model16, tensor, Part::gradients), std::vector<double>(full.begin(), full.end())).error);
+    worst = std::max(
+        worst, deviation(read(*model16, tensor, Part::gradients), std::vector<double>(full.begin(), full.end())).error);
   }
   EXPECT_LE(worst, 2 * worst_naive + 2 * unit_roundoff<bf16>);
   EXPECT_GT(worst, unit_roundoff<bf16> / 16) << "bf16 that is this exact is not bf16";
@@ -209,7 +217,8 @@ TEST(Model, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-// One exception: in bf16 the first GELU is taken from the product in float32, the recomputed one from what was stored of it.
+// One exception: in bf16 the first GELU is taken from the product in float32, the recomputed one from what was stored
+// of it.
 TEST(Model, RecomputationChangesNoBit) {
   expect_reference_gradients<bf16>("bf16", {"train.recompute=gelu"});
   for (std::string precision : {"fp32", "bf16"}) {
@@ -225,7 +234,8 @@ TEST(Model, RecomputationChangesNoBit) {
   }
 }
 
-// Gradient accumulation: the same batch in one, two and four micro batches differs by float32 rounding of the sums alone.
+// Gradient accumulation: the same batch in one, two and four micro batches differs by float32 rounding of the sums
+// alone.
 TEST(Model, MicroBatchesAddUp) {
   Config config = small_config("fp32");
   TestBatch batch(config);
@@ -238,13 +248,15 @@ TEST(Model, MicroBatchesAddUp) {
     EXPECT_NEAR(result.loss, expected.loss, 4 * unit_roundoff<float> * expected.loss * 44);
     for (const Tensor& tensor : model->tensors()) {
       std::vector<float> all = read(*whole, tensor, Part::gradients);
-      double error = deviation(read(*model, tensor, Part::gradients), std::vector<double>(all.begin(), all.end())).error;
+      double error =
+          deviation(read(*model, tensor, Part::gradients), std::vector<double>(all.begin(), all.end())).error;
       EXPECT_LE(error, 2 * 44 * unit_roundoff<float>) << tensor.name;  // 44 rows are summed in another order
     }
   }
 }
 
-// One update: clipped, decayed where the table says so, the padding of the vocabulary still zero (or its logits would be wrong).
+// One update: clipped, decayed where the table says so, the padding of the vocabulary still zero (or its logits would
+// be wrong).
 TEST(Model, UpdateIsAdamW) {
   for (std::string precision : {"fp32", "bf16"}) {
     Config config = small_config(precision);
@@ -258,12 +270,15 @@ TEST(Model, UpdateIsAdamW) {
     ASSERT_GT(result.grad_norm, 0.25f);
     double squares = 0;
     for (const Tensor& tensor : model->tensors()) {
-      std::vector<float> gradient = read(*model, tensor, Part::gradients), after = read(*model, tensor, Part::parameters);
+      std::vector<float> gradient = read(*model, tensor, Part::gradients),
+                         after = read(*model, tensor, Part::parameters);
       for (float g : gradient) squares += double(g) * g;
       bool matrix = tensor.shape.size() == 2;
       EXPECT_EQ(tensor.decays, matrix) << tensor.name;
-      RefAdamW<Exact> exact{std::vector<double>(tensor.size), widen<Exact>(before[tensor.name]), std::vector<double>(tensor.size), std::vector<double>(tensor.size)};
-      RefAdamW<Naive<float>> naive{std::vector<float>(tensor.size), before[tensor.name], std::vector<float>(tensor.size), std::vector<float>(tensor.size)};
+      RefAdamW<Exact> exact{std::vector<double>(tensor.size), widen<Exact>(before[tensor.name]),
+                            std::vector<double>(tensor.size), std::vector<double>(tensor.size)};
+      RefAdamW<Naive<float>> naive{std::vector<float>(tensor.size), before[tensor.name],
+                                   std::vector<float>(tensor.size), std::vector<float>(tensor.size)};
       double scale = 0.25 / result.grad_norm, decay = matrix ? 0.1f : 0;
       exact.step(widen<Exact>(gradient), scale, ADAMW.lr, ADAMW.beta1, ADAMW.beta2, ADAMW.eps, decay, 1);
       naive.step(gradient, scale, ADAMW.lr, ADAMW.beta1, ADAMW.beta2, ADAMW.eps, decay, 1);
@@ -274,7 +289,8 @@ TEST(Model, UpdateIsAdamW) {
 }
 
 TEST(Model, InitialWeightsFollowTheTable) {
-  Config config = small_config("fp32", {"model.channels=128", "model.heads=4", "model.head_dim=32", "model.vocab=300", "model.layers=2"});
+  Config config = small_config(
+      "fp32", {"model.channels=128", "model.heads=4", "model.head_dim=32", "model.vocab=300", "model.layers=2"});
   auto model = make_model(config, 11, 11, true);
   model->init_random();
   for (const Tensor& tensor : model->tensors()) {
@@ -304,7 +320,8 @@ TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
     Config config = small_config("fp32");
     auto model = make_model(config, 2 * 29, 29, false);
     randomise(*model, 100);
-    std::vector<int> tokens = random_ints(2 * T + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1), targets(tokens.begin() + 1, tokens.end());
+    std::vector<int> tokens = random_ints(2 * T + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1),
+                     targets(tokens.begin() + 1, tokens.end());
     ReferenceModel<Exact> exact(config);
     ReferenceModel<Naive<float>> naive(config);
     exact.take_parameters(*model);
@@ -318,7 +335,8 @@ TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
   }
 }
 
-// The protocol: windows, bins and tail, from the losses of every window one by one; independent of the evaluation batch.
+// The protocol: windows, bins and tail, from the losses of every window one by one; independent of the evaluation
+// batch.
 TEST(Evaluation, FollowsTheProtocol) {
   TempDir files;
   write_shard(files / "val_0.bin", random_ints(150, 1, 61));
@@ -368,7 +386,9 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
   WindowReader(shards, L, 61).read(0, inputs.data(), targets.data());
   model->set_rope(L);
   model->losses(losses.data(), inputs.data(), targets.data(), 1, L);
-  auto mean = [&](int from, int to) { return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from); };
+  auto mean = [&](int from, int to) {
+    return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from);
+  };
   EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
   ASSERT_EQ(result.by_position.size(), 33u);  // bins of 37, the last of 1200 - 32 x 37 = 16
   EXPECT_NEAR(result.by_position[0], mean(0, 37), 1e-5);
@@ -422,7 +442,8 @@ TEST(Generation, SameSeedSameTextBeyondTheContext) {
   EXPECT_EQ(text(1).substr(0, 2), "ab");
   Config small = small_config("fp32", {"generate.prompt=z"});
   auto other = make_model(small, 11, 11, false);
-  EXPECT_THROW(generate(*other, *tokenizer, small.generate, 1, [](const std::string&) {}), UserError);  // "z" is 122, the vocabulary 61
+  EXPECT_THROW(generate(*other, *tokenizer, small.generate, 1, [](const std::string&) {}),
+               UserError);  // "z" is 122, the vocabulary 61
 }
 
 // ---- settings: the configuration table and the kernels' enumerators must list the same names in the same order
@@ -483,7 +504,8 @@ TEST(Settings, GatesMatchTheReference) {
         for (std::string bias : {"true", "false"}) {
           if (position == "output" && granularity == "headwise") continue;
           std::vector<std::string> sets = {"attention.gate.activation=softplus", "attention.gate.position=" + position,
-                                           "attention.gate.granularity=" + granularity, "attention.gate.op=" + op, "attention.gate.bias=" + bias};
+                                           "attention.gate.granularity=" + granularity, "attention.gate.op=" + op,
+                                           "attention.gate.bias=" + bias};
           SCOPED_TRACE(position + " " + granularity + " " + op + " bias " + bias);
           expect_reference_gradients<float>("fp32", sets);
           expect_reference_gradients<bf16>("bf16", sets);
@@ -492,7 +514,12 @@ TEST(Settings, GatesMatchTheReference) {
 
 // The kinds and scales that need no learned numbers, and the norms, in the whole model.
 TEST(Settings, VariantsMatchTheReference) {
-  for (std::string variant : {"lssa", "softmax_qknorm", "sigmoid", "relu", "relu2", "sigmoid_gated", "softplus_gated"}) {
+  for (const char* kind : kind_names) {
+    SCOPED_TRACE(kind);
+    if (std::string(kind) != "lssar")
+      expect_reference_gradients<float>("fp32", {std::string("attention.kind=") + kind});
+  }
+  for (std::string variant : {"lssa", "softmax_qknorm", "sigmoid_gated", "softplus_gated"}) {
     SCOPED_TRACE(variant);
     expect_reference_gradients<float>("fp32", {"attention.variant=" + variant});
   }
@@ -509,14 +536,16 @@ void train_steps(Model& model, const TestBatch& batch, int first, int last) {
   }
 }
 
-// A model made from a snapshot goes on as the one that it was taken of did meanwhile; all tensors, those with strides too.
+// A model made from a snapshot goes on as the one that it was taken of did meanwhile; all tensors, those with strides
+// too.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
     for (std::string variant : {"softmax", "lssar_softplus_gated", "softmax_sink", "ssmax"}) {
       SCOPED_TRACE(precision + " " + variant);
       Config config = small_config(precision, {"attention.variant=" + variant, "model.position=learned"});
       TestBatch batch(config);
-      auto model = small_model(config), continued = make_model(config, config.model.context, config.model.context, true);
+      auto model = small_model(config),
+           continued = make_model(config, config.model.context, config.model.context, true);
       model->allocate_snapshot();
       model->take_snapshot();  // of the beginning; the next one replaces it
       train_steps(*model, batch, 1, 3);
