@@ -54,6 +54,8 @@ struct AttentionLearned {
   float* dsink = nullptr;         // +=
 };
 
+bool attention_is_built(Kind kind);  // make ATTN=... leaves kinds out
+
 // A user_error naming the key if these settings have no kernels here; call it when the config has been read.
 void attention_check(const AttentionSettings& settings, int D);
 

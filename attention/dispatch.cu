@@ -66,6 +66,8 @@ RopeScaling rope_scaling_from_name(const std::string& name) {
   return from_name<RopeScaling>("eval.rope_scaling", rope_scaling_names, name);
 }
 
+bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
+
 void attention_check(const AttentionSettings& settings, int D) {
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have.", D, LARGEST_D);
   kernels_for(settings);

@@ -3,6 +3,7 @@
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
     python3 scripts/readme_tables.py speed bench/results/step_cpu.json         what make bench wrote
+    python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what compare_variants.py wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block is what stands between <!-- table:NAME --> and <!-- /table --> in README.md.
@@ -12,12 +13,16 @@ import os
 import re
 import sys
 
+import compare_variants
 import plot
 
 
-def speed(path):
-  with open(path, encoding="utf-8") as file:
-    result = json.load(file)
+def variants(result):
+  return (compare_variants.table(result) + f"\n\n{len(result['seeds'])} seeds, {result['steps']} steps of {result['tokens_per_step']} "
+          f"tokens ({result['config']}, commit {result['commit']}).")
+
+
+def speed(result):
   lines = [f"{result['tokens_per_s']:,.0f} tokens/s: {result['ms']:.0f} ms for a step of {result['tokens']:,} tokens, "
            f"{result['precision']}, {result['threads']} threads ({result['config']}, commit {result['commit']}).", "",
            "| kernel | calls a step | ms a step | share |", "|---|---|---|---|"]
@@ -39,7 +44,9 @@ def main():
   if sources == ["-"]:
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
-    content = speed(sources[0])
+    with open(sources[0], encoding="utf-8") as file:
+      result = json.load(file)
+    content = variants(result) if "losses" in result else speed(result)
   else:
     content = plot.table([plot.Run(folder) for folder in sources])
   path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "README.md")
