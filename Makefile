@@ -90,13 +90,18 @@ $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "'$$(git describe --always --dirty 2>/dev/null || echo unknown)'"'; \
 	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
 
+# The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
+$(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
+	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
+
 $(BUILD)/main.cu.o $(BUILD)/bench/step_bench.cu.o: $(BUILD)/version.h
+$(BUILD)/runtime/model_file.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/test_%: $(BUILD)/test/%_test.cu.o $(OBJECTS)
 	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main

@@ -303,6 +303,7 @@ static void save(Model& model, RunDir& run, const RunState& state, Background& b
       std::string path = write_checkpoint(run, {.model = snapshot_arrays(model, {Part::parameters}),
                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
                                                 .config = model_config_json(model.config()),
+                                                .modelling = modelling_code(model.config()),
                                                 .state = state});
       std::printf("saved %s\n", path.c_str());
       std::fflush(stdout);

@@ -12,6 +12,7 @@
 #include "runtime/checksum.h"
 #include "runtime/error.h"
 #include "runtime/json.h"
+#include "runtime/model_file.h"
 #include "runtime/safetensors.h"
 
 using nlohmann::json;
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int FORMAT = 1;
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
-const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};
+const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};  // that a run continues from
 
 // Of a checkpoint that was read; never leaves this file.
 struct Damage : std::runtime_error {
@@ -175,6 +176,8 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
     files[FILES[0]] = written_arrays(folder + "/" + FILES[0], content.model);
     files[FILES[1]] = written_arrays(folder + "/" + FILES[1], content.optimizer);
     files[FILES[2]] = written_text(folder + "/" + FILES[2], content.config);
+    if (!content.modelling.empty())
+      files[MODELLING_FILE] = written_text(folder + "/" + MODELLING_FILE, content.modelling);
     write_text_file(folder + "/state.json", state_text(content.state, files));
     return run.publish_step(step);
   } catch (...) {

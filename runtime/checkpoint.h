@@ -2,11 +2,13 @@
 //   model.safetensors      the parameters: the float32 masters, under Hugging Face's names
 //   optimizer.safetensors  AdamW's moments: m.NAME and v.NAME, shapes as in model.safetensors
 //   config.json            what describes the model to others
-//   state.json             RunState, then size and XXH64 of the three files, and last the XXH64 of everything before it
+//   modeling_plusgpt.py    with what others open it, where that is needed
+//   state.json             RunState, then size and XXH64 of these files, and last the XXH64 of everything before it
 // Nothing random has a state of its own: the initial weights are a function of the seed, the data order one of (seed,
 // epoch), samples one of the seed. The step and the position in the data are therefore all that there is to remember.
 // The folder is written under another name, synced and renamed (RunDir), so a step_N that exists was complete once.
-// Reading trusts nothing: a folder is intact when its files have the checksums that they had when they were written.
+// Reading trusts nothing: a folder is intact when its files have the checksums that they had when they were written;
+// modeling_plusgpt.py, which no run reads, may be changed or missing.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -43,7 +45,8 @@ struct SavedArray {
 
 struct CheckpointContent {
   std::vector<SavedArray> model, optimizer;
-  std::string config;  // config.json
+  std::string config;     // config.json
+  std::string modelling;  // modeling_plusgpt.py; "": there is none
   RunState state;
 };
 

@@ -78,23 +78,45 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
   }
 }
 
-std::string model_config_json(const Config& config) {
+static const char PYTHON[] =
+#include "modeling_plusgpt.inc"  // made by the Makefile
+  ;
+
+static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
   const Config::Attention& a = config.attention;
-  bool gpt2 = m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
-              a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
+         a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+}
+
+std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
+
+std::string model_config_json(const Config& config) {
+  const Config::Model& m = config.model;
+  constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; others have none
+  std::string end_of_text = m.vocab > END_OF_TEXT ? std::to_string(END_OF_TEXT) : "null";
+  std::string classes =
+    "  \"model_type\": \"gpt2\",\n"
+    "  \"architectures\": [\"GPT2LMHeadModel\"],\n";
+  if (!is_gpt2(config))
+    classes =
+      "  \"model_type\": \"plusgpt\",\n"
+      "  \"architectures\": [\"PlusGPTLMHeadModel\"],\n"
+      "  \"auto_map\": {\"AutoConfig\": \"modeling_plusgpt.PlusGPTConfig\",\n"
+      "               \"AutoModelForCausalLM\": \"modeling_plusgpt.PlusGPTLMHeadModel\"},\n";
   std::string own = config_json(config, {"model", "attention"});
   while (!own.empty() && own.back() == '\n') own.pop_back();
   for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
   return format(
-      "{\n"
-      "  \"model_type\": \"%s\",\n"
-      "  \"architectures\": [\"%s\"],\n"
-      "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d, \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
-      "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
-      "  \"tie_word_embeddings\": true, \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0, \"torch_dtype\": \"float32\",\n"
-      "  \"plusgpt\": %s\n"
-      "}\n",
-      gpt2 ? "gpt2" : "plusgpt", gpt2 ? "GPT2LMHeadModel" : "PlusGPTLMHeadModel", m.layers, m.heads, m.channels, m.mlp_width(), m.context,
-      m.context, m.vocab, own.c_str());
+    "{\n"
+    "%s"
+    "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d,\n"
+    "  \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
+    "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
+    "  \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0,\n"
+    "  \"tie_word_embeddings\": true, \"torch_dtype\": \"float32\", \"bos_token_id\": %s, \"eos_token_id\": %s,\n"
+    "  \"plusgpt\": %s\n"
+    "}\n",
+    classes.c_str(), m.layers, m.heads, m.channels, m.mlp_width(), m.context, m.context, m.vocab, end_of_text.c_str(),
+    end_of_text.c_str(), own.c_str());
 }

@@ -1,4 +1,5 @@
-// A folder that holds a model: model.safetensors, all parameters by name, float32, in Hugging Face's names and layouts; config.json.
+// A folder that holds a model: model.safetensors, all parameters by name, float32, in Hugging Face's names and layouts;
+// config.json; and where the network is not exactly GPT-2's, the Python file with which transformers opens it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,5 +25,11 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, const float* values)>& write);
 
 // config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D = C/H) it is
-// what transformers' GPT2LMHeadModel reads; everything else has model_type "plusgpt". "plusgpt" in it holds our own settings.
+// what transformers' GPT2LMHeadModel reads; everything else has model_type "plusgpt" and names the classes in
+// MODELLING_FILE. "plusgpt" in it holds our own settings.
 std::string model_config_json(const Config& config);
+
+// What MODELLING_FILE in the folder must hold: scripts/modeling_plusgpt.py as it was when the program was built; ""
+// where transformers' own GPT-2 opens it.
+inline constexpr const char* MODELLING_FILE = "modeling_plusgpt.py";
+std::string modelling_code(const Config& config);

@@ -157,6 +157,7 @@ struct Checkpoints : testing::Test {
     c.model = {{"wte.weight", {4, 3}, values.data(), 5}, {"ln_f.bias", {7}, values.data() + 20, 7}};
     c.optimizer = {{"m.ln_f.bias", {7}, values.data() + 30, 7}, {"v.ln_f.bias", {7}, values.data() + 40, 7}};
     c.config = "{\"model_type\": \"plusgpt\"}\n";
+    c.modelling = "class Model: pass\n";
     c.state.step = step;
     c.state.tokens = step * 2048;
     c.state.next_window = step * 128;
@@ -213,7 +214,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   EXPECT_EQ(bias[6], values[46]);
   EXPECT_EQ(bytes_of(folder + "/config.json"), content(20).config);
   json files = state_of(folder)["files"];
-  EXPECT_EQ(files.size(), 3u);
+  EXPECT_EQ(files.size(), 4u);
   for (auto& [name, entry] : files.items()) EXPECT_EQ(entry["xxh64"], file_checksum(folder + "/" + name));
 }
 
@@ -309,6 +310,20 @@ TEST_F(Checkpoints, TheNewestIntactIsTaken) {
   ASSERT_EQ(damaged.size(), 2u);
   EXPECT_TRUE(has(damaged[0].reason, "model.safetensors has 0 bytes")) << damaged[0].reason;
   EXPECT_EQ(damaged[1].reason, "state.json is that of step 10");
+}
+
+TEST_F(Checkpoints, TheModellingFileIsForOthers) {
+  std::string folder = write(20), path = folder + "/modeling_plusgpt.py";
+  EXPECT_EQ(bytes_of(path), content(20).modelling);
+  put(path, "class Mine: pass\n");
+  EXPECT_EQ(damage(folder), "");
+  fs::remove(path);
+  EXPECT_EQ(damage(folder), "");
+  CheckpointContent gpt2 = content(30);
+  gpt2.modelling = "";
+  folder = write_checkpoint(run, gpt2);
+  EXPECT_FALSE(fs::exists(folder + "/modeling_plusgpt.py"));
+  EXPECT_EQ(state_of(folder)["files"].size(), 3u);
 }
 
 TEST_F(Checkpoints, WhatMayNotBeReadIsNotDamaged) {

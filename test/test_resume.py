@@ -165,7 +165,7 @@ class Interrupted(Runs):
     self.run_ok("--resume")
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     kinds = [entry["type"] for entry in self.metrics()]
-    self.assertEqual(kinds.count("start"), 2)
+    self.assertEqual(kinds.count("start"), 3)  # of the run, the evaluation and the run that went on
     self.assertEqual(self.metrics(kind="eval")[0]["step"], 20)
     steady, files = self.outcome()
     self.assertEqual(([entry for entry in steady if entry["type"] != "eval"], files), expected)

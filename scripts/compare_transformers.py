@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Do our checkpoints open in Hugging Face transformers, and its GPT-2 folders here, as the same model?
+
+    python3 -m venv .venv && .venv/bin/pip install torch transformers
+    .venv/bin/python scripts/compare_transformers.py [--train ./train] [--only TEXT]
+
+For every variant of attention with rope and learned positions, every place of the gate, and the settings that no
+variant has: ./train trains a tiny model for a few steps, transformers opens the folder, both evaluate it, at twice the
+trained length too where positions are not learned. It begins with weights so large that scores differ by several units:
+with the usual ones attention is next to uniform, and whatever were wrong with it would hide below the bound. Then the
+other way: what transformers saves of it must give ./train the same loss, as must GPT-2 models that transformers makes,
+in every type of number. Compared are
+  - the validation loss, and the loss by position, the mean over the same windows;
+  - a row of logits. ./train prints losses only, but those of one position for every token v that could follow are
+    logsumexp(z) - z_v: all of the row's log-probabilities, which is the row up to a constant that means nothing.
+    The row is the last one, at the longest length, so that every layer, position and key has a part in it;
+  - greedy generation by generate(), beyond the trained length, with a loop that takes the largest logit each time.
+All in fp32. The promise is 1e-4 (nats); an error above 1e-5 is a failure (exit 1), as rounding alone makes 1e-6, and
+the other GELU, for example, not even 1e-4.
+"""
+import argparse
+import itertools
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # only folders on this disk are opened
+try:
+  import torch
+  import torch.nn.functional as F
+  import transformers
+  import compare_torch
+except ImportError as error:
+  print(f"{__doc__}\ncompare_transformers.py: {error}", file=sys.stderr)
+  sys.exit(2)
+
+BOUND = 1e-5
+CONTEXT, VOCAB, EVAL_TOKENS = 24, 40, 960
+CONFIG = {
+    "name": "compare",
+    "precision": "fp32",
+    "threads": 1,
+    "model": {"layers": 2, "heads": 2, "channels": 32, "context": CONTEXT, "vocab": VOCAB, "mlp_ratio": 4.0,
+              "position": "rope"},
+    "attention": {"variant": "softmax"},
+    "data": {"train": "train.bin", "val": "val.bin"},
+    "batch": {"tokens": 192, "micro": 4},
+    "optimizer": {"lr": 1e-2, "warmup_steps": 2},
+    "train": {"steps": 12},
+    "eval": {"every": 0, "tokens": EVAL_TOKENS},
+}
+
+
+def cases():
+  """(what it is, settings of model and attention) of every comparison."""
+  for position, variant in itertools.product(("rope", "learned"), compare_torch.VARIANTS):
+    yield f"{variant}, {position}", {"model.position": position, "attention.variant": variant}
+  activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "exp"))
+  for position, granularity, op in itertools.product(("sdpa", "value", "key", "query", "output"),
+                                                     ("elementwise", "headwise"), ("multiply", "add")):
+    if (position, granularity) == ("output", "headwise"):
+      continue
+    gate = {"activation": next(activations), "position": position, "granularity": granularity, "op": op}
+    yield "gate: " + " ".join(gate.values()), {"attention.gate": gate}
+  for settings in ({"model.position": "none"}, {"model.position": "learned", "model.head_dim": 6},
+                   {"model.mlp_ratio": 2.5, "model.rope_base": 500}, {"attention.qk_norm": "rms"},
+                   {"attention.scale": "logn"}, {"attention.scale": 0.3}, {"attention.sink": "one"},
+                   {"attention.variant": "lssar", "attention.power": 3, "attention.offset": 0.5},
+                   {"attention.variant": "lssar", "attention.power": 2.5, "attention.offset": 0},
+                   {"attention.variant": "lssar", "attention.offset_free_rows": 0},
+                   {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}}):
+    yield json.dumps(settings)[1:-1].replace('"', ""), settings
+
+
+def write_shard(path, tokens):
+  with open(path, "wb") as file:
+    file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def text(count, seed):
+  """Tokens of which about half follow from the one before."""
+  chance, tokens = random.Random(seed), [0]
+  while len(tokens) < count:
+    tokens.append((3 * tokens[-1] + 1) % VOCAB if chance.random() < 0.5 else chance.randrange(VOCAB))
+  return tokens
+
+
+class Trainer:
+  """./train in a folder of its own, with the settings of one case."""
+
+  def __init__(self, program, folder, settings):
+    self.program, self.folder, self.config = os.path.abspath(program), folder, json.loads(json.dumps(CONFIG))
+    for name, value in settings.items():
+      section, key = name.split(".")
+      self.config[section][key] = value
+    with open(self.path("config.json"), "w") as file:
+      json.dump(self.config, file)
+
+  def path(self, *parts):
+    return os.path.join(self.folder, *parts)
+
+  def call(self, *flags, **settings):
+    command = [self.program, "config.json", *flags]
+    for key, value in settings.items():
+      command += ["--set", f"{key}={value}"]
+    done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+    if done.returncode:
+      sys.exit(f"compare_transformers.py: {' '.join(command)}: exit {done.returncode}\n{done.stderr}")
+
+  def trained(self):
+    """The folder of a model that has made its steps from large weights."""
+    weights = compare_torch.random_weights(self.config, seed=1)
+    for name, array in weights.items():
+      if array.ndim == 2:
+        array *= 3
+    os.makedirs(self.path("large"), exist_ok=True)
+    compare_torch.save(self.path("large", "model.safetensors"), weights)
+    self.call("--overwrite", init="large")
+    return self.path("runs", CONFIG["name"], f"step_{CONFIG['train']['steps']:08d}")
+
+  def evaluated(self, init, length, shard="val.bin"):
+    """The line of metrics.jsonl for the model in the folder `init`."""
+    self.call("--eval", "--lengths", str(length), **{"name": "eval", "init": init, "data.val": shard})
+    with open(self.path("runs", "eval", "metrics.jsonl")) as lines:
+      return json.loads(list(lines)[-1])
+
+  def row_of_logits(self, init, window):
+    """Log-probabilities [V] of what follows the window."""
+    row = []
+    for token in range(VOCAB):
+      write_shard(self.path("window.bin"), window + [token])
+      row.append(-self.evaluated(init, len(window), "window.bin")["by_position"][-1])
+    return torch.tensor(row)
+
+
+def losses_of(model, tokens, length):
+  """[windows, length], of the windows that ./train evaluates."""
+  count = min(EVAL_TOKENS // length, (len(tokens) - 1) // length)
+  inputs = torch.tensor(tokens[:count * length]).view(count, length)
+  targets = torch.tensor(tokens[1:count * length + 1]).view(count, length)
+  return F.cross_entropy(model(inputs).logits.transpose(1, 2), targets, reduction="none")
+
+
+def by_position(losses):
+  """In bins of as many positions as ./train's, that is 1 up to a length of 63."""
+  assert losses.shape[1] < 64
+  return losses.mean(0)
+
+
+def generates(model):
+  """Whether generate() takes the largest logit each time, across the end of the trained length."""
+  count = CONTEXT if model.config.model_type == "gpt2" else CONTEXT + 8  # GPT-2 there ends with its positions
+  prompts = torch.tensor([text(CONTEXT - 4, seed) for seed in (5, 6)])
+  expected = prompts
+  while expected.shape[1] < count:
+    expected = torch.cat([expected, model(expected[:, -CONTEXT:]).logits[:, -1:].argmax(-1)], 1)
+  ids = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
+                       max_new_tokens=count - prompts.shape[1], pad_token_id=0)
+  return torch.equal(ids, expected)
+
+
+@torch.no_grad()
+def compare(trainer, folder, model, lengths):
+  """Of one model: {"loss": error, "by position": error, "logits": error}, and whether it generates as it should."""
+  val, errors = text(EVAL_TOKENS + 1, seed=2), {"loss": 0.0, "by position": 0.0}
+  for length in lengths:
+    ours, theirs = trainer.evaluated(folder, length), losses_of(model, val, length)
+    errors["loss"] = max(errors["loss"], abs(ours["loss"] - theirs.mean().item()))
+    difference = torch.tensor(ours["by_position"]) - by_position(theirs)
+    errors["by position"] = max(errors["by position"], difference.abs().max().item())
+  window = text(lengths[-1], seed=3)
+  row = model(torch.tensor([window])).logits[0, -1].log_softmax(-1)
+  errors["logits"] = (trainer.row_of_logits(folder, window) - row).abs().max().item()
+  return errors, generates(model)
+
+
+class Table:
+  def __init__(self):
+    self.good = True
+    print("| model | opens as | validation loss | error | worst by position | worst of a row of logits | and back | |")
+    print("|---" * 8 + "|", flush=True)
+
+  def add(self, name, model, loss, errors, generates):
+    good = max(errors.values()) <= BOUND and generates
+    self.good &= good
+    verdict = "equal" if good else "DIFFERENT" if generates else "GENERATES DIFFERENTLY"
+    cells = [f"{errors[key]:.1e}" if key in errors else "-" for key in ("loss", "by position", "logits", "back")]
+    print(f"| {name} | {type(model).__name__} | {loss:.6f} | {' | '.join(cells)} | {verdict} |", flush=True)
+
+
+def ours_there(trainer, name, table):
+  folder = trainer.trained()
+  model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+  learned = trainer.config["model"]["position"] == "learned"
+  errors, generated = compare(trainer, folder, model, [CONTEXT] if learned else [CONTEXT, 2 * CONTEXT])
+  model.save_pretrained(trainer.path("saved"))
+  loss = trainer.evaluated(folder, CONTEXT)["loss"]
+  errors["back"] = abs(trainer.evaluated("saved", CONTEXT)["loss"] - loss)
+  table.add(name, model, loss, errors, generated)
+
+
+def theirs_here(trainer, dtype, table):
+  torch.manual_seed(1)
+  sizes = CONFIG["model"]
+  model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+      n_layer=sizes["layers"], n_head=sizes["heads"], n_embd=sizes["channels"], n_positions=CONTEXT, vocab_size=VOCAB,
+      bos_token_id=None, eos_token_id=None, initializer_range=0.2)).eval()  # 0.2: logits far from 0
+  model.to(dtype).save_pretrained(trainer.path("theirs"))
+  model.float()  # the numbers that the file holds
+  errors, generated = compare(trainer, "theirs", model, [CONTEXT])
+  loss = trainer.evaluated("theirs", CONTEXT)["loss"]
+  table.add(f"transformers' GPT-2, {str(dtype)[6:]}", model, loss, errors, generated)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--train", default="./train", help="the program [./train]")
+  parser.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
+  arguments = parser.parse_args()
+  torch.set_num_threads(1)
+  transformers.logging.set_verbosity_error()
+  transformers.logging.disable_progress_bar()
+  with tempfile.TemporaryDirectory() as folder:
+    transformers.dynamic_module_utils.HF_MODULES_CACHE = os.path.join(folder, "modules")
+    write_shard(os.path.join(folder, "train.bin"), text(4000, seed=1))
+    write_shard(os.path.join(folder, "val.bin"), text(EVAL_TOKENS + 1, seed=2))
+    table = Table()
+    for name, settings in cases():
+      if arguments.only in name:
+        ours_there(Trainer(arguments.train, folder, settings), name, table)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+      if arguments.only in f"transformers' GPT-2, {dtype}":
+        theirs_here(Trainer(arguments.train, folder, {"model.position": "learned"}), dtype, table)
+  sys.exit(0 if table.good else 1)
+
+
+if __name__ == "__main__":
+  main()

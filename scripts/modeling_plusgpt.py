@@ -1,0 +1,245 @@
+"""GPT-2 with every attention mechanism that plusgpt trains, for Hugging Face transformers.
+
+    model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
+
+./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It is the mathematics as
+plainly as can be: all T x T weights of attention are held, and nothing is kept from one generated token to the next.
+Sizes stand under GPT-2's names in config.json; what GPT-2 does not have is in its object "plusgpt". Rotations are those
+of training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
+
+Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
+"""
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+TINY = torch.finfo(torch.float32).tiny
+ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
+               "exp": torch.exp}
+
+
+class PlusGPTConfig(PretrainedConfig):
+  model_type = "plusgpt"
+  attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd",
+                   "max_position_embeddings": "n_positions"}
+
+  def __init__(self, plusgpt=None, **others):
+    self.plusgpt = plusgpt
+    super().__init__(**others)
+
+
+class Projection(nn.Module):
+  """x W + b, with W [inputs, outputs] as GPT-2's files hold it."""
+
+  def __init__(self, inputs, outputs, std=0.02, bias=0.0):
+    super().__init__()
+    self.weight = nn.Parameter(std * torch.randn(inputs, outputs))
+    self.bias = None if bias is None else nn.Parameter(torch.full((outputs,), float(bias)))
+
+  def forward(self, x):
+    y = x @ self.weight
+    return y if self.bias is None else y + self.bias
+
+
+def rotated(x, base):
+  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D)."""
+  T, D = x.shape[-2:]
+  frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+  angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
+  cos, sin = angle.cos().to(x), angle.sin().to(x)
+  a, b = x.chunk(2, -1)
+  return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def normalised(x, norm):
+  if norm == "l2":
+    return F.normalize(x, dim=-1, eps=1e-12)
+  if norm == "rms":
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+  return x
+
+
+def shares(x, total, least=TINY):
+  """x / total; 0 where the total is below `least`, so that nothing but rounding is left of it."""
+  return x / total.masked_fill(total < least, torch.inf)
+
+
+class Attention(nn.Module):
+  def __init__(self, config):
+    super().__init__()
+    C, H = config.n_embd, config.n_head
+    model, attention = config.plusgpt["model"], config.plusgpt["attention"]
+    self.settings = SimpleNamespace(**attention)
+    self.gate = SimpleNamespace(**attention["gate"])
+    self.rope_base = model["rope_base"] if model["position"] == "rope" else None
+    self.context, self.shape = config.n_positions, (H, model["head_dim"])
+    A = H * model["head_dim"]
+    self.c_attn = Projection(C, 3 * A)
+    self.c_proj = Projection(A, C, std=0.02 / math.sqrt(2 * config.n_layer))
+    if self.gate.activation != "none":
+      logits = H if self.gate.granularity == "headwise" else C if self.gate.position == "output" else A
+      self.c_gate = Projection(C, logits, std=0.0 if self.gate.weight_init == "zero" else 0.02,
+                               bias=self.gate.bias_init if self.gate.bias else None)
+    if self.settings.scale == "ssmax":
+      self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43))
+    if self.settings.sink == "learned":
+      self.sink = nn.Parameter(torch.zeros(H))
+
+  def forward(self, x):
+    B, T, _ = x.shape
+    q, k, v = self.c_attn(x).view(B, T, 3, *self.shape).unbind(2)  # [B, T, H, D] each
+    q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
+    # Sums over keys and powers need float32 at least, whatever the type of the weights.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    P = self.weights(self.scores(q.to(wide), k.to(wide)))
+    y = (P @ v.to(wide)).to(x.dtype).transpose(1, 2)
+    y = self.gated(y, x, "sdpa").flatten(2)
+    return self.gated(self.c_proj(y), x, "output")
+
+  def gated(self, y, x, position):
+    """y [B, T, H, D], or [B, T, C] at the output: under the gate if it stands here. x: what its logits come from."""
+    gate = self.gate
+    if gate.activation == "none" or gate.position != position:
+      return y
+    g = ACTIVATIONS[gate.activation](self.c_gate(x))
+    g = g[..., None] if gate.granularity == "headwise" else g.view(y.shape)
+    return y * g if gate.op == "multiply" else y + g
+
+  def scores(self, q, k):
+    """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k."""
+    if self.rope_base is not None:
+      q, k = rotated(q, self.rope_base), rotated(k, self.rope_base)
+    q, k = normalised(q, self.settings.qk_norm), normalised(k, self.settings.qk_norm)
+    T, D = q.shape[-2:]
+    log_rows = self.rows(q).log()
+    scale = self.settings.scale
+    if scale == "rsqrt_d":
+      alpha = 1 / math.sqrt(D)
+    elif scale == "logd_logn":
+      alpha = math.log(D) * log_rows
+    elif scale == "logn":
+      alpha = log_rows / (math.log(self.context) * math.sqrt(D))
+    elif scale == "ssmax":
+      alpha = self.ssmax_scale.to(q.dtype)[:, None, None] * log_rows / math.sqrt(D)
+    else:
+      alpha = scale
+    return (q * alpha) @ k.transpose(-2, -1)
+
+  @staticmethod
+  def rows(q):
+    """[T, 1]: the number of keys that each row sees, 1..T."""
+    return torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
+
+  def weights(self, z):
+    """Scores z [B, H, T, T] -> P, zero above the diagonal."""
+    seen = torch.ones_like(z, dtype=torch.bool).tril()
+    rows, kind = self.rows(z), self.settings.kind
+    if kind == "softmax":
+      z = z.masked_fill(~seen, -torch.inf)
+      if self.settings.sink == "none":
+        return z.softmax(-1)
+      # A further key that every row sees and that has no value: its score is the sink's.
+      sink = self.sink.to(z.dtype)[:, None, None] if self.settings.sink == "learned" else z.new_zeros(1)
+      return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
+    if kind == "sigmoid":
+      return torch.sigmoid(z - math.log(self.context)) * seen
+    if kind == "relu":
+      return F.relu(z) / rows * seen
+    if kind == "relu2":
+      return F.relu(z).square() / rows * seen
+    f = F.softplus(z) * seen
+    a = shares(f, f.sum(-1, keepdim=True))
+    return a if kind == "lssa" else self.sharpened(a, rows, seen)
+
+  def sharpened(self, a, rows, seen):
+    """LSSAR's second stage: what exceeds the mean weight, raised to a power. r reaches T and its power would overflow,
+    so it is taken relative to the row's maximum; where that is next to nothing, all keys score the same: P is 0."""
+    offset = torch.full_like(rows, self.settings.offset).masked_fill(rows <= self.settings.offset_free_rows, 0)
+    r = F.relu(rows * a - offset) * seen
+    least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)
+    w = shares(r, r.amax(-1, keepdim=True), least) ** self.settings.power
+    return shares(w, w.sum(-1, keepdim=True))
+
+
+class MLP(nn.Module):
+  def __init__(self, config):
+    super().__init__()
+    self.c_fc = Projection(config.n_embd, config.n_inner)
+    self.c_proj = Projection(config.n_inner, config.n_embd, std=0.02 / math.sqrt(2 * config.n_layer))
+
+  def forward(self, x):
+    return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+  def __init__(self, config):
+    super().__init__()
+    self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+    self.attn = Attention(config)
+    self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+    self.mlp = MLP(config)
+
+  def forward(self, x):
+    x = x + self.attn(self.ln_1(x))
+    return x + self.mlp(self.ln_2(x))
+
+
+class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
+  config_class = PlusGPTConfig
+  _no_split_modules = ["Block"]
+  accepts_loss_kwargs = False  # the loss is a plain mean: the Trainer averages it over what it accumulates
+
+  def __init__(self, config):
+    super().__init__(config)
+    C = config.n_embd
+    self.wte = nn.Embedding(config.vocab_size, C)
+    nn.init.normal_(self.wte.weight, std=0.02)
+    self.wpe = None
+    if config.plusgpt["model"]["position"] == "learned":
+      self.wpe = nn.Embedding(config.n_positions, C)
+      nn.init.normal_(self.wpe.weight, std=0.02)
+    self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+    self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
+    self.post_init()
+
+  def _init_weights(self, module):
+    pass  # the constructors have done it
+
+  def get_input_embeddings(self):
+    return self.wte
+
+  def set_input_embeddings(self, embeddings):
+    self.wte = embeddings
+
+  def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True, **unused):
+    """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
+    (input_ids again; -100 is left out). Padding may only stand at the end, where no other token sees it."""
+    T = input_ids.shape[1]
+    if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+      raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
+                       "(padding_side=\"right\"), and prompts that are continued together need the same length")
+    x = self.wte(input_ids)
+    if self.wpe is not None:
+      if T > self.config.n_positions:
+        raise ValueError(f"{T} tokens, but the model has learned {self.config.n_positions} positions")
+      x = x + self.wpe.weight[:T]
+    for block in self.h:
+      x = block(x)
+    logits = self.ln_f(x) @ self.wte.weight.T
+    loss = None
+    if labels is not None:
+      loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    output = CausalLMOutput(loss=loss, logits=logits)
+    return output if return_dict else output.to_tuple()
+
+  def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+    """As ./train generates: from the last tokens that fit into the trained length."""
+    last = slice(-self.config.n_positions, None)
+    return {"input_ids": input_ids[:, last],
+            "attention_mask": None if attention_mask is None else attention_mask[:, last]}
