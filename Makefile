@@ -30,6 +30,9 @@ KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
 ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
+# what ranks say to each other: through NCCL, on the CPU through what stands in for it
+NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo '\#include <nccl.h>' | $(CXX) -I$(CUDA_HOME)/include -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
+SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),runtime/comm.cu,runtime/comm_alone.cu),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
@@ -71,7 +74,7 @@ else
   $(BUILD)/attention/tensor_%.cu.o: COMPILE_CU += -use_fast_math
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
-  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt
+  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 
 # ---- rules
