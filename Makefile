@@ -37,7 +37,7 @@ SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_%,$(OBJECTS)),$(OBJECTS))
-TEST_SOURCES := $(sort $(wildcard test/*_test.cu test/*_test.cpp))
+TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
 
 # ---- flags
@@ -120,8 +120,8 @@ check-asan:                        ## the kernels and readers under AddressSanit
 	@$(MAKE) BACKEND=cpu SAN=asan sanitizer-tests && bash test/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan sanitizer-tests && bash test/run.sh build/cpu-tsan
-# ThreadSanitizer costs minutes in the kernels: without FULL=1 it checks the layer, the loader, the gate and the planted races.
-THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
+# ThreadSanitizer costs minutes in the kernels: without FULL=1 it checks the layer, the ranks, the loader, the gate and the planted races.
+THREADED := comm cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 check-full: test                   ## everything, the long sanitizer runs included
 	@FULL=1 $(MAKE) check-asan check-tsan -j1

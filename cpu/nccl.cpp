@@ -84,7 +84,7 @@ ncclResult_t exchange(ncclComm_t comm, const Request& request, size_t most, Fill
     comm->meet();
     if (begin == 0) {
       ncclResult_t result = comm->agreed(request);
-      if (result != ncclSuccess) return result;  // at every rank: each of them compares itself with all others
+      if (result != ncclSuccess) return comm->meet(), result;  // all of them: each compares itself with all others
     }
     take(begin, n);
     comm->meet();

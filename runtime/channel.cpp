@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr int PATIENCE = 60;               // seconds until all ranks must have come
+constexpr int PATIENCE = 45;               // seconds until all ranks must have come
 constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message
 constexpr char ID = 'i', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 

@@ -18,7 +18,7 @@
 
 class Channel {
  public:
-  explicit Channel(const Ranks& ranks);  // returns when all ranks have come; a failure after a minute
+  explicit Channel(const Ranks& ranks);  // returns when all ranks have come; a failure after 45 seconds
   ~Channel();
   Channel(const Channel&) = delete;
 
