@@ -1,7 +1,7 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
-#   NCCL=0                  build without NCCL                              SAN=asan|tsan   sanitizer build (CPU only)
+#   NCCL=0                  build without NCCL (where nccl.h is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
@@ -83,10 +83,12 @@ all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
 
-$(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+$(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
+	$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
-# Objects are rebuilt when the flags change: their text is kept in a file that only changes with it.
+# Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
+$(BUILD)/objects: FORCE
+	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' | cmp -s - $@ || echo '$(TRAIN_OBJECTS)' > $@
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
 $(BUILD)/version.h: FORCE

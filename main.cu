@@ -408,7 +408,8 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     state.tokens = state.step * config.batch.tokens;
     state.next_window = state.tokens / config.model.context;
     state.spikes = spikes.history();
-    state.matmul_choices = matmul_choices();
+    state.matmul_choices = comm.agree(matmul_choices());
+    if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's for all, as in a run that resumes from here
     save(model, run, state, background);
   };
   for (;; state.step++) {
@@ -542,6 +543,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
 
   std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
+  if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
   std::optional<Checkpoint> from;
   ResumePlace place;
