@@ -81,7 +81,8 @@ static Flags parse_flags(int argc, char** argv) {
   return flags;
 }
 
-// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child: CUDA must not know the launcher.
+// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child: CUDA must not know the launcher
+// when it forks.
 static int gpus_here() {
   if (on_cpu) return 64;
   return in_a_child([] {
@@ -94,15 +95,17 @@ static int gpus_here() {
 // stays behind in launch_ranks().
 static Ranks find_ranks(const Flags& flags, const Ranks& started) {
   const char* gpus = flags.gpus.c_str();
-  bool number = flags.gpus.size() < 5 && flags.gpus.find_first_not_of("0123456789") == std::string::npos;
-  int count = flags.gpus == "all" ? on_cpu ? 1 : gpus_here() : number ? std::atoi(gpus) : 0;
-  if (flags.gpus != "all" && count < 1)
-    user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
-  if (count <= 1) return started;
+  bool all = flags.gpus == "all", number = flags.gpus.find_first_not_of("0123456789") == std::string::npos;
+  int count = all || !number || flags.gpus.size() > 4 ? 0 : std::atoi(gpus);
+  if (!all && count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
+  if (count == 1 || (all && on_cpu)) return started;
+  int most = gpus_here();
+  if (all) count = std::max(most, 1);
+  if (count == 1) return started;
   if (started.size > 1)
     user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
                started.variables.c_str(), started.size);
-  if (int most = gpus_here(); count > most)
+  if (count > most)
     user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
                on_cpu ? "ranks that the CPU build can start" : "of this machine");
   if (!Comm::built())
@@ -116,7 +119,7 @@ static void choose_device(const Ranks& ranks) {
   int count = 0;
   if (on_cpu || cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
   if (ranks.local >= count)
-    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many ranks there (%s)",
+    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many there (%s)",
                ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
   CUDA_CHECK(cudaSetDevice(ranks.local));
 }
@@ -232,8 +235,9 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
 }
 
 // Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on
-// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise. All ranks get the same.
-static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm) {
+// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise. Ranks get the same.
+static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+                     Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
@@ -394,7 +398,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, comm.size());
-  int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this one has nothing yet
+  int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   std::string name = comm.size() > 1 ? format("%d x %s", comm.size(), device.name.c_str()) : device.name;
@@ -409,7 +413,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     state.next_window = state.tokens / config.model.context;
     state.spikes = spikes.history();
     state.matmul_choices = comm.agree(matmul_choices());
-    if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's for all, as in a run that resumes from here
+    if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
   for (;; state.step++) {
@@ -527,7 +531,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
   if (device.is_gpu) use_matmul_cache();
-  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, int(std::thread::hardware_concurrency()) / ranks.size));
+  int cores = int(std::thread::hardware_concurrency());
+  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
   std::vector<int> lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
   check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   bool evaluates = flags.eval || (real_run && config.eval.every > 0);
@@ -580,7 +585,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
-                           .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(), .ranks = comm.size(), .shuffle = config.data.shuffle, .seed = config.seed});
+                           .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
+                           .ranks = comm.size(), .shuffle = config.data.shuffle, .seed = config.seed});
   if (from) loader.seek(step);
   if (dumping) {
     StepResult result = one_step(*model, loader);
@@ -594,6 +600,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     return;
   }
 
+  comm.least(0);  // all have read what they begin from: rank 0 may remove it now
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
@@ -620,7 +627,7 @@ int main(int argc, char** argv) {
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || channel) return;
     prctl(PR_SET_NAME, format("train rank %d", ranks.rank).c_str());
-    if (ranks.rank > 0 && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");  // only rank 0 prints
+    if (ranks.rank > 0 && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");  // rank 0 prints
     channel = std::make_unique<Channel>(ranks);
   };
   try {

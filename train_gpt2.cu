@@ -409,7 +409,7 @@ class Gpt2 final : public Model {
   bool shared(Part part) const {
     return zero_ && (part == Part::moment1 || part == Part::moment2 || (part == Part::parameters && own_masters));
   }
-  float* whole(Part part) const { return shared(part) ? b.gradients : array(part); }  // [total], where it can be read and written
+  float* whole(Part part) const { return shared(part) ? b.gradients : array(part); }  // [total], to be read and written
   bool last_micro_step() const { return rows_seen_ + rows_of_micro() == config_.batch.tokens / comm_.size(); }
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
@@ -597,8 +597,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   reduce_from(0);
 }
 
-// Gradients from this offset on are complete: their buckets are summed over the ranks, beside what remains of the backward
-// pass. With ZeRO every rank gets the sums of its share only.
+// Gradients from this offset on are complete: their buckets are summed over the ranks, beside what remains of the
+// backward pass. With ZeRO every rank gets the sums of its share only.
 template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (comm_.size() == 1 || !last_micro_step() || unreduced_ == 0 || buckets_.begin(unreduced_ - 1) < offset) return;
@@ -642,7 +642,8 @@ StepResult Gpt2<Real>::finish(float grad_clip) {
   float *norm = b.norm_and_scale, *scale = b.norm_and_scale + 1;
   comm_.before(stream);  // losses and gradients are those of all ranks
   if (zero_) CUDA_CHECK(cudaMemsetAsync(b.norm_partials, 0, buckets_.padded() / NORM_BLOCK * sizeof(float), stream));
-  for (const Share& own : own_) square_sums(b.norm_partials + own.begin / NORM_BLOCK, b.gradients + own.begin, own.size, stream);
+  for (const Share& own : own_)
+    square_sums(b.norm_partials + own.begin / NORM_BLOCK, b.gradients + own.begin, own.size, stream);
   if (zero_) {  // every block is summed by one rank and 0 at the others: the same bits as without ZeRO
     comm_.after(stream);
     comm_.all_reduce(b.norm_partials, buckets_.padded() / NORM_BLOCK);
@@ -706,7 +707,8 @@ void Gpt2<Real>::take_snapshot() {
     gather(part);
     if (!snapshot_) continue;  // rank 0 writes
     size_t bytes = layout_.total * sizeof(float);
-    CUDA_CHECK(cudaMemcpyAsync(to, whole(part), bytes, cudaMemcpyDeviceToHost, shared(part) ? stream : snapshot_stream_));
+    cudaStream_t on = shared(part) ? stream : snapshot_stream_;
+    CUDA_CHECK(cudaMemcpyAsync(to, whole(part), bytes, cudaMemcpyDeviceToHost, on));
     to += layout_.total;
   }
   if (!snapshot_) return;
@@ -778,7 +780,8 @@ void Gpt2<Real>::init_random() {
     }
     // A stream of random numbers by the tensor's name: variants of one seed share the weights that they have in common.
     uint64_t seed = config_.seed ^ hash_of(tensor.name);
-    if (std > 0) normal_fill(whole(Part::parameters) + tensor.offset, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
+    float* to = whole(Part::parameters) + tensor.offset;
+    if (std > 0) normal_fill(to, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
     else write(tensor, std::vector<float>(tensor.size, constant).data(), Part::parameters);
   }
   if (shared(Part::parameters)) return scatter(Part::parameters);

@@ -46,17 +46,17 @@ class Model {
   virtual void init_random() = 0;                                                 // from config.seed
   virtual void read(const Tensor&, Part, float* out) const = 0;                   // out = [shape] on the host
   virtual void write(const Tensor&, const float* values, Part part = Part::parameters) = 0;  // = values
-  // Where ranks share a part among them (ZeRO): gather() before it is read, scatter() after its tensors were written, both of
-  // all ranks. Until then the values lie where the gradients do, which are lost.
+  // Where ranks share a part among them (ZeRO): gather() before it is read, scatter() after its tensors were written,
+  // both of all ranks. Until then the values lie where the gradients do, which are lost.
   virtual void gather(Part) = 0;
   virtual void scatter(Part) = 0;
   virtual void set_rope(int length) = 0;                                          // rotation for this length, by eval.rope_scaling
 
-  // One optimizer step of all ranks: begin_step(), micro_steps(), finish(), and update() unless the gradients are not to be
-  // used. Ranks reduce their gradients during the last micro step.
+  // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless the gradients are not
+  // to be used. Ranks reduce their gradients during the last micro step.
   virtual void begin_step() = 0;                                                  // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const int* targets) = 0;           // += ; [micro, context], host
-  virtual StepResult finish(float grad_clip) = 0;                                 // loss and norm of all ranks; waits for the device
+  virtual StepResult finish(float grad_clip) = 0;                                 // loss, norm of all ranks; waits for the device
   virtual void update(const AdamW& settings) = 0;                                 // AdamW, with what finish() found to clip
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
@@ -65,8 +65,8 @@ class Model {
   }
 
   // Parameters and moments at one moment, on the host, for a checkpoint that is written while training goes on.
-  virtual void allocate_snapshot() = 0;              // rank 0: snapshot_bytes() of pinned memory, once, before the first step
-  virtual void take_snapshot() = 0;                  // all ranks: begins rank 0's copy; only the next update waits for its end
+  virtual void allocate_snapshot() = 0;              // rank 0: snapshot_bytes() of pinned memory, once, before training
+  virtual void take_snapshot() = 0;                  // all ranks; begins rank 0's copy; the next update waits for its end
   virtual const float* snapshot(Part) const = 0;     // waits for its end; laid out as tensors() say; from any thread
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.

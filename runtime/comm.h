@@ -33,7 +33,7 @@ class Comm {
   void all_gather(bf16* x, size_t share);
 
   void sum(double* values, size_t count);         // = sum over the ranks, in their order
-  double least(double value);
+  double least(double value);                     // over the ranks; returns when all have called it
   template <class T> T agree(T value) {           // rank 0's
     broadcast(&value, sizeof value);
     return value;
