@@ -81,49 +81,6 @@ static Flags parse_flags(int argc, char** argv) {
   return flags;
 }
 
-// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child: CUDA must not know the launcher
-// when it forks.
-static int gpus_here() {
-  if (on_cpu) return 64;
-  return in_a_child([] {
-    int found = 0;
-    return cudaGetDeviceCount(&found) == cudaSuccess ? std::min(found, 255) : 0;
-  });
-}
-
-// The ranks that torchrun, mpirun or srun have started, else those of --gpus. Those are started here, and the launcher
-// stays behind in launch_ranks().
-static Ranks find_ranks(const Flags& flags, const Ranks& started) {
-  const char* gpus = flags.gpus.c_str();
-  bool all = flags.gpus == "all", number = flags.gpus.find_first_not_of("0123456789") == std::string::npos;
-  int count = all || !number || flags.gpus.size() > 4 ? 0 : std::atoi(gpus);
-  if (!all && count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
-  if (count == 1 || (all && on_cpu)) return started;
-  int most = gpus_here();
-  if (all) count = std::max(most, 1);
-  if (count == 1) return started;
-  if (started.size > 1)
-    user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
-               started.variables.c_str(), started.size);
-  if (count > most)
-    user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
-               on_cpu ? "ranks that the CPU build can start" : "of this machine");
-  if (!Comm::built())
-    user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
-               "again", gpus);
-  return launch_ranks(count);
-}
-
-// On a machine with several GPUs each rank takes its own. A rank that sees only one (srun can see to that) takes that.
-static void choose_device(const Ranks& ranks) {
-  int count = 0;
-  if (on_cpu || cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
-  if (ranks.local >= count)
-    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many there (%s)",
-               ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
-  CUDA_CHECK(cudaSetDevice(ranks.local));
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------
 // Files of a model
 
@@ -634,7 +591,7 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
     Flags flags = parse_flags(argc, argv);
-    ranks = find_ranks(flags, ranks);
+    ranks = find_ranks(flags.gpus, ranks);
     connect(ranks);
     run(flags, ranks, channel.get());
     return ended(channel.get(), 0, "");

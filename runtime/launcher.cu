@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "runtime/channel.h"
+#include "runtime/comm.h"
 #include "runtime/error.h"
 
 namespace {
@@ -87,7 +89,7 @@ class Launcher {
 
 }  // namespace
 
-Ranks launch_ranks(int count) {
+static Ranks launch_ranks(int count) {
   Ranks ranks;
   ranks.size = count;
   ranks.address = "127.0.0.1";
@@ -96,7 +98,10 @@ Ranks launch_ranks(int count) {
   // Signals are waited for instead of being handled; the ranks get their usual ones back.
   sigset_t signals, before;
   sigemptyset(&signals);
-  for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, signal);
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) {
+    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
+    sigaddset(&signals, number);
+  }
   sigprocmask(SIG_BLOCK, &signals, &before);
   std::vector<pid_t> children;
   pid_t launcher = getpid();
@@ -121,11 +126,38 @@ Ranks launch_ranks(int count) {
   Launcher(std::move(children)).watch(signals);
 }
 
-int in_a_child(const std::function<int()>& count) {
+// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child that is gone afterwards: a
+// process that has used CUDA must not fork ranks.
+static int gpus_here() {
+  if (on_cpu) return 64;
   std::fflush(nullptr);
   pid_t child = fork();
-  if (child == 0) _exit(count());
+  if (child == 0) {
+    int found = 0;
+    _exit(cudaGetDeviceCount(&found) == cudaSuccess ? std::min(found, 255) : 0);
+  }
   int status = 0;
   while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
   return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+Ranks find_ranks(const std::string& flag, const Ranks& started) {
+  const char* gpus = flag.c_str();
+  bool all = flag == "all", number = flag.find_first_not_of("0123456789") == std::string::npos;
+  int count = all || !number || flag.size() > 4 ? 0 : std::atoi(gpus);
+  if (!all && count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
+  if (count == 1 || (all && on_cpu)) return started;
+  int most = gpus_here();
+  if (all) count = std::max(most, 1);
+  if (count == 1) return started;
+  if (started.size > 1)
+    user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
+               started.variables.c_str(), started.size);
+  if (count > most)
+    user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
+               on_cpu ? "ranks that the CPU build can start" : "of this machine");
+  if (!Comm::built())
+    user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
+               "again", gpus);
+  return launch_ranks(count);
 }
