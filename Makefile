@@ -1,7 +1,7 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
-#   NCCL=0                  build without NCCL                              SAN=asan|tsan   sanitizer build (CPU only)
+#   NCCL=0                  build without NCCL (where nccl.h is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
@@ -30,11 +30,14 @@ KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
 ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
+# what ranks say to each other: through NCCL, on the CPU through what stands in for it
+NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo '\#include <nccl.h>' | $(CXX) -I$(CUDA_HOME)/include -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
+SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),runtime/comm.cu,runtime/comm_alone.cu),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_%,$(OBJECTS)),$(OBJECTS))
-TEST_SOURCES := $(sort $(wildcard test/*_test.cu test/*_test.cpp))
+TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
 
 # ---- flags
@@ -71,7 +74,7 @@ else
   $(BUILD)/attention/tensor_%.cu.o: COMPILE_CU += -use_fast_math
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
-  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt
+  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 
 # ---- rules
@@ -80,10 +83,12 @@ all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
 
-$(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+$(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
+	$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
-# Objects are rebuilt when the flags change: their text is kept in a file that only changes with it.
+# Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
+$(BUILD)/objects: FORCE
+	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' | cmp -s - $@ || echo '$(TRAIN_OBJECTS)' > $@
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
 $(BUILD)/version.h: FORCE
@@ -123,9 +128,9 @@ check-asan:                        ## the kernels and readers under AddressSanit
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/run.sh build/cpu-tsan
 # What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, and, under
-# ThreadSanitizer, the kernels' tests but for the layer's, the loader's, the gate's and the planted races.
+# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's and the planted races.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
-THREADED := cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
+THREADED := comm cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20

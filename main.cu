@@ -1,5 +1,7 @@
 // The program: ./train CONFIG.json. Command line, configuration, memory plan, then the training loop, an evaluation or a text.
 // Exit codes: 0, 2 for what the user can fix, 1 for what failed.
+#include <sys/prctl.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -18,6 +20,7 @@
 #include "runtime/background.h"
 #include "runtime/checkpoint.h"
 #include "runtime/device.h"
+#include "runtime/launcher.h"
 #include "runtime/log.h"
 #include "runtime/model_file.h"
 #include "runtime/resume.h"
@@ -83,16 +86,6 @@ static Flags parse_flags(int argc, char** argv) {
   return flags;
 }
 
-static int ranks_wanted(const Flags& flags) {
-  if (flags.gpus == "all" && on_cpu) return 1;
-  int count = 0;
-  if (flags.gpus == "all") CUDA_CHECK(cudaGetDeviceCount(&count));
-  else if (flags.gpus.find_first_not_of("0123456789") == std::string::npos && flags.gpus.size() < 5) count = std::atoi(flags.gpus.c_str());
-  if (count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", flags.gpus.c_str());
-  if (count > 1) user_error("command line: --gpus %s: several GPUs are not built yet; leave the flag out", flags.gpus.c_str());
-  return count;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------
 // Files of a model
 
@@ -119,7 +112,9 @@ static std::vector<NamedArray> arrays_of(const std::vector<FileTensor>& list) {
   return arrays;
 }
 
-static void save_gradients(const Model& model, const std::string& path) {
+static void save_gradients(Model& model, const std::string& path) {
+  model.gather(Part::gradients);
+  if (!model.comm().first()) return;
   std::vector<FileTensor> list = file_tensors(model, {Part::gradients});
   save_arrays(path, arrays_of(list), [&](size_t i, float* out) { model.read(list[i].tensor, list[i].part, out); });
 }
@@ -127,7 +122,10 @@ static void save_gradients(const Model& model, const std::string& path) {
 static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
   std::vector<FileTensor> list = file_tensors(model, parts);
   load_arrays(path, arrays_of(list),
-              [&](size_t i, const float* values) { model.write(list[i].tensor, values, list[i].part); });
+              [&](size_t i, const float* values) {
+                model.write(list[i].tensor, values, list[i].part);
+                if (i + 1 == list.size() || list[i + 1].part != list[i].part) model.scatter(list[i].part);
+              });
 }
 
 static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
@@ -177,12 +175,13 @@ struct Plan {
   size_t eval_rows;
   int eval_length;
   bool training;
+  int ranks;
 };
 
 // On the device. On the CPU the snapshot for checkpoints comes from the same memory.
 static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
   size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
-  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training).total() + snapshot;
+  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
 }
 
 static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
@@ -201,21 +200,23 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
 }
 
 // Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on
-// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise.
-static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before) {
+// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise. Ranks get the same.
+static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+                     Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
-  Plan plan{size_t(longest), longest, training};
-  int64_t fits = largest_micro(config, plan, budget);
-  if (training && config.batch.micro == 0 && before <= fits) config.batch.micro = before;
-  if (training && config.batch.micro == 0 && before > 0)
+  Plan plan{size_t(longest), longest, training, comm.size()};
+  int64_t fits = int64_t(comm.least(double(largest_micro(config, plan, budget))));
+  bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * comm.size()) == 0;
+  if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
+  if (training && config.batch.micro == 0 && before > fits && comm.first())
     std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
                  "are equal but for rounding\n", before);
-  if (training) resolve_batch(config, 1, std::max<int64_t>(1, fits));
+  if (training) resolve_batch(config, comm.size(), std::max<int64_t>(1, fits));
   else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
-  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training);
+  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, comm.size());
   std::string table;
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
@@ -238,10 +239,23 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 // ---------------------------------------------------------------------------------------------------------------------------
 // What the program can do
 
+// A signal that one rank has got counts for all of them.
+static bool asked_to_stop(Comm& comm) {
+  double ranks = stop_requested();
+  comm.sum(&ranks, 1);
+  return ranks > 0;
+}
+
+static bool asked_to_save(Comm& comm) {
+  double ranks = save_requested();
+  comm.sum(&ranks, 1);
+  return ranks > 0;
+}
+
 static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step, const char* type,
                              MetricsLog* metrics) {
   for (int length : lengths) {
-    if (stop_requested()) return;  // a run that continues finds what is missing
+    if (asked_to_stop(model.comm())) return;  // a run that continues finds what is missing
     LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length, result.loss,
                 std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
@@ -253,6 +267,7 @@ static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, con
 }
 
 static void generate_text(Model& model) {
+  if (!model.comm().first()) return;
   const Config::Generate& settings = model.config().generate;
   auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
   generate(model, *tokenizer, settings, model.config().seed, [](const std::string& text) {
@@ -268,8 +283,8 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .weight_decay = float(o.weight_decay), .step = int(step + 1)};
 }
 
-static std::string how_to_continue(const RunDir& run) {  // the end of an error text
-  std::vector<StepFolder> steps = step_folders(run.path());
+static std::string how_to_continue(const std::string& run) {  // the end of an error text
+  std::vector<StepFolder> steps = step_folders(run);
   if (steps.empty()) return "there is no checkpoint yet (checkpoint.every)";
   return "the last checkpoint, " + steps[0].path + ", is as it was: continue from it with --resume";
 }
@@ -294,13 +309,15 @@ static std::vector<int> missing_lengths(const Config& config, const std::string&
 }
 
 // Begins a checkpoint of this moment. Its files are written in the background, from a snapshot, while training goes on.
-static void save(Model& model, RunDir& run, const RunState& state, Background& background) {
+// run: where rank 0 writes it, nullptr at the others.
+static void save(Model& model, RunDir* run, const RunState& state, Background& background) {
   background.wait();  // for the checkpoint before: it reads the snapshot
   model.take_snapshot();
-  background.start([&model, &run, state] {
+  if (!run) return;
+  background.start([&model, run, state] {
     try {
-      sync_path(run.metrics_path());  // what is said of steps that will not be made again must not get lost either
-      std::string path = write_checkpoint(run, {.model = snapshot_arrays(model, {Part::parameters}),
+      sync_path(run->metrics_path());  // what is said of steps that will not be made again must not get lost either
+      std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
                                                 .config = model_config_json(model.config()),
                                                 .modelling = modelling_code(model.config()),
@@ -309,14 +326,14 @@ static void save(Model& model, RunDir& run, const RunState& state, Background& b
       std::fflush(stdout);
     } catch (const std::exception& error) {
       failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
-              error.what(), how_to_continue(run).c_str());
+              error.what(), how_to_continue(run->path()).c_str());
     }
-    run.keep_newest(model.config().checkpoint.keep, state.step);
+    run->keep_newest(model.config().checkpoint.keep, state.step);
   });
 }
 
 // A loss or a gradient that is no number: which step, where it began, and from where one can go on.
-[[noreturn]] static void report_divergence(const Model& model, const RunDir& run, int64_t step, StepResult result) {
+[[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
   auto largest = [&](const Tensor& tensor, Part part) {  // |x|, infinite where one is no number
     std::vector<float> values(tensor.size);
     model.read(tensor, part, values.data());
@@ -324,15 +341,18 @@ static void save(Model& model, RunDir& run, const RunState& state, Background& b
     for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
     return most;
   };
-  // Parameters from the first to the last; then gradients in the order of the backward pass.
+  // Parameters from the first to the last; else gradients in the order of the backward pass. Gathering parameters may cost
+  // the gradients, so those are looked at before.
   std::string where;
   const Tensor* steepest = nullptr;
   float slope = -1;
+  model.gather(Part::gradients);
+  for (auto tensor = model.tensors().rbegin(); tensor != model.tensors().rend(); ++tensor)
+    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
+  model.gather(Part::parameters);
   for (const Tensor& tensor : model.tensors())
     if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
       where = "the first parameter that is not finite is " + tensor.name;
-  for (auto tensor = model.tensors().rbegin(); where.empty() && tensor != model.tensors().rend(); ++tensor)
-    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
   failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Lower "
@@ -340,15 +360,19 @@ static void save(Model& model, RunDir& run, const RunState& state, Background& b
           (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
 }
 
-// The training loop, from `state` on.
+// The training loop, from `state` on, of every rank. run: rank 0's folder, nullptr at the others, which write nothing.
 static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader,
-                  const std::vector<Shard>& val, RunDir& run, RunState state) {
+                  const std::vector<Shard>& val, RunDir* run, RunState state) {
   const Config& config = model.config();
-  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, 1);
-  int64_t saved = step_folders(run.path()).empty() ? 0 : first;  // continuing another run, this one has nothing yet
-  MetricsLog metrics(run.metrics_path());
-  metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
-  double peak = config.precision == "bf16" ? device.peak_bf16_flops : 0, flops = flops_per_token(config);
+  Comm& comm = model.comm();
+  const std::string path = "runs/" + config.name;
+  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, comm.size());
+  int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
+  std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
+  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
+  std::string name = comm.size() > 1 ? format("%d x %s", comm.size(), device.name.c_str()) : device.name;
+  metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), name, {{"backend", on_cpu ? "cpu" : "cuda"}});
+  double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
   Background background;
@@ -357,7 +381,8 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     state.tokens = state.step * config.batch.tokens;
     state.next_window = state.tokens / config.model.context;
     state.spikes = spikes.history();
-    state.matmul_choices = matmul_choices();
+    state.matmul_choices = comm.agree(matmul_choices());
+    if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
   for (;; state.step++) {
@@ -365,12 +390,11 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     bool last = step == steps;
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    std::vector<int> lengths = step == first ? missing_lengths(config, run.path(), step) : due_lengths(config, step);
-    evaluate_lengths(model, val, lengths, step, "val", &metrics);
-    bool stop = stop_requested();
+    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics);
+    bool stop = asked_to_stop(comm);
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
       generate_text(model);
-    if (save_requested() || stop) save_unless_saved();
+    if (asked_to_save(comm) || stop) save_unless_saved();
     if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
 
@@ -380,7 +404,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
       const Batch& batch = loader.next();
       model.forward_backward(batch.inputs.data(), batch.targets.data());
     }
-    StepResult result = model.finish(float(config.optimizer.grad_clip));
+    StepResult result = comm.agree(model.finish(float(config.optimizer.grad_clip)));  // what all ranks decide by
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && spike.empty()) model.update(adamw_settings(config, step));
@@ -392,7 +416,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     eta.add(report.ms);
     if (!finite) {
       background.wait();
-      report_divergence(model, run, step + 1, result);
+      report_divergence(model, path, step + 1, result);
     }
     if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
     if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
@@ -426,7 +450,7 @@ static void use_matmul_cache() {
 
 static StepResult one_step(Model& model, Loader& loader) {
   model.begin_step();
-  for (int64_t m = 0, count = micro_steps(model.config(), 1); m < count; m++) {
+  for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
     const Batch& batch = loader.next();
     model.forward_backward(batch.inputs.data(), batch.targets.data());
   }
@@ -436,26 +460,54 @@ static StepResult one_step(Model& model, Loader& loader) {
   return result;
 }
 
-static void run(const Flags& flags) {
+// Rank 0 looks for the checkpoint to go on from, and the others take the same one.
+template <class Find>
+static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
+  std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
+  std::string path = comm.agree(found ? found->path : "");
+  if (found || path.empty()) return found;
+  Checkpoint same;
+  std::string problem = read_checkpoint(path, &same);
+  if (!problem.empty()) failure("checkpoint: %s: %s; all ranks must see the same runs/", path.c_str(), problem.c_str());
+  return same;
+}
+
+// The run's folder before the first step: empty, or as it was at the checkpoint.
+static void begin_run(RunDir& run, const Flags& flags, const std::optional<Checkpoint>& from, const ResumePlace& place,
+                      const Config& config) {
+  if (!from || !place.own) run.start_fresh(flags.overwrite);
+  if (from) {
+    run.remove_leftovers();
+    std::error_code none;  // the other run's lines so far are this run's too, if there are any
+    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), none);
+    rewind_metrics(run.metrics_path(), from->state.step);
+  }
+  replace_text_file(run.config_path(), config_json(config));
+}
+
+static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags.config, flags.sets, training && !dumping);
-  for (const std::string& warning : config.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  for (const std::string& warning : config.warnings)
+    if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
   if (flags.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
-  ranks_wanted(flags);
   attention_check(attention_settings(config), config.model.head_dim);
   if (flags.generating || (training && !dumping && config.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();
 
+  choose_device(ranks);
   DeviceInfo device = device_info();
+  if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
   if (device.is_gpu) use_matmul_cache();
-  set_cpu_threads(config.threads > 0 ? config.threads : int(std::max(1u, std::thread::hardware_concurrency())));
+  int cores = int(std::thread::hardware_concurrency());
+  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
   std::vector<int> lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
   bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
   if (evaluates) check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
@@ -474,7 +526,10 @@ static void run(const Flags& flags) {
                 config.model.context, (long long)config.train.steps, double(config.train.steps) * double(config.batch.tokens) / epoch);
   }
 
-  std::unique_ptr<RunDir> run_dir;  // locks the run: what is found there stays as it is
+  std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
+  Comm& comm = several ? *several : Comm::alone();
+  if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
+  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
   std::optional<Checkpoint> from;
   ResumePlace place;
   if (flags.resuming) {
@@ -482,8 +537,8 @@ static void run(const Flags& flags) {
     if (flags.overwrite && place.own)
       user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
     bool begun = place.own && std::filesystem::is_directory(place.run);
-    if (real_run && begun) run_dir = std::make_unique<RunDir>(config.name);
-    from = resume_point(place, run_dir.get());
+    if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);
+    from = agreed_point(comm, [&] { return resume_point(place, run_dir.get()); });
     if (!from && !(training && place.own))
       user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
@@ -491,26 +546,27 @@ static void run(const Flags& flags) {
   if (from) {
     if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && missing_lengths(config, place.run, steps).empty()) {
+    if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
     matmul_set_choices(from->state.matmul_choices);
   }
   int micro_before = from ? saved_config(*from).batch.micro : 0;
-  Plan plan = plan_run(config, device, evaluates ? lengths : std::vector<int>{}, training, micro_before);
+  Plan plan = plan_run(config, device, evaluates ? lengths : std::vector<int>{}, training, micro_before, comm);
 
-  std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training);
+  std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
   if (flags.eval) {
-    RunDir eval_dir(config.name);
-    MetricsLog metrics(eval_dir.metrics_path());
+    if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
+    MetricsLog metrics = run_dir ? MetricsLog(run_dir->metrics_path()) : MetricsLog();
     metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
     return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
   }
-  Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro, .micro_steps = int(micro_steps(config, 1)),
-                           .shuffle = config.data.shuffle, .seed = config.seed});
+  Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
+                           .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
+                           .ranks = comm.size(), .shuffle = config.data.shuffle, .seed = config.seed});
   if (from) loader.seek(step);
   if (dumping) {
     StepResult result = one_step(*model, loader);
@@ -524,38 +580,49 @@ static void run(const Flags& flags) {
     return;
   }
 
-  model->allocate_snapshot();
-  if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
-  if (!from || !place.own) run_dir->start_fresh(flags.overwrite);
-  if (from) {
-    run_dir->remove_leftovers();
-    std::error_code none;  // the other run's lines so far are this run's too, if there are any
-    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run_dir->metrics_path(), none);
-    rewind_metrics(run_dir->metrics_path(), step);
+  comm.least(0);  // all have read what they begin from: rank 0 may remove it now
+  if (comm.first()) {
+    model->allocate_snapshot();
+    if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
+    begin_run(*run_dir, flags, from, place, config);
   }
-  replace_text_file(run_dir->config_path(), config_json(config));
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();
   state.train = data_files(train_shards);
   state.val = data_files(val_shards);
   state.config = config_json(config);
-  train(*model, flags, device, loader, val_shards, *run_dir, state);
+  train(*model, flags, device, loader, val_shards, run_dir.get(), state);
+}
+
+// The end of this process: 0, or why not. Where there are several ranks, rank 0 says it for all of them.
+static int ended(Channel* channel, int code, const char* text) {
+  std::fflush(stdout);
+  if (channel) return channel->end(code, text);
+  if (code != 0) std::fprintf(stderr, "%s\n", text);
+  return code;
 }
 
 int main(int argc, char** argv) {
+  std::unique_ptr<Channel> channel;
+  auto connect = [&](const Ranks& ranks) {
+    if (ranks.size == 1 || channel) return;
+    prctl(PR_SET_NAME, format("train rank %d", ranks.rank).c_str());
+    if (ranks.rank > 0 && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");  // rank 0 prints
+    channel = std::make_unique<Channel>(ranks);
+  };
   try {
-    run(parse_flags(argc, argv));
-    return 0;
+    Ranks ranks = ranks_of_environment();
+    connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
+    Flags flags = parse_flags(argc, argv);
+    ranks = find_ranks(flags.gpus, ranks);
+    connect(ranks);
+    run(flags, ranks, channel.get());
+    return ended(channel.get(), 0, "");
   } catch (const UserError& error) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
+    return ended(channel.get(), 2, error.what());
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "out of host memory\n");
-    return 1;
+    return ended(channel.get(), 1, "out of host memory");
   } catch (const std::exception& error) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
+    return ended(channel.get(), 1, error.what());
   }
 }

@@ -23,6 +23,7 @@
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
 #include "kernels/reduce.cuh"
+#include "runtime/buckets.h"
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // Parameters
@@ -66,7 +67,7 @@ static int qkv_width(const Config& config) {
   return G ? int(round_up(3 * A + G, 8)) : 3 * A;
 }
 
-// THE parameter table: allocation, initialisation, AdamW, checkpoints, gradient dumps and tests all go by it.
+// THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all go by it.
 // A row whose shape holds a 0 is a parameter that this configuration does not have.
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
@@ -143,6 +144,14 @@ struct ParameterLayout {
     }
   }
 };
+
+// A bucket for every layer, as the backward pass completes them; what comes before the first layer is one of its own.
+static Buckets gradient_buckets(const ParameterLayout& layout, int ranks) {
+  return Buckets(layout.total, layout.offset[LN1_W], ranks, NORM_BLOCK);
+}
+
+// ZeRO stage 1: every rank keeps moments and masters of its shares only.
+static bool shares_state(const Config& config, int ranks) { return ranks > 1 && config.train.zero_stage == 1; }
 
 int64_t parameter_count(const Config& config) {
   int64_t count = 0;
@@ -255,9 +264,11 @@ struct Activations {
 
 template <class Real>
 struct Buffers {
-  float* masters;         // [total]  the parameters in float32
-  Real* parameters;       // [total]  what the kernels read; the masters themselves where Real is float
-  float *gradients, *adam_m, *adam_v;  // [total]
+  // total: with several ranks padded to their shares; own: total, or with ZeRO the rank's shares
+  float* masters;         // [own]    the parameters in float32
+  Real* parameters;       // [total]  what the kernels read; the masters themselves [total] where Real is float
+  float* gradients;       // [total]
+  float *adam_m, *adam_v;  // [own]
   float2* rope;           // [longest length, D/2]
   float* norm_partials;   // [blocks]
   float* loss_sum;        // [1]
@@ -268,12 +279,14 @@ struct Buffers {
   Real* datt;             // [N, A]
   void* workspace;        // bytes
 
-  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
+  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train, int ranks) {
     const Config::Model& m = config.model;
-    size_t total = ParameterLayout(config).total, context = m.context;
+    ParameterLayout layout(config);
+    size_t total = ranks > 1 ? gradient_buckets(layout, ranks).padded() : layout.total, context = m.context;
+    size_t own = train && shares_state(config, ranks) ? total / ranks : total;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
     constexpr bool own_masters = !std::is_same_v<Real, float>;
-    plan.add(&masters, total, own_masters ? "masters" : "parameters");
+    plan.add(&masters, own_masters ? own : total, own_masters ? "masters" : "parameters");
     if constexpr (own_masters) plan.add(&parameters, total, "parameters");
     else plan.alias(&parameters, &masters);
     bool rotates = m.position == "rope";
@@ -283,8 +296,8 @@ struct Buffers {
     size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
     if (train) {
       plan.add(&gradients, total, "gradients");
-      plan.add(&adam_m, total, "moments");
-      plan.add(&adam_v, total, "moments");
+      plan.add(&adam_m, own, "moments");
+      plan.add(&adam_v, own, "moments");
       plan.add(&norm_partials, square_sums_count(total), "workspace");
     }
     size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
@@ -307,14 +320,14 @@ struct Buffers {
   }
 };
 
-MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training) {
+MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks) {
   MemoryPlan plan;  // the pointers of `buffers` are never set: a plan that is not allocated only counts
   if (config.precision == "bf16") {
     Buffers<bf16> buffers;
-    buffers.plan(plan, config, micro, eval_rows, eval_length, training);
+    buffers.plan(plan, config, micro, eval_rows, eval_length, training, ranks);
   } else {
     Buffers<float> buffers;
-    buffers.plan(plan, config, micro, eval_rows, eval_length, training);
+    buffers.plan(plan, config, micro, eval_rows, eval_length, training, ranks);
   }
   return plan;
 }
@@ -325,13 +338,15 @@ MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int ev
 template <class Real>
 class Gpt2 final : public Model {
  public:
-  Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training)
-      : config_(config), settings_(attention_settings(config)), gate_(gate_settings(config)), layout_(config) {
+  Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
+      : config_(config), settings_(attention_settings(config)), gate_(gate_settings(config)), layout_(config), comm_(comm),
+        buckets_(gradient_buckets(layout_, comm.size())), zero_(training && shares_state(config, comm.size())),
+        own_(zero_ ? buckets_.shares(comm.rank()) : std::vector<Share>{{0, layout_.total, 0}}) {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config);
     Q = qkv_width(config), G = gate_logits(config);
     MemoryPlan plan;
-    b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
+    b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training, comm.size());
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     CUDA_CHECK(cudaStreamCreate(&stream));
@@ -354,11 +369,14 @@ class Gpt2 final : public Model {
   }
 
   const Config& config() const override { return config_; }
+  Comm& comm() override { return comm_; }
   const std::vector<Tensor>& tensors() const override { return layout_.tensors; }
 
   void init_random() override;
   void read(const Tensor& tensor, Part part, float* out) const override;
   void write(const Tensor& tensor, const float* values, Part part) override;
+  void gather(Part part) override;
+  void scatter(Part part) override;
   void set_rope(int length) override;
   void begin_step() override;
   void forward_backward(const int* inputs, const int* targets) override;
@@ -378,7 +396,7 @@ class Gpt2 final : public Model {
   float* gradient(Parameter id, int layer = 0) const {
     return layout_.offset[id].empty() || !b.gradients ? nullptr : b.gradients + layout_.offset[id][layer];
   }
-  float* array(Part part) const {  // [total]
+  float* array(Part part) const {  // [total], or [own] where it is shared
     switch (part) {
       case Part::parameters: return b.masters;
       case Part::gradients: return b.gradients;
@@ -387,6 +405,13 @@ class Gpt2 final : public Model {
     }
     return nullptr;
   }
+  static constexpr bool own_masters = !std::is_same_v<Real, float>;
+  bool shared(Part part) const {
+    return zero_ && (part == Part::moment1 || part == Part::moment2 || (part == Part::parameters && own_masters));
+  }
+  float* whole(Part part) const { return shared(part) ? b.gradients : array(part); }  // [total], to be read and written
+  bool last_micro_step() const { return rows_seen_ + rows_of_micro() == config_.batch.tokens / comm_.size(); }
+  int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
   // What the layer's attention has learned beyond its matrices, and where the gradients go.
   AttentionLearned<Real> learned(int l) const {
@@ -401,11 +426,17 @@ class Gpt2 final : public Model {
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N, int in,
                        int out, Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
+  void reduce_from(size_t offset);
 
   Config config_;
   AttentionSettings settings_;
   GateSettings gate_;
   ParameterLayout layout_;
+  Comm& comm_;
+  Buckets buckets_;
+  bool zero_;                // ZeRO stage 1
+  std::vector<Share> own_;   // what this rank updates: everything, or its shares
+  size_t unreduced_ = 0;     // buckets of this step whose gradients have not been reduced yet
   int L, C, H, D, A, F, V, Vp, Q, G;
   Buffers<Real> b{};
   DeviceBlock memory_;
@@ -416,7 +447,7 @@ class Gpt2 final : public Model {
   float* snapshot_ = nullptr;      // pinned [parameters, moment1, moment2][total]
   cudaStream_t snapshot_stream_;   // its copy runs beside the next step's forward and backward pass
   cudaEvent_t updated_, snapshot_taken_;
-  int64_t rows_seen_ = 0;  // of this step
+  int64_t rows_seen_ = 0;  // of this step, by this rank
 };
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -560,8 +591,23 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q);
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N,
                        C, stream);
+    reduce_from(layout_.offset[LN1_W][l]);
   }
   embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);
+  reduce_from(0);
+}
+
+// Gradients from this offset on are complete: their buckets are summed over the ranks, beside what remains of the
+// backward pass. With ZeRO every rank gets the sums of its share only.
+template <class Real>
+void Gpt2<Real>::reduce_from(size_t offset) {
+  if (comm_.size() == 1 || !last_micro_step() || unreduced_ == 0 || buckets_.begin(unreduced_ - 1) < offset) return;
+  comm_.after(stream);
+  for (; unreduced_ > 0 && buckets_.begin(unreduced_ - 1) >= offset; unreduced_--) {
+    size_t k = unreduced_ - 1;
+    if (zero_) comm_.reduce_scatter(b.gradients + buckets_.begin(k), buckets_.share(k));
+    else comm_.all_reduce(b.gradients + buckets_.begin(k), buckets_.size(k));
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -572,6 +618,7 @@ void Gpt2<Real>::begin_step() {
   CUDA_CHECK(cudaMemsetAsync(b.gradients, 0, layout_.total * sizeof(float), stream));
   CUDA_CHECK(cudaMemsetAsync(b.loss_sum, 0, sizeof(float), stream));
   rows_seen_ = 0;
+  unreduced_ = buckets_.count();
 }
 
 template <class Real>
@@ -580,8 +627,12 @@ void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
   Activations<Real>& act = b.training;
   upload(act, inputs, targets, N);
   forward(act, B, T, true);
-  classify(act, N, 1.0f / float(config_.batch.tokens));  // the mean over the whole batch
+  classify(act, N, 1.0f / float(config_.batch.tokens));  // the mean over the whole batch, of all ranks
   sum_to(b.loss_sum, act.losses, N, stream);
+  if (last_micro_step()) {
+    comm_.after(stream);
+    comm_.all_reduce(b.loss_sum, 1);
+  }
   backward(act, B, T);
   rows_seen_ += N;
 }
@@ -589,24 +640,40 @@ void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
 template <class Real>
 StepResult Gpt2<Real>::finish(float grad_clip) {
   float *norm = b.norm_and_scale, *scale = b.norm_and_scale + 1;
-  square_sums(b.norm_partials, b.gradients, layout_.total, stream);
+  comm_.before(stream);  // losses and gradients are those of all ranks
+  if (zero_) CUDA_CHECK(cudaMemsetAsync(b.norm_partials, 0, buckets_.padded() / NORM_BLOCK * sizeof(float), stream));
+  for (const Share& own : own_)
+    square_sums(b.norm_partials + own.begin / NORM_BLOCK, b.gradients + own.begin, own.size, stream);
+  if (zero_) {  // every block is summed by one rank and 0 at the others: the same bits as without ZeRO
+    comm_.after(stream);
+    comm_.all_reduce(b.norm_partials, buckets_.padded() / NORM_BLOCK);
+    comm_.before(stream);
+  }
   clip_scale(norm, scale, b.norm_partials, int(square_sums_count(layout_.total)), grad_clip, stream);
   CUDA_CHECK(cudaMemcpyAsync(report_, b.loss_sum, sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaMemcpyAsync(report_ + 1, norm, sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
-  return {report_[0] / float(rows_seen_), report_[1]};
+  return {report_[0] / float(rows_seen_ * comm_.size()), report_[1]};
 }
 
 template <class Real>
 void Gpt2<Real>::update(const AdamW& settings) {
   if (snapshot_) CUDA_CHECK(cudaStreamWaitEvent(stream, snapshot_taken_));
   for (const ParameterLayout::Block& block : layout_.blocks) {
-    AdamW own = settings;
-    if (!block.decays) own.weight_decay = 0;
-    size_t at = block.offset;
-    adamw_update(b.parameters + at, b.masters + at, b.adam_m + at, b.adam_v + at, b.gradients + at, b.norm_and_scale + 1,
-                 block.size, own, stream);
+    AdamW with = settings;
+    if (!block.decays) with.weight_decay = 0;
+    for (const Share& own : own_) {
+      size_t from = std::max(block.offset, own.begin), to = std::min(block.offset + block.size, own.begin + own.size);
+      if (from >= to) continue;
+      size_t at = own.at + (from - own.begin), master = own_masters ? at : from;
+      adamw_update(b.parameters + from, b.masters + master, b.adam_m + at, b.adam_v + at, b.gradients + from,
+                   b.norm_and_scale + 1, to - from, with, stream);
+    }
   }
+  if (!zero_) return;
+  comm_.after(stream);
+  for (size_t k = 0; k < buckets_.count(); k++) comm_.all_gather(b.parameters + buckets_.begin(k), buckets_.share(k));
+  comm_.before(stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -628,15 +695,26 @@ void Gpt2<Real>::allocate_snapshot() {
   CUDA_CHECK(cudaEventCreateWithFlags(&snapshot_taken_, cudaEventDisableTiming | cudaEventBlockingSync));
 }
 
+// A shared part is gathered where the gradients are until the next step: its copy cannot run beside that step.
 template <class Real>
 void Gpt2<Real>::take_snapshot() {
-  CUDA_CHECK(cudaEventRecord(updated_, stream));
-  CUDA_CHECK(cudaStreamWaitEvent(snapshot_stream_, updated_));
+  if (snapshot_) {
+    CUDA_CHECK(cudaEventRecord(updated_, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(snapshot_stream_, updated_));
+  }
   float* to = snapshot_;
   for (Part part : SNAPSHOT_PARTS) {
+    gather(part);
+    if (!snapshot_) continue;  // rank 0 writes
     size_t bytes = layout_.total * sizeof(float);
-    CUDA_CHECK(cudaMemcpyAsync(to, array(part), bytes, cudaMemcpyDeviceToHost, snapshot_stream_));
+    cudaStream_t on = shared(part) ? stream : snapshot_stream_;
+    CUDA_CHECK(cudaMemcpyAsync(to, whole(part), bytes, cudaMemcpyDeviceToHost, on));
     to += layout_.total;
+  }
+  if (!snapshot_) return;
+  if (zero_) {
+    CUDA_CHECK(cudaEventRecord(updated_, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(snapshot_stream_, updated_));
   }
   CUDA_CHECK(cudaEventRecord(snapshot_taken_, snapshot_stream_));
 }
@@ -702,15 +780,40 @@ void Gpt2<Real>::init_random() {
     }
     // A stream of random numbers by the tensor's name: variants of one seed share the weights that they have in common.
     uint64_t seed = config_.seed ^ hash_of(tensor.name);
-    if (std > 0) normal_fill(b.masters + tensor.offset, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
+    float* to = whole(Part::parameters) + tensor.offset;
+    if (std > 0) normal_fill(to, tensor.rows(), tensor.columns(), tensor.stride, std, seed, stream);
     else write(tensor, std::vector<float>(tensor.size, constant).data(), Part::parameters);
   }
-  if constexpr (!std::is_same_v<Real, float>) convert(b.parameters, b.masters, layout_.total, stream);
+  if (shared(Part::parameters)) return scatter(Part::parameters);
+  if constexpr (own_masters) convert(b.parameters, b.masters, layout_.total, stream);
+}
+
+template <class Real>
+void Gpt2<Real>::gather(Part part) {
+  if (!zero_ || (!shared(part) && part != Part::gradients)) return;
+  if (part != Part::gradients)
+    for (const Share& own : own_)
+      CUDA_CHECK(cudaMemcpyAsync(b.gradients + own.begin, array(part) + own.at, own.size * sizeof(float),
+                                 cudaMemcpyDeviceToDevice, stream));
+  comm_.after(stream);
+  for (size_t k = 0; k < buckets_.count(); k++) comm_.all_gather(b.gradients + buckets_.begin(k), buckets_.share(k));
+  comm_.before(stream);
+}
+
+template <class Real>
+void Gpt2<Real>::scatter(Part part) {
+  if (!shared(part)) return;
+  for (const Share& own : own_)
+    CUDA_CHECK(cudaMemcpyAsync(array(part) + own.at, b.gradients + own.begin, own.size * sizeof(float),
+                               cudaMemcpyDeviceToDevice, stream));
+  if constexpr (own_masters)
+    if (part == Part::parameters) convert(b.parameters, b.gradients, layout_.total, stream);
+  CUDA_CHECK(cudaMemsetAsync(b.gradients, 0, buckets_.padded() * sizeof(float), stream));  // padding stays zero
 }
 
 template <class Real>
 void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
-  const float* from = array(part) + tensor.offset;
+  const float* from = whole(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float);
   CUDA_CHECK(cudaMemcpy2DAsync(out, row, from, tensor.stride * sizeof(float), row, tensor.rows(), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -718,11 +821,11 @@ void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
 
 template <class Real>
 void Gpt2<Real>::write(const Tensor& tensor, const float* values, Part part) {
-  float* to = array(part) + tensor.offset;
+  float* to = whole(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float), span = (tensor.rows() - 1) * tensor.stride + tensor.columns();
   CUDA_CHECK(cudaMemcpy2DAsync(to, tensor.stride * sizeof(float), values, row, row, tensor.rows(), cudaMemcpyHostToDevice, stream));
-  if constexpr (!std::is_same_v<Real, float>)
-    if (part == Part::parameters) convert(b.parameters + tensor.offset, to, span, stream);
+  if constexpr (own_masters)
+    if (part == Part::parameters && !shared(part)) convert(b.parameters + tensor.offset, to, span, stream);
   CUDA_CHECK(cudaStreamSynchronize(stream));  // the values may go away now
 }
 
@@ -738,7 +841,7 @@ void Gpt2<Real>::set_rope(int length) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training) {
-  if (config.precision == "bf16") return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training);
-  return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training);
+std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {
+  if (config.precision == "bf16") return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training, comm);
+  return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training, comm);
 }

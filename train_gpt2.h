@@ -9,6 +9,7 @@
 #include "attention/attention.h"
 #include "attention/gate.cuh"
 #include "kernels/adamw.cuh"
+#include "runtime/comm.h"
 #include "runtime/config.h"
 #include "runtime/device_memory.h"
 
@@ -40,16 +41,22 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const Config& config() const = 0;
+  virtual Comm& comm() = 0;  // the ranks that train it together: what says "all ranks" they must all call, in one order
   virtual const std::vector<Tensor>& tensors() const = 0;
   virtual void init_random() = 0;                                                 // from config.seed
   virtual void read(const Tensor&, Part, float* out) const = 0;                   // out = [shape] on the host
   virtual void write(const Tensor&, const float* values, Part part = Part::parameters) = 0;  // = values
+  // Where ranks share a part among them (ZeRO): gather() before it is read, scatter() after its tensors were written,
+  // both of all ranks. Until then the values lie where the gradients do, which are lost.
+  virtual void gather(Part) = 0;
+  virtual void scatter(Part) = 0;
   virtual void set_rope(int length) = 0;                                          // rotation for this length, by eval.rope_scaling
 
-  // One optimizer step: begin_step(), micro steps, finish(), and update() unless the gradients are not to be used.
+  // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless the gradients are not
+  // to be used. Ranks reduce their gradients during the last micro step.
   virtual void begin_step() = 0;                                                  // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const int* targets) = 0;           // += ; [micro, context], host
-  virtual StepResult finish(float grad_clip) = 0;                                 // loss and norm; waits for the device
+  virtual StepResult finish(float grad_clip) = 0;                                 // loss, norm of all ranks; waits for the device
   virtual void update(const AdamW& settings) = 0;                                 // AdamW, with what finish() found to clip
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
@@ -58,8 +65,8 @@ class Model {
   }
 
   // Parameters and moments at one moment, on the host, for a checkpoint that is written while training goes on.
-  virtual void allocate_snapshot() = 0;              // snapshot_bytes() of pinned memory, once, before the first step
-  virtual void take_snapshot() = 0;                  // begins the copy; only the next update waits for its end
+  virtual void allocate_snapshot() = 0;              // rank 0: snapshot_bytes() of pinned memory, once, before training
+  virtual void take_snapshot() = 0;                  // all ranks; begins rank 0's copy; the next update waits for its end
   virtual const float* snapshot(Part) const = 0;     // waits for its end; laid out as tensors() say; from any thread
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
@@ -70,10 +77,11 @@ class Model {
 
 // Memory of a run with this micro batch, in bytes by category, without allocating it; eval_rows: the most rows (sequences x length)
 // that losses() will be asked for at once, eval_length: the longest of its sequences. training = false plans evaluation only.
-MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training);
+MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks = 1);
 
 // Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
-std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training);
+std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training,
+                                  Comm& comm = Comm::alone());
 
 size_t snapshot_bytes(const Config& config);  // of host memory
 

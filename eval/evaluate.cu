@@ -29,10 +29,12 @@ LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, 
   int batch = int(std::min<int64_t>(eval_batch(config, length), windows));
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
-  std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order
+  std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order; then over the ranks
   model.set_rope(length);
-  ProgressBar progress(format("eval length %d", length), windows);
-  for (int64_t window = 0; window < windows; window += batch) {
+  Comm& comm = model.comm();
+  std::unique_ptr<ProgressBar> progress;
+  if (comm.first()) progress = std::make_unique<ProgressBar>(format("eval length %d", length), windows);
+  for (int64_t window = int64_t(comm.rank()) * batch; window < windows; window += int64_t(comm.size()) * batch) {
     int count = int(std::min<int64_t>(batch, windows - window));
     for (int row = 0; row < batch;
          row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
@@ -40,8 +42,9 @@ LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, 
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
     for (int row = 0; row < count; row++)
       for (int t = 0; t < length; t++) by_position[t] += losses[size_t(row) * length + t];
-    progress.update(window + count);
+    if (progress) progress->update(window + count);
   }
+  comm.sum(by_position.data(), by_position.size());
   model.set_rope(config.model.context);
 
   LengthLoss result{length, 0, 0, windows * length, {}};

@@ -1,7 +1,8 @@
 // Validation loss by length: the measurement that the whole program exists for.
 // Windows of L inputs do not overlap and never cross a shard's end; they are taken in order, through the shards in
 // order, until floor(tokens / L) are used (fewer if the shards end). The loss is the mean cross-entropy over all their
-// targets, in nats; it does not depend on how many windows are computed at once.
+// targets, in nats; it does not depend on how many windows are computed at once. Ranks
+// take batches of windows in turn, and all get the result.
 #pragma once
 #include <cstdint>
 #include <vector>

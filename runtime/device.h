@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/gpu.cuh"
+#include "runtime/ranks.h"
 
 struct DeviceInfo {
   std::string name;         // "NVIDIA H200", or the processor's name
@@ -34,4 +35,14 @@ inline DeviceInfo device_info() {
     break;
   }
   return info;
+}
+
+// On a machine with several GPUs each rank takes its own. A rank that sees only one (srun can see to that) takes that.
+inline void choose_device(const Ranks& ranks) {
+  int count = 0;
+  if (on_cpu || cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
+  if (ranks.local >= count)
+    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many there (%s)",
+               ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
+  CUDA_CHECK(cudaSetDevice(ranks.local));
 }

@@ -213,9 +213,9 @@ class BadFlags(Workspace):
     self.bad("--generate", names=["--generate"])
     self.bad("--dump-gradients", names=["--dump-gradients"])
 
-  def test_not_built_yet(self):
-    self.bad("--gpus", "2", names=["--gpus", "not built yet"])
+  def test_number_of_gpus(self):
     self.bad("--gpus", "many", names=["--gpus", "many"])
+    self.bad("--gpus", "0", names=["--gpus 0"])
 
   def test_existing_run_is_not_overwritten(self):
     self.ok()
