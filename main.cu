@@ -1,5 +1,5 @@
-// The program: ./train CONFIG.json. Command line, configuration, memory plan, then the training loop, an evaluation or a text.
-// Exit codes: 0, 2 for what the user can fix, 1 for what failed.
+// The program: ./train CONFIG.json. Command line, configuration, memory plan, then the training loop, an evaluation or
+// a text. Exit codes: 0, 2 for what the user can fix, 1 for what failed.
 #include <sys/prctl.h>
 
 #include <CLI/CLI.hpp>
@@ -43,18 +43,27 @@ static Flags parse_flags(int argc, char** argv) {
   Flags flags;
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
   app.add_option("CONFIG", flags.config, "configuration, a JSON file");
-  app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")->type_name("KEY=VALUE")->allow_extra_args(false);
-  auto* resume = app.add_option("--resume", flags.resume, "continue from the latest checkpoint, or from DIR (a run or a step folder)")->expected(0, 1)->type_name("[latest|DIR]");
+  app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  auto* resume = app.add_option("--resume", flags.resume,
+                                "continue from the latest checkpoint, or from DIR (a run or a step folder)")
+                     ->expected(0, 1)
+                     ->type_name("[latest|DIR]");
   app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
-  auto* lengths = app.add_option("--lengths", flags.lengths, "with --eval: lengths to evaluate at [eval.lengths]")->type_name("1024,2048,...");
+  auto* lengths = app.add_option("--lengths", flags.lengths, "with --eval: lengths to evaluate at [eval.lengths]")
+                      ->type_name("1024,2048,...");
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
-  auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients, "write the gradients of the first step as safetensors and exit")->type_name("FILE");
+  auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
+                                   "write the gradients of the first step as safetensors and exit")
+                        ->type_name("FILE");
   app.set_version_flag("--version", "plusgpt " PLUSGPT_VERSION);
-  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"}) app.get_option(flag)->disable_flag_override();
+  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"})
+    app.get_option(flag)->disable_flag_override();
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();
   std::vector<std::string> names;
@@ -68,20 +77,27 @@ static Flags parse_flags(int argc, char** argv) {
     user_error("command line: %s; see ./train --help", error.what());
   }
   if (std::vector<std::string> rest = app.remaining(); !rest.empty()) {
-    if (rest[0].rfind("-", 0) == 0) user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
+    if (rest[0].rfind("-", 0) == 0)
+      user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
     user_error("command line: \"%s\" after \"%s\": one configuration at a time", rest[0].c_str(), flags.config.c_str());
   }
   if (flags.config.empty())
     user_error("command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
-               resume->count() && !flags.resume.empty() ? format(" (%s was taken for --resume's folder: write it first)", flags.resume.c_str()).c_str() : "");
+               resume->count() && !flags.resume.empty()
+                   ? format(" (%s was taken for --resume's folder: write it first)", flags.resume.c_str()).c_str()
+                   : "");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
-  if (gradients->count() && flags.dump_gradients.empty()) user_error("command line: --dump-gradients needs the name of a file to write");
-  if (lengths->count() && flags.lengths.empty()) user_error("command line: --lengths needs a list of lengths, as in 1024,2048");
-  if (lengths->count() && !flags.eval) user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
+  if (gradients->count() && flags.dump_gradients.empty())
+    user_error("command line: --dump-gradients needs the name of a file to write");
+  if (lengths->count() && flags.lengths.empty())
+    user_error("command line: --lengths needs a list of lengths, as in 1024,2048");
+  if (lengths->count() && !flags.eval)
+    user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
   int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
-  if (modes > 1) user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
+  if (modes > 1)
+    user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;
 }
@@ -155,7 +171,8 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
   }
   StepFolder folder = named_folder(init);
   if (!std::filesystem::exists(folder.path + "/model.safetensors"))
-    user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000", init.c_str());
+    user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000",
+               init.c_str());
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   return folder.step;
@@ -200,7 +217,8 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
 }
 
 // Chooses or checks the micro batch and prints the memory table; a user_error if it does not fit. A run that goes on
-// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise. Ranks get the same.
+// keeps its micro batch (before; 0: it is new), because with another one sums are rounded otherwise. Ranks get the
+// same.
 static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
                      Comm& comm) {
   lengths.push_back(config.model.context);
@@ -211,10 +229,14 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * comm.size()) == 0;
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())
-    std::fprintf(stderr, "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
-                 "are equal but for rounding\n", before);
+    std::fprintf(stderr,
+                 "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
+                 "are equal but for rounding\n",
+                 before);
   if (training) resolve_batch(config, comm.size(), std::max<int64_t>(1, fits));
-  else config.batch.micro = int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
+  else
+    config.batch.micro =
+        int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
   MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, comm.size());
   std::string table;
@@ -224,13 +246,15 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   if (training)  // the parameters and moments that a checkpoint is written from while training goes on
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
                     on_cpu ? "" : " of host memory, not counted below");
-  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all", bytes_text(double(total)).c_str(),
-                  bytes_text(double(device.free_memory)).c_str(), config.batch.micro, (long long)fits);
+  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all",
+                  bytes_text(double(total)).c_str(), bytes_text(double(device.free_memory)).c_str(), config.batch.micro,
+                  (long long)fits);
   if (total > budget) {
-    std::string fix = fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
+    std::string fix =
+        fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
     if (config.eval.batch > 0) fix += ", a smaller eval.batch";
-    user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(), table.c_str(), fix.c_str(),
-               training ? ", or train.recompute=block" : "", config.file.c_str());
+    user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
+               table.c_str(), fix.c_str(), training ? ", or train.recompute=block" : "", config.file.c_str());
   }
   std::printf("memory\n%s", table.c_str());
   return plan;
@@ -252,16 +276,17 @@ static bool asked_to_save(Comm& comm) {
   return ranks > 0;
 }
 
-static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step, const char* type,
-                             MetricsLog* metrics) {
+static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+                             int64_t step, const char* type, MetricsLog* metrics) {
   for (int length : lengths) {
     if (asked_to_stop(model.comm())) return;  // a run that continues finds what is missing
     LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
-    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length, result.loss,
-                std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
+    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
+                result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
     std::fflush(stdout);
     if (!metrics) continue;
-    if (std::string(type) == "eval") metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
+    if (std::string(type) == "eval")
+      metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
     else metrics->val(step, length, result.loss, result.tokens);
   }
 }
@@ -279,8 +304,12 @@ static void generate_text(Model& model) {
 
 static AdamW adamw_settings(const Config& config, int64_t step) {
   const Config::Optimizer& o = config.optimizer;
-  return {.lr = float(learning_rate(config, step)), .beta1 = float(o.beta1), .beta2 = float(o.beta2), .eps = float(o.eps),
-          .weight_decay = float(o.weight_decay), .step = int(step + 1)};
+  return {.lr = float(learning_rate(config, step)),
+          .beta1 = float(o.beta1),
+          .beta2 = float(o.beta2),
+          .eps = float(o.eps),
+          .weight_decay = float(o.weight_decay),
+          .step = int(step + 1)};
 }
 
 static std::string how_to_continue(const std::string& run) {  // the end of an error text
@@ -341,8 +370,8 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
     for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
     return most;
   };
-  // Parameters from the first to the last; else gradients in the order of the backward pass. Gathering parameters may cost
-  // the gradients, so those are looked at before.
+  // Parameters from the first to the last; else gradients in the order of the backward pass. Gathering parameters may
+  // cost the gradients, so those are looked at before.
   std::string where;
   const Tensor* steepest = nullptr;
   float slope = -1;
@@ -409,9 +438,15 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && spike.empty()) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
-    TrainReport report{.step = step + 1, .steps = steps, .loss = result.loss, .grad_norm = result.grad_norm, .lr = learning_rate(config, step),
-                       .tokens = (step + 1) * config.batch.tokens, .tokens_per_s = tokens_per_s,
-                       .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN, .ms = elapsed * 1e3};
+    TrainReport report{.step = step + 1,
+                       .steps = steps,
+                       .loss = result.loss,
+                       .grad_norm = result.grad_norm,
+                       .lr = learning_rate(config, step),
+                       .tokens = (step + 1) * config.batch.tokens,
+                       .tokens_per_s = tokens_per_s,
+                       .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
+                       .ms = elapsed * 1e3};
     metrics.train(report);
     eta.add(report.ms);
     if (!finite) {
@@ -434,15 +469,18 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
 static void check_folder_of(const std::string& file) {
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder))
-    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(), folder.c_str());
-  if (std::filesystem::is_directory(file)) user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
+    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
+               folder.c_str());
+  if (std::filesystem::is_directory(file))
+    user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
 // Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
 static void use_matmul_cache() {
   const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (!xdg && !home) return;
-  std::filesystem::path folder = (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
+  std::filesystem::path folder =
+      (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error) matmul_cache_file((folder / "matmul.txt").string());
@@ -456,7 +494,8 @@ static StepResult one_step(Model& model, Loader& loader) {
   }
   StepResult result = model.finish(float(model.config().optimizer.grad_clip));
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss, result.grad_norm);
+    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
+            result.grad_norm);
   return result;
 }
 
@@ -514,16 +553,18 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   std::vector<Shard> train_shards, val_shards;
   if (training) train_shards = open_shards(config.data.train, config.model.vocab, "data.train");
   if (evaluates) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
-  for (int length : val_shards.empty() ? std::vector<int>{} : lengths) check_windows(config, val_shards, length, config.eval.tokens);
+  for (int length : val_shards.empty() ? std::vector<int>{} : lengths)
+    check_windows(config, val_shards, length, config.eval.tokens);
   if (dumping) check_folder_of(flags.dump_gradients);
-  std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(), config.attention.variant.c_str(),
-              count_text(double(parameter_count(config))).c_str());
+  std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(),
+              config.attention.variant.c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
   if (training) {
     windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
     double epoch = double(windows->windows()) * config.model.context;
-    std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", train_shards.size(), (long long)windows->windows(),
-                config.model.context, (long long)config.train.steps, double(config.train.steps) * double(config.batch.tokens) / epoch);
+    std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", train_shards.size(),
+                (long long)windows->windows(), config.model.context, (long long)config.train.steps,
+                double(config.train.steps) * double(config.batch.tokens) / epoch);
   }
 
   std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
@@ -561,7 +602,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = run_dir ? MetricsLog(run_dir->metrics_path()) : MetricsLog();
-    metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name, {{"backend", on_cpu ? "cpu" : "cuda"}});
+    metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name,
+                  {{"backend", on_cpu ? "cpu" : "cuda"}});
     return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
@@ -571,7 +613,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (dumping) {
     StepResult result = one_step(*model, loader);
     save_gradients(*model, flags.dump_gradients);
-    std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags.dump_gradients.c_str());
+    std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm,
+                flags.dump_gradients.c_str());
     return;
   }
   if (flags.dry_run) {

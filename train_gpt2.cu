@@ -1,9 +1,9 @@
-// GPT-2, forward and backward, by hand. Read it from top to bottom: the parameter table, the memory plan, the forward pass,
-// and in reverse order the backward pass, then the update.
+// GPT-2, forward and backward, by hand. Read it from top to bottom: the parameter table, the memory plan, the forward
+// pass, and in reverse order the backward pass, then the update.
 //
-// Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded vocabulary,
-// N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
-// optimizer's state are float32. Everything runs on one stream; the host waits only to report.
+// Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
+// vocabulary, N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients
+// of parameters and the optimizer's state are float32. Everything runs on one stream; the host waits only to report.
 #include "train_gpt2.h"
 
 #include <algorithm>
@@ -71,7 +71,8 @@ static int qkv_width(const Config& config) {
 // A row whose shape holds a 0 is a parameter that this configuration does not have.
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
-  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config), Q = qkv_width(config);
+  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
+      Q = qkv_width(config);
   const Config::Attention& a = config.attention;
   Init gate_init = a.gate.weight_init == "zero" ? Init::zero : Init::normal;
   return {
@@ -120,7 +121,8 @@ struct ParameterLayout {
       size_t size = elements(row.shape), columns = size_t(row.shape.back());
       if (size == 0) return;
       if (row.beside != NOTHING) {  // its host is the tensor before last or the last one, and has left room
-        const Tensor& host = *std::find_if(tensors.rbegin(), tensors.rend(), [&](const Tensor& t) { return t.offset == offset[row.beside].back(); });
+        const Tensor& host = *std::find_if(tensors.rbegin(), tensors.rend(),
+                                           [&](const Tensor& t) { return t.offset == offset[row.beside].back(); });
         offset[row.id].push_back(host.offset + host.columns());
         tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, host.stride});
         return;
@@ -205,8 +207,8 @@ struct LayerActivations {
   float* att_stats;                      // [statistics, B, H, T]
 };
 
-// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (config.train.recompute says which
-// it computes again instead); evaluation has one layer's arrays that all layers use in turn.
+// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (config.train.recompute
+// says which it computes again instead); evaluation has one layer's arrays that all layers use in turn.
 template <class Real>
 struct Activations {
   std::vector<LayerActivations<Real>> layers;
@@ -214,7 +216,7 @@ struct Activations {
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
   Real* gated;              // [N, A]  attention's output behind the gate at sdpa; computed again in the backward pass
-  Real* projected;          // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
+  Real* projected;  // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
   Real* logits;             // [logit_rows, Vp]
   int logit_rows;
   float* losses;            // [N]
@@ -241,7 +243,10 @@ struct Activations {
     per_layer(&Layer::att, N * A, keep);
     bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
     if (gated_att) for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
-    else per_layer(&Layer::ungated, gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A), keep);
+    else
+      per_layer(&Layer::ungated,
+                gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
+                keep);
     per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
@@ -254,7 +259,8 @@ struct Activations {
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
-    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they exist for equal chunks of rows.
+    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they exist for equal
+    // chunks of rows.
     size_t Vp = padded_vocab(config), most = size_t(1) << 28;
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
@@ -279,7 +285,8 @@ struct Buffers {
   Real* datt;             // [N, A]
   void* workspace;        // bytes
 
-  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train, int ranks) {
+  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train,
+            int ranks) {
     const Config::Model& m = config.model;
     ParameterLayout layout(config);
     size_t total = ranks > 1 ? gradient_buckets(layout, ranks).padded() : layout.total, context = m.context;
@@ -307,10 +314,11 @@ struct Buffers {
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
       size_t workspace_bytes = 0;
-      for (size_t bytes : {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)), layernorm_backward_workspace(int(N), m.channels),
-                           bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
-                           prepare_backward_workspace(attention_settings(config), micro, m.context, m.heads),
-                           attention_backward_workspace(micro, m.context, m.heads, m.head_dim)})
+      for (size_t bytes :
+           {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
+            layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
+            prepare_backward_workspace(attention_settings(config), micro, m.context, m.heads),
+            attention_backward_workspace(micro, m.context, m.heads, m.head_dim)})
         workspace_bytes = std::max(workspace_bytes, bytes);
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
@@ -339,11 +347,17 @@ template <class Real>
 class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
-      : config_(config), settings_(attention_settings(config)), gate_(gate_settings(config)), layout_(config), comm_(comm),
-        buckets_(gradient_buckets(layout_, comm.size())), zero_(training && shares_state(config, comm.size())),
+      : config_(config),
+        settings_(attention_settings(config)),
+        gate_(gate_settings(config)),
+        layout_(config),
+        comm_(comm),
+        buckets_(gradient_buckets(layout_, comm.size())),
+        zero_(training && shares_state(config, comm.size())),
         own_(zero_ ? buckets_.shares(comm.rank()) : std::vector<Share>{{0, layout_.total, 0}}) {
     const Config::Model& m = config.model;
-    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config);
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
+    Vp = padded_vocab(config);
     Q = qkv_width(config), G = gate_logits(config);
     MemoryPlan plan;
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training, comm.size());
@@ -423,8 +437,8 @@ class Gpt2 final : public Model {
   void forward(Activations<Real>& act, int B, int T, bool training);
   void layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void classify(Activations<Real>& act, int N, float dloss);
-  void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N, int in,
-                       int out, Real* before_gelu = nullptr);
+  void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
+                       int in, int out, Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
   void reduce_from(size_t offset);
 
@@ -483,8 +497,8 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
       residual_layernorm_forward(next.x, next.ln1, next.mean1, next.rstd1, a.mid, act.projected, weight(LN1_W, l + 1),
                                  weight(LN1_B, l + 1), N, C, stream);
     } else {
-      residual_layernorm_forward(act.x_final, act.lnf, act.meanf, act.rstdf, a.mid, act.projected, weight(LNF_W), weight(LNF_B),
-                                 N, C, stream);
+      residual_layernorm_forward(act.x_final, act.lnf, act.meanf, act.rstdf, a.mid, act.projected, weight(LNF_W),
+                                 weight(LNF_B), N, C, stream);
     }
   }
 }
@@ -494,7 +508,8 @@ template <class Real>
 void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
   if (!gated(position)) return;
   Real* x = a.qkv + part * A;
-  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N, cudaMemcpyDeviceToDevice, stream));
+  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
+                               cudaMemcpyDeviceToDevice, stream));
   gate_forward(x, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
 }
 
@@ -510,17 +525,21 @@ void Gpt2<Real>::layer_hidden(Layer& a, Activations<Real>& act, int l, int B, in
   prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
   attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
   Real *att = a.att, *projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+  if (gated(GatePosition::sdpa))
+    gate_forward(att = act.gated, A, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
   matmul<Real, Real>({.d = projected, .a = att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
                       .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
-  if (gated(GatePosition::output)) gate_forward(act.projected, C, projected, C, a.qkv + 3 * A, Q, gate_, N, 1, C, stream);
-  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
+  if (gated(GatePosition::output))
+    gate_forward(act.projected, C, projected, C, a.qkv + 3 * A, Q, gate_, N, 1, C, stream);
+  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
+                             C, stream);
   matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
 }
 
-// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because the logits of a
-// chunk are overwritten by the next: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the losses.
+// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because the
+// logits of a chunk are overwritten by the next: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of
+// the losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
   for (int row = 0; row < N; row += act.logit_rows) {
@@ -529,8 +548,10 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
     if (dloss == 0) continue;
-    matmul<Real, Real>({.d = act.projected + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
-    matmul<Real, float>({.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
+    matmul<Real, Real>(
+        {.d = act.projected + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
+    matmul<Real, float>(
+        {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
 }
 
@@ -544,11 +565,13 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition posi
   gate_backward(dx, Q, dqkv + 3 * A, Q, Q - 3 * A, dx, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
 }
 
-// Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is given.
+// Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is
+// given.
 template <class Real>
-void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
-                                 int in, int out, Real* before_gelu) {
-  matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
+void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
+                                 int l, int N, int in, int out, Real* before_gelu) {
+  matmul<Real, float>(
+      {.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
   int biased = w == QKV_W && !gradient(GATE_B, l) ? 3 * A : out;  // a gate may have no bias: its columns must stay zero
   bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
@@ -561,8 +584,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   bool again = config_.train.recompute == "block";
   CUDA_CHECK(cudaMemsetAsync(b.dx, 0, size_t(N) * C * sizeof(Real), stream));
-  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf, weight(LNF_W),
-                     b.workspace, N, C, stream);
+  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
+                     weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
     if (again) {
@@ -575,22 +598,25 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     // x + MLP: dx is the gradient of the sum, so of both terms
     linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, a.fc);
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F);
-    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace,
-                       N, C, stream);
+    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
+                       b.workspace, N, C, stream);
     // x + attention; the gate's logits are columns 3A.. of qkv, and so are their gradients
     Real *dlogits = dqkv + 3 * A, *logits = a.qkv + 3 * A, *dprojected = b.dx, *att = a.att;
-    if (gated(GatePosition::output)) gate_backward(dprojected = act.projected, C, dlogits, Q, Q - 3 * A, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1, C, stream);
+    if (gated(GatePosition::output))
+      gate_backward(dprojected = act.projected, C, dlogits, Q, Q - 3 * A, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1,
+                    C, stream);
     if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
     linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
-    if (gated(GatePosition::sdpa)) gate_backward(b.datt, A, dlogits, Q, Q - 3 * A, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
+    if (gated(GatePosition::sdpa))
+      gate_backward(b.datt, A, dlogits, Q, Q - 3 * A, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream, learned(l));
     prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l), b.workspace);
     gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);
     gate_qkv_backward(dqkv, a, GatePosition::key, 1, N);
     gate_qkv_backward(dqkv, a, GatePosition::value, 2, N);
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q);
-    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N,
-                       C, stream);
+    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l),
+                       b.workspace, N, C, stream);
     reduce_from(layout_.offset[LN1_W][l]);
   }
   embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);
@@ -743,7 +769,8 @@ void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, in
 template <class Real>
 void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
   int T = config_.model.context;
-  std::vector<int> padded(T, 0);  // what follows cannot influence what precedes it; one length means one set of matrix shapes
+  std::vector<int> padded(
+      T, 0);  // what follows cannot influence what precedes it; one length means one set of matrix shapes
   std::memcpy(padded.data(), tokens, count * sizeof(int));
   Activations<Real>& act = b.evaluation;
   upload(act, padded.data(), padded.data(), T);
@@ -815,7 +842,8 @@ template <class Real>
 void Gpt2<Real>::read(const Tensor& tensor, Part part, float* out) const {
   const float* from = whole(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float);
-  CUDA_CHECK(cudaMemcpy2DAsync(out, row, from, tensor.stride * sizeof(float), row, tensor.rows(), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaMemcpy2DAsync(out, row, from, tensor.stride * sizeof(float), row, tensor.rows(),
+                               cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -823,7 +851,8 @@ template <class Real>
 void Gpt2<Real>::write(const Tensor& tensor, const float* values, Part part) {
   float* to = whole(part) + tensor.offset;
   size_t row = tensor.columns() * sizeof(float), span = (tensor.rows() - 1) * tensor.stride + tensor.columns();
-  CUDA_CHECK(cudaMemcpy2DAsync(to, tensor.stride * sizeof(float), values, row, row, tensor.rows(), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaMemcpy2DAsync(to, tensor.stride * sizeof(float), values, row, row, tensor.rows(),
+                               cudaMemcpyHostToDevice, stream));
   if constexpr (own_masters)
     if (part == Part::parameters && !shared(part)) convert(b.parameters + tensor.offset, to, span, stream);
   CUDA_CHECK(cudaStreamSynchronize(stream));  // the values may go away now

@@ -1,6 +1,6 @@
 // GPT-2 as the rest of the program sees it: parameters by name, one micro step, one update, losses and logits.
-// The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D head dim,
-// A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
+// The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D
+// head dim, A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,7 +13,8 @@
 #include "runtime/config.h"
 #include "runtime/device_memory.h"
 
-// normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream; ssmax: 0.43; gate_bias: gate.bias_init
+// normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream; ssmax: 0.43; gate_bias:
+// gate.bias_init
 enum class Init { zero, one, normal, residual, ssmax, gate_bias };
 
 // One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
@@ -24,12 +25,17 @@ struct Tensor {
   bool decays;             // weight decay: matrices and embeddings only
   size_t offset;           // of its first element in the parameter, gradient and moment arrays
   size_t size;             // product of shape
-  size_t stride;           // from row to row there: longer than a row where tensors lie side by side (c_attn and c_gate)
+  size_t stride;  // from row to row there: longer than a row where tensors lie side by side (c_attn and c_gate)
   size_t columns() const { return size_t(shape.back()); }
   size_t rows() const { return size / columns(); }
 };
 
-enum class Part { parameters, gradients, moment1, moment2 };  // parameters: the float32 masters; moments: AdamW's m and v
+enum class Part {
+  parameters,
+  gradients,
+  moment1,
+  moment2
+};  // parameters: the float32 masters; moments: AdamW's m and v
 
 // What one optimizer step reports.
 struct StepResult {
@@ -50,14 +56,14 @@ class Model {
   // both of all ranks. Until then the values lie where the gradients do, which are lost.
   virtual void gather(Part) = 0;
   virtual void scatter(Part) = 0;
-  virtual void set_rope(int length) = 0;                                          // rotation for this length, by eval.rope_scaling
+  virtual void set_rope(int length) = 0;  // rotation for this length, by eval.rope_scaling
 
   // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless the gradients are not
   // to be used. Ranks reduce their gradients during the last micro step.
   virtual void begin_step() = 0;                                                  // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const int* targets) = 0;           // += ; [micro, context], host
-  virtual StepResult finish(float grad_clip) = 0;                                 // loss, norm of all ranks; waits for the device
-  virtual void update(const AdamW& settings) = 0;                                 // AdamW, with what finish() found to clip
+  virtual StepResult finish(float grad_clip) = 0;  // loss, norm of all ranks; waits for the device
+  virtual void update(const AdamW& settings) = 0;  // AdamW, with what finish() found to clip
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
     update(settings);
@@ -66,7 +72,7 @@ class Model {
 
   // Parameters and moments at one moment, on the host, for a checkpoint that is written while training goes on.
   virtual void allocate_snapshot() = 0;              // rank 0: snapshot_bytes() of pinned memory, once, before training
-  virtual void take_snapshot() = 0;                  // all ranks; begins rank 0's copy; the next update waits for its end
+  virtual void take_snapshot() = 0;  // all ranks; begins rank 0's copy; the next update waits for its end
   virtual const float* snapshot(Part) const = 0;     // waits for its end; laid out as tensors() say; from any thread
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
@@ -75,9 +81,11 @@ class Model {
   virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
 };
 
-// Memory of a run with this micro batch, in bytes by category, without allocating it; eval_rows: the most rows (sequences x length)
-// that losses() will be asked for at once, eval_length: the longest of its sequences. training = false plans evaluation only.
-MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks = 1);
+// Memory of a run with this micro batch, in bytes by category, without allocating it; eval_rows: the most rows
+// (sequences x length) that losses() will be asked for at once, eval_length: the longest of its sequences. training =
+// false plans evaluation only.
+MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training,
+                       int ranks = 1);
 
 // Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training,

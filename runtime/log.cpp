@@ -105,14 +105,15 @@ void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, dou
           .str());
 }
 
-// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for what is not there; a torn last line is left
-// out. A file that is not there has no lines.
+// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for what is not there; a torn last line is
+// left out. A file that is not there has no lines.
 template <class F> static void for_each_line(const std::string& path, F f) {
   std::ifstream lines(path);
   for (std::string text; std::getline(lines, text) && !lines.eof();) {
     nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
     auto integer = [&](const char* key, int64_t absent) {
-      return line.is_object() && line.contains(key) && line[key].is_number_integer() ? line[key].get<int64_t>() : absent;
+      return line.is_object() && line.contains(key) && line[key].is_number_integer() ? line[key].get<int64_t>()
+                                                                                     : absent;
     };
     bool typed = line.is_object() && line.contains("type") && line["type"].is_string();
     f(text + '\n', typed ? line["type"].get<std::string>() : "", integer("step", -1), integer("length", 0));

@@ -14,19 +14,20 @@ struct NamedArray {
   int64_t count() const;
 };
 
-// Writes the arrays in order; read(i, out) fills out = [arrays[i].count()]. Holds one array at a time. On the disk when it returns.
+// Writes the arrays in order; read(i, out) fills out = [arrays[i].count()]. Holds one array at a time. On the disk when
+// it returns.
 void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, float* out)>& read);
 
-// Reads the file and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight, *.attn.bias
-// and *.attn.masked_bias, which Hugging Face keeps beside the parameters, are ignored. Missing, further or mis-shaped tensors are a user_error
-// that lists them, before anything was written.
+// Reads the file and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight,
+// *.attn.bias and *.attn.masked_bias, which Hugging Face keeps beside the parameters, are ignored. Missing, further or
+// mis-shaped tensors are a user_error that lists them, before anything was written.
 void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
                  const std::function<void(size_t i, const float* values)>& write);
 
-// config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D = C/H) it is
-// what transformers' GPT2LMHeadModel reads; everything else has model_type "plusgpt" and names the classes in
-// MODELLING_FILE. "plusgpt" in it holds our own settings.
+// config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D =
+// C/H) it is what transformers' GPT2LMHeadModel reads; everything else has model_type "plusgpt" and names the classes
+// in MODELLING_FILE. "plusgpt" in it holds our own settings.
 std::string model_config_json(const Config& config);
 
 // What MODELLING_FILE in the folder must hold: scripts/modeling_plusgpt.py as it was when the program was built; ""

@@ -38,7 +38,8 @@ class RunDir {
   // until it comes to them again.
   void keep_newest(size_t count, int64_t last = INT64_MAX);
   void abandon_step(int64_t step);         // removes what begin_step made, as far as that is possible
-  std::string set_aside(int64_t step);     // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path
+  std::string set_aside(
+      int64_t step);  // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path
   void remove_leftovers();                 // .tmp_*: what an interrupted process left
 
  private:
