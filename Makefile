@@ -145,13 +145,10 @@ build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
 .PRECIOUS: build/fuzz/%.o
 -include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
 fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards and safetensors, FUZZ_SECONDS=20 each
-	@for name in $(FUZZERS); do mkdir -p build/fuzz/$${name}_corpus; \
-	 build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \
-	   -artifact_prefix=build/fuzz/$${name}_ build/fuzz/$${name}_corpus test/fuzz/corpus/$$name 2> build/fuzz/$$name.log \
-	   && echo "fuzz: $$name: $$(grep -o 'number_of_executed_units: .*' build/fuzz/$$name.log | grep -o '[0-9]*') inputs, nothing found" \
-	   || { tail -40 build/fuzz/$$name.log; exit 1; }; done
-check-full: train                  ## everything, the long sanitizer runs and every CUDA kernel included
+	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
+check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
 bench: $(BUILD)/bench_step         ## time of a training step by kernel; registers of the kernels where the CUDA build has been compiled
 	$(BUILD)/bench_step

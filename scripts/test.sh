@@ -4,7 +4,7 @@
 #   bash scripts/test.sh
 #
 # Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under
-# AddressSanitizer and ThreadSanitizer. Where nvcc exists a part of the CUDA build is compiled too, and a kernel that
+# AddressSanitizer and ThreadSanitizer. Where clang has libFuzzer the readers are fuzzed for a short while. Where nvcc exists a part of the CUDA build is compiled too, and a kernel that
 # spills registers is a failure; where a GPU exists the tests run there as well. The last line is "N passed, M failed";
 # exit 1 on any failure. Longer checks: make check-full.
 set -euo pipefail
@@ -31,6 +31,8 @@ count() {
     /^\[  SKIPPED \] [0-9]+ test/ { failed -= $4 }
     /^planted bugs: [0-9]+ of / { passed += $3 }
     /^planted_bugs.sh: / { failed++ }
+    /^fuzz: .* nothing found$/ { passed++ }
+    /^fuzz: .* FOUND/ { failed++ }
     /^Ran [0-9]+ tests? in / { ran = $2 }
     /^(OK|FAILED)( \(.*\))?$/ && ran != "" {
       bad = out = 0
@@ -80,6 +82,10 @@ suite "C++ tests" make BACKEND=cpu test
 suite "Python tests" "$python" -m unittest discover -s test -p 'test_*.py'
 suite "AddressSanitizer" make check-asan
 suite "ThreadSanitizer" make check-tsan
+if echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+  clang++ -fsanitize=fuzzer -x c++ - -o build/fuzz_works 2>/dev/null; then
+  suite "Fuzzing" make fuzz
+fi
 if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
   suite "CUDA subset" cuda_subset
   if nvidia-smi -L >/dev/null 2>&1; then
