@@ -1,13 +1,15 @@
 """Several ranks: what they compute is what one computes, and whatever happens to one of them ends the run with a word.
 
-On the CPU ranks are processes, started by --gpus N or as torchrun, mpirun and srun would.
+On the CPU ranks are processes, started by --gpus N or as torchrun, mpirun and srun would. FULL=1 kills more often.
 """
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import struct
+import subprocess
 import time
 import unittest
 
@@ -159,14 +161,44 @@ class Continued(Several):
         return
     self.fail("the checkpoint was never met under way")
 
-  def straight_ranks(self, count, **changes):
+  def straight_ranks(self, count, step=40, **changes):
     self.run_ok("--gpus", str(count), name="straight", **changes)
-    return self.outcome(run="straight")
+    return self.outcome(step, "straight")
+
+  def test_killed_at_random_moments(self):
+    """A rank or the launcher, whoever it is."""
+    kills = 30 if os.environ.get("FULL") else 8
+    changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
+               "checkpoint__keep": 2, "eval__every": 6}
+    began = time.monotonic()
+    expected = self.straight_ranks(2, 120, **changes)
+    duration = time.monotonic() - began
+    chance = random.Random(5)
+    while kills > 0:
+      process = self.start("--gpus", "2", "--resume", **changes)
+      try:
+        process.wait(chance.uniform(0.01, duration / 2))
+      except subprocess.TimeoutExpired:
+        kills -= 1
+        victim = self.ranks().get(chance.randrange(3), process.pid)
+        try:
+          os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:  # it was done
+          pass
+      errors = process.communicate(timeout=20)[1]
+      self.assertIn(process.returncode, (0, 1, -signal.SIGKILL), errors)
+      self.assertRegex(errors, r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # and no damaged checkpoint
+      if process.returncode == 0 and kills > 0:
+        self.assertEqual(self.outcome(120), expected)
+        shutil.rmtree(self.path("runs/tiny"))
+    self.run_ok("--gpus", "2", "--resume", **changes)
+    self.assertEqual(self.outcome(120), expected)
 
   def test_on_another_number_of_ranks(self):
     self.run_ok(name="straight")
-    for first, second in ((2, 1), (1, 4), (4, 2)):
+    for first, second, micro in ((2, 1, 2), (1, 4, None), (4, 2, 2)):  # None: as many as fit, 8 on one rank
       with self.subTest(first=first, second=second):
+        self.changes["batch__micro"] = micro
         self.run_ok("--overwrite", "--gpus", str(first), train__steps=40)
         os.rename(self.path("runs/tiny/step_00000040"), self.path("gone" + str(first)))
         os.rename(self.path("runs/tiny/step_00000030"), self.path("gone too" + str(first)))
