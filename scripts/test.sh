@@ -4,9 +4,9 @@
 #   bash scripts/test.sh
 #
 # Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under
-# AddressSanitizer and ThreadSanitizer. Where clang has libFuzzer the readers are fuzzed for a short while. Where nvcc exists a part of the CUDA build is compiled too, and a kernel that
-# spills registers is a failure; where a GPU exists the tests run there as well. The last line is "N passed, M failed";
-# exit 1 on any failure. Longer checks: make check-full.
+# AddressSanitizer and ThreadSanitizer. Where clang has libFuzzer the readers are fuzzed for a short while. Where nvcc
+# exists a part of the CUDA build is compiled too, and a kernel that spills registers is a failure; where a GPU exists
+# the tests run there as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
