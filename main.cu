@@ -30,7 +30,7 @@
 #include "train_gpt2.h"
 #include "version.h"
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // Files of a model
 
 // A tensor, or its moments, as it stands in a file.
@@ -80,7 +80,7 @@ static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initiali
   return arrays;
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // Where to begin
 
 // The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as
@@ -113,7 +113,7 @@ static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   return files;
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
 struct Plan {
@@ -188,7 +188,7 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
   return plan;
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // What the program can do
 
 // A signal that one rank has got counts for all of them.
