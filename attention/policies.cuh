@@ -100,7 +100,7 @@ struct Lssa : PolicyDefaults {
 // taken by multiplications.
 template <bool TRAINING, bool WHOLE>
 struct Lssar : PolicyDefaults {
-  using Evaluation = Lssar<false, WHOLE>;
+  using Evaluation = Lssar<!WHOLE, WHOLE>;  // other powers are rare: their evaluation makes the second sum, unused
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
   enum { SUM_F, MAX_F };         // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };   // of the second
