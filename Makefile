@@ -154,7 +154,7 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
 bench: $(BUILD)/bench_step         ## time of a training step by kernel; registers of the kernels where the CUDA build has been compiled
 	$(BUILD)/bench_step
-	@python3 scripts/kernel_table.py
+	-@python3 scripts/kernel_table.py
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)
