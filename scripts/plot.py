@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the loss curve and the loss by length of one or several runs, and prints the second as a Markdown table.
+"""Draws one or several runs over each other, and prints their loss by length as a Markdown table.
 
-    python3 scripts/plot.py runs/a runs/b [--out FILE.png]
+    python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief]
 
-Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is RUN/loss.png of the first run.
+The picture has the loss and the loss by length, and below them the gradient norm, the learning rate and the tokens per
+second (not with --brief). Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is
+RUN/loss.png of the first run.
 """
 import argparse
 import json
@@ -37,6 +39,7 @@ class Run:
     self.folder = os.path.dirname(path) or "."
     self.label = os.path.basename(os.path.abspath(self.folder))
     self.config, self.train, self.curve, self.by_length = {}, [], [], {}
+    self.lines = []   # training, whole
     self.latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
@@ -52,6 +55,7 @@ class Run:
       self.config = self.config or self.latest
     elif kind == "train" and loss is not None:
       self.train.append((entry["step"], loss))
+      self.lines.append(entry)
     elif kind in ("val", "eval") and loss is not None and self.of_this_run():
       step, length = entry["step"], entry["length"]
       if kind == "val" and length == self.context():
@@ -91,12 +95,30 @@ def table(runs):
   return "\n".join(rows)
 
 
-def draw(runs, path):
+DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "tokens per second"))
+
+
+def draw_details(runs, panels):
+  for axes, (key, title, label) in zip(panels, DETAILS):
+    for number, run in enumerate(runs):
+      points = [(entry["step"], entry[key]) for entry in run.lines if entry.get(key) is not None]
+      if points:
+        axes.plot(*zip(*points), color=COLOURS[number % len(COLOURS)], linewidth=1.0, alpha=0.9)
+    axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
+
+
+def draw(runs, path, brief=False):
   pyplot, ticker = load_pyplot()
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                           "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
                           "axes.axisbelow": True, "legend.frameon": False})
-  figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+  if brief:
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+  else:
+    figure = pyplot.figure(figsize=(11, 7), constrained_layout=True)
+    grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
+    left, right = figure.add_subplot(grid[0, :3]), figure.add_subplot(grid[0, 3:])
+    draw_details(runs, [figure.add_subplot(grid[1, 2 * n:2 * n + 2]) for n in range(3)])
   for number, run in enumerate(runs):
     colour = COLOURS[number % len(COLOURS)]
     if run.train:
@@ -143,6 +165,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--out", metavar="FILE.png", help="the picture [loss.png in the first run's folder]")
+  parser.add_argument("--brief", action="store_true", help="the losses only")
   arguments = parser.parse_args()
   try:
     runs = [Run(folder) for folder in arguments.runs]
@@ -155,7 +178,7 @@ def main():
   if any(run.by_length for run in runs):
     print(table(runs))
   try:
-    draw(runs, path)
+    draw(runs, path, arguments.brief)
   except OSError as error:
     stop(f"{path}: {error.strerror}")
   except ValueError as error:  # a name that ends in no kind of picture

@@ -70,7 +70,7 @@ for variant in "${variants[@]}"; do
 done
 
 phase "results"
-"$python" scripts/plot.py "${runs[@]}" --out runs/quickstart.png
+"$python" scripts/plot.py "${runs[@]}" --brief --out runs/quickstart.png
 model=$(checkpoint "${runs[-1]}")
 printf '\nA sample from %s:\n\n' "$model"
 ./train configs/quickstart.json --set init="$model" --set attention.variant="$variant" --generate "In the beginning"
