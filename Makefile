@@ -17,6 +17,9 @@ ifeq ($(filter $(BACKEND),cpu cuda),)
 endif
 GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
 ARCH ?= $(or $(patsubst 90,90a,$(filter-out 0,$(GPU_ARCH))),80 90a)
+ifneq ($(filter 1% 2% 3% 4% 5% 6% 7%,$(filter-out 10% 12%,$(ARCH))),)
+  $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
+endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own

@@ -89,7 +89,7 @@ struct Lssa : PolicyDefaults {
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     float slope, f = softplus(z, slope);
     p = f * row[INVERSE_S];
-    dz = slope * (dp - row[DOT]) * row[INVERSE_S];
+    dz = slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order: slope alone may be too small for a product
   }
 };
 
@@ -125,7 +125,8 @@ struct Lssar : PolicyDefaults {
     sums[MAX_F] = max(sums[MAX_F], f);
   }
   __device__ void turn(int n, const float* sums, float* row) const {
-    float scale = n * Lssa::inverse(sums[SUM_F]), m = sums[MAX_F] * scale - offset_of(n);
+    // 0 where n / S would leave float32's range: every z below -87
+    float scale = sums[SUM_F] < n * 0x1p-126f ? 0 : n / sums[SUM_F], m = sums[MAX_F] * scale - offset_of(n);
     row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
@@ -156,13 +157,15 @@ struct Lssar : PolicyDefaults {
     row[ROW_FLOOR] = offset_of(n) * inverse_m;
     row[ROW_INVERSE_W] = saved[INVERSE_W];
     row[DOT] = dot[0];
-    row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
+    float e = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
+    row[E_OVER_S] = max(-3e38f, min(e, 3e38f));  // finite where scale is near the end of the range
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     float slope, f = softplus(z, slope);
     float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x) * row[ROW_INVERSE_W];
     p = y * x;
-    dz = slope * (power * y * row[ROW_SLOPE] * (dp - row[DOT]) - row[E_OVER_S]);
+    // the slopes first: their product is bounded, each alone may be near an end of float32's range
+    dz = slope * row[ROW_SLOPE] * (power * y) * (dp - row[DOT]) - slope * row[E_OVER_S];
   }
 };
 

@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const S
   warp_sync();
   for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {
     unsigned pair = pack_pair<T>(low, high);
-    memcpy(tile + place<Tile>(mine.row(m, half), channel / 8) + channel % 8, &pair, sizeof(pair));
+    *reinterpret_cast<unsigned*>(tile + place<Tile>(mine.row(m, half), channel / 8) + channel % 8) = pair;
   });
   warp_sync();
   for (int n = threadIdx.x % WARP; n < Tile::WARP_ROWS * Tile::CHUNKS; n += WARP) {

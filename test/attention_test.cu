@@ -293,6 +293,24 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
   }
 }
 
+// Scores at the end of float32's range, where 1 / S overflows: weights may become 0, but nothing becomes NaN.
+TYPED_TEST(AttentionTest, VanishingScores) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, 40, 1, 16};
+  for (Kind kind : built_kinds())
+    for (float first : {-80.0f, -86.0f, -87.0f, -88.0f, -95.0f}) {
+      std::vector<T> qkv(shape.qkv_size(), from_float<T>(0.5f));
+      for (int t = 0; t < shape.T; t++)
+        for (int d = 0; d < shape.D; d++) {
+          qkv[shape.qkv(0, t, 0, 0, d)] = from_float<T>(d == 0 ? 1.0f : 0.0f);
+          qkv[shape.qkv(0, t, 1, 0, d)] = from_float<T>(t == 0 ? first : -95.0f);
+        }
+      auto result = run_attention<T>({.kind = kind}, shape, qkv, random_normal<T>(shape.out_size(), 2));
+      for (T x : result.out) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
+      for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
+    }
+}
+
 // One key that the last query agrees with among 4096 random ones, 16384 with FULL=1 (a minute). Earlier queries have no
 // gradient, so that the references need the last four only.
 TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
