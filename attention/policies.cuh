@@ -125,8 +125,8 @@ struct Lssar : PolicyDefaults {
     sums[MAX_F] = max(sums[MAX_F], f);
   }
   __device__ void turn(int n, const float* sums, float* row) const {
-    // 0 where n / S would leave float32's range: every z below -87
-    float scale = sums[SUM_F] < n * 0x1p-126f ? 0 : n / sums[SUM_F], m = sums[MAX_F] * scale - offset_of(n);
+    // the bound, where every z is below -80, keeps SLOPE finite
+    float scale = min(n * Lssa::inverse(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
     row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
