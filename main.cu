@@ -317,13 +317,23 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
           (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
 }
 
+// Loss and gradients of the next batch, before the update.
+static StepResult next_gradients(Model& model, Loader& loader) {
+  model.begin_step();
+  for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
+    const Batch& batch = loader.next();
+    model.forward_backward(batch.inputs.data(), batch.targets.data());
+  }
+  return model.finish(float(model.config().optimizer.grad_clip));
+}
+
 // The training loop, from `state` on, of every rank. run: rank 0's folder, nullptr at the others, which write nothing.
 static void train(Model& model, const Flags& flags, const DeviceInfo& device, Loader& loader,
                   const std::vector<Shard>& val, RunDir* run, RunState state) {
   const Config& config = model.config();
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
-  int64_t first = state.step, steps = config.train.steps, micro = micro_steps(config, comm.size());
+  int64_t first = state.step, steps = config.train.steps;
   int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
@@ -356,12 +366,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (stop || last) break;
 
     double start = seconds_now();
-    model.begin_step();
-    for (int64_t m = 0; m < micro; m++) {
-      const Batch& batch = loader.next();
-      model.forward_backward(batch.inputs.data(), batch.targets.data());
-    }
-    StepResult result = comm.agree(model.finish(float(config.optimizer.grad_clip)));  // what all ranks decide by
+    StepResult result = comm.agree(next_gradients(model, loader));  // what all ranks decide by
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && spike.empty()) model.update(adamw_settings(config, step));
@@ -415,12 +420,7 @@ static void use_matmul_cache() {
 }
 
 static StepResult one_step(Model& model, Loader& loader) {
-  model.begin_step();
-  for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
-    const Batch& batch = loader.next();
-    model.forward_backward(batch.inputs.data(), batch.targets.data());
-  }
-  StepResult result = model.finish(float(model.config().optimizer.grad_clip));
+  StepResult result = next_gradients(model, loader);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
             result.grad_norm);

@@ -89,10 +89,7 @@ def draw(result, path):
     means, errors = [statistics.mean(v) for v in losses.values()], [spread(v) for v in losses.values()]
     axes.errorbar(lengths, means, yerr=errors, fmt="o-", capsize=3, markersize=4, linewidth=1.6, label=variant,
                   color=plot.COLOURS[number % len(plot.COLOURS)])
-  axes.set_xscale("log", base=2)
-  axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
-  axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: "%d" % x))
-  axes.xaxis.set_minor_locator(ticker.NullLocator())
+  plot.length_axis(axes, ticker, lengths)
   axes.axvline(result["context"], color="#888888", linewidth=1, linestyle=(0, (4, 3)))
   axes.set(xlabel="evaluated length (tokens); the dashed line is the trained one", ylabel="validation loss (nats per token)",
            title=f"mean and standard deviation of {len(result['seeds'])} seeds")

@@ -107,6 +107,15 @@ def draw_details(runs, panels):
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
+def length_axis(axes, ticker, lengths):
+  """The x axis as evaluated lengths: powers of two, each of them marked."""
+  axes.set_xscale("log", base=2)
+  axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
+  axes.xaxis.set_major_formatter(ticker.FuncFormatter(
+      lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
 def draw(runs, path, brief=False):
   pyplot, ticker = load_pyplot()
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -143,11 +152,7 @@ def draw(runs, path, brief=False):
   lengths = sorted({length for run in runs for length in run.by_length})
   right.set(title="Validation loss by length", xlabel="evaluated length (tokens)", ylabel="loss (nats per token)")
   if lengths:
-    right.set_xscale("log", base=2)
-    right.xaxis.set_major_locator(ticker.FixedLocator(lengths))
-    right.xaxis.set_major_formatter(ticker.FuncFormatter(
-        lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
-    right.xaxis.set_minor_locator(ticker.NullLocator())
+    length_axis(right, ticker, lengths)
     right.margins(x=0.06, y=0.12)
   for context in sorted({run.context() for run in runs if run.context()}):
     right.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
