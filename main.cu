@@ -317,6 +317,16 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
           (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
 }
 
+// The run's metrics, with a line that says who begins to write there; nothing at ranks without a folder.
+static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& model, const DeviceInfo& device) {
+  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
+  int ranks = model.comm().size();
+  std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
+  metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
+                {{"backend", on_cpu ? "cpu" : "cuda"}});
+  return metrics;
+}
+
 // Loss and gradients of the next batch, before the update.
 static StepResult next_gradients(Model& model, Loader& loader) {
   model.begin_step();
@@ -336,9 +346,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   int64_t first = state.step, steps = config.train.steps;
   int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
-  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
-  std::string name = comm.size() > 1 ? format("%d x %s", comm.size(), device.name.c_str()) : device.name;
-  metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), name, {{"backend", on_cpu ? "cpu" : "cuda"}});
+  MetricsLog metrics = begun_metrics(run, flags, model, device);
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
@@ -529,9 +537,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (flags.generating) return generate_text(*model);
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
-    MetricsLog metrics = run_dir ? MetricsLog(run_dir->metrics_path()) : MetricsLog();
-    metrics.start(PLUSGPT_VERSION, flags.command, config_json(config), device.name,
-                  {{"backend", on_cpu ? "cpu" : "cuda"}});
+    MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
     return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,

@@ -1,9 +1,8 @@
 // safetensors files: 8 bytes of header length (little endian), a JSON header {name: {dtype, shape, data_offsets}}, the
-// data. Reader: takes untrusted bytes. The whole header is checked when the file is opened (lengths against the file's
-// size,
+// data.
+// Reader: takes untrusted bytes. The whole header is checked when the file is opened (lengths against the file's size,
 //   types, shapes against offsets, no gaps and no overlaps); what is wrong is a user_error naming file and tensor.
-//   Values are read in pieces straight into the caller's buffer: F32, F16 and BF16 become float; other types are listed
-//   only.
+//   Values are read in pieces straight into the caller's buffer: F32, F16 and BF16 become float; others are listed only.
 // Writer: F32, tensors in the given order, streamed, so that no second copy of a model is needed; errors are failures.
 //   The checksum is that of the bytes handed to the disk, not of bytes read back: damage on the way shows later.
 #pragma once
