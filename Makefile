@@ -41,6 +41,7 @@ OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_%,$(OBJECTS)),$(OBJECTS))
 TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
+BENCHES := kernels attention step
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
 
 # ---- flags
@@ -104,7 +105,7 @@ $(BUILD)/version.h: FORCE
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
-$(BUILD)/main.cu.o $(BUILD)/bench/step_bench.cu.o: $(BUILD)/version.h
+$(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
 $(BUILD)/runtime/model_file.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -155,9 +156,10 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
-bench: $(BUILD)/bench_step         ## time of a training step by kernel; registers of the kernels where the CUDA build has been compiled
-	$(BUILD)/bench_step
+bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
+	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
 	-@python3 scripts/kernel_table.py
+	@python3 scripts/bench_table.py --collect $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)

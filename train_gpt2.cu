@@ -431,6 +431,11 @@ class Gpt2 final : public Model {
   AttentionLearned<Real> learned(int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
   }
+  template <class T>
+  void zero(T* array, size_t count) {
+    ProfileScope scope("memset", stream);
+    CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(T), stream));
+  }
   void gate_qkv(Layer& a, GatePosition position, int part, int N);
   void gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N);
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
@@ -475,6 +480,7 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* ta
   CUDA_CHECK(cudaEventSynchronize(s.copied));
   std::memcpy(s.tokens, inputs, N * sizeof(int));
   std::memcpy(s.tokens + N, targets, N * sizeof(int));
+  ProfileScope scope("upload", stream);
   CUDA_CHECK(cudaMemcpyAsync(act.inputs, s.tokens, N * sizeof(int), cudaMemcpyHostToDevice, stream));
   CUDA_CHECK(cudaMemcpyAsync(act.targets, s.tokens + N, N * sizeof(int), cudaMemcpyHostToDevice, stream));
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
@@ -583,7 +589,7 @@ template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   bool again = config_.train.recompute == "block";
-  CUDA_CHECK(cudaMemsetAsync(b.dx, 0, size_t(N) * C * sizeof(Real), stream));
+  zero(b.dx, size_t(N) * C);
   layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
                      weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
@@ -641,8 +647,9 @@ void Gpt2<Real>::reduce_from(size_t offset) {
 
 template <class Real>
 void Gpt2<Real>::begin_step() {
-  CUDA_CHECK(cudaMemsetAsync(b.gradients, 0, layout_.total * sizeof(float), stream));
-  CUDA_CHECK(cudaMemsetAsync(b.loss_sum, 0, sizeof(float), stream));
+  phase("update", stream);
+  zero(b.gradients, layout_.total);
+  zero(b.loss_sum, 1);
   rows_seen_ = 0;
   unreduced_ = buckets_.count();
 }
@@ -651,14 +658,17 @@ template <class Real>
 void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
   int B = config_.batch.micro, T = config_.model.context, N = B * T;
   Activations<Real>& act = b.training;
+  phase("forward", stream);
   upload(act, inputs, targets, N);
   forward(act, B, T, true);
+  phase("output layer", stream);
   classify(act, N, 1.0f / float(config_.batch.tokens));  // the mean over the whole batch, of all ranks
   sum_to(b.loss_sum, act.losses, N, stream);
   if (last_micro_step()) {
     comm_.after(stream);
     comm_.all_reduce(b.loss_sum, 1);
   }
+  phase("backward", stream);
   backward(act, B, T);
   rows_seen_ += N;
 }
@@ -666,8 +676,9 @@ void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
 template <class Real>
 StepResult Gpt2<Real>::finish(float grad_clip) {
   float *norm = b.norm_and_scale, *scale = b.norm_and_scale + 1;
+  phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
-  if (zero_) CUDA_CHECK(cudaMemsetAsync(b.norm_partials, 0, buckets_.padded() / NORM_BLOCK * sizeof(float), stream));
+  if (zero_) zero(b.norm_partials, buckets_.padded() / NORM_BLOCK);
   for (const Share& own : own_)
     square_sums(b.norm_partials + own.begin / NORM_BLOCK, b.gradients + own.begin, own.size, stream);
   if (zero_) {  // every block is summed by one rank and 0 at the others: the same bits as without ZeRO
@@ -696,10 +707,12 @@ void Gpt2<Real>::update(const AdamW& settings) {
                    b.norm_and_scale + 1, to - from, with, stream);
     }
   }
-  if (!zero_) return;
-  comm_.after(stream);
-  for (size_t k = 0; k < buckets_.count(); k++) comm_.all_gather(b.parameters + buckets_.begin(k), buckets_.share(k));
-  comm_.before(stream);
+  if (zero_) {
+    comm_.after(stream);
+    for (size_t k = 0; k < buckets_.count(); k++) comm_.all_gather(b.parameters + buckets_.begin(k), buckets_.share(k));
+    comm_.before(stream);
+  }
+  phase(nullptr, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -835,7 +848,7 @@ void Gpt2<Real>::scatter(Part part) {
                                cudaMemcpyDeviceToDevice, stream));
   if constexpr (own_masters)
     if (part == Part::parameters) convert(b.parameters, b.gradients, layout_.total, stream);
-  CUDA_CHECK(cudaMemsetAsync(b.gradients, 0, buckets_.padded() * sizeof(float), stream));  // padding stays zero
+  zero(b.gradients, buckets_.padded());  // padding stays zero
 }
 
 template <class Real>

@@ -1,116 +1,175 @@
-// make bench: one optimizer step of a configuration on random tokens: tokens/s, and the share of the time by kernel.
-//   build/cpu/bench_step [CONFIG.json] [--set key=value]...   (default: configs/quickstart.json on the CPU,
-//   gpt2_124m_softmax on a GPU)
-// Prints a table and writes bench/results/step_DEVICE.json. Steps are timed without the profiler (median of 9 and their
-// spread); the shares come from 3 further steps in which every launch is timed.
-#include <algorithm>
+// One optimizer step of a configuration on random tokens, for several variants of attention: tokens/s, share of the
+// machine's peak, time by phase and by kernel, gaps between kernels, memory.
+//   build/BACKEND/bench_step [CONFIG.json] [--variants A,B,...] [--set key=value]... [--json FILE]
+// Default: configs/quickstart.json on the CPU, gpt2_124m_softmax on a GPU; softmax, lssar and lssar_softplus_gated.
+// Steps are timed by the wall clock, with nothing inside but an event where a phase begins; the phases are those of the
+// step with the median time, "host" what is left of it. The time of the kernels comes from 3 further steps in which two
+// events surround every launch. Nothing waits for them, but they lengthen what they measure, by about the printed time
+// each: the gaps, wall time less the sum of the kernels, are too small by up to that, times the launches.
 #include <chrono>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <random>
+#include <memory>
 
-#include "kernels/profile.h"
-#include "runtime/device.h"
-#include "runtime/log.h"
+#include "bench/bench.h"
 #include "train_gpt2.h"
-#include "version.h"
 
-static double seconds() {
+static double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-static void bench(int argc, char** argv) {
-  DeviceInfo device = device_info();
-  std::string path = device.is_gpu ? "configs/gpt2_124m_softmax.json" : "configs/quickstart.json";
-  std::vector<std::string> sets;
-  for (int i = 1; i < argc; i++) {
-    if (std::string(argv[i]) == "--set" && i + 1 < argc) sets.push_back(argv[++i]);
-    else path = argv[i];
+using Phases = std::vector<std::pair<std::string, double>>;  // milliseconds
+struct Step {
+  double ms;
+  Phases phases;
+};
+
+// What two events that surround nothing are apart, in microseconds, on a stream that is busy.
+static double event_us() {
+  Arrays arrays;
+  size_t bytes = size_t(16) << 20;
+  void* p = arrays.bytes(bytes);
+  std::vector<double> times;
+  cudaEvent_t start, stop;
+  CUDA_CHECK(cudaEventCreate(&start));
+  CUDA_CHECK(cudaEventCreate(&stop));
+  for (int i = 0; i < 101; i++) {
+    float ms;
+    CUDA_CHECK(cudaMemsetAsync(p, i, bytes, nullptr));
+    CUDA_CHECK(cudaEventRecord(start, nullptr));
+    CUDA_CHECK(cudaEventRecord(stop, nullptr));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+    times.push_back(ms * 1e3);
   }
+  CUDA_CHECK(cudaEventDestroy(start));
+  CUDA_CHECK(cudaEventDestroy(stop));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+static Config load(const std::string& path, std::vector<std::string> sets, const std::string& variant,
+                   const DeviceInfo& device) {
+  sets.push_back("attention.variant=" + variant);
   Config config = load_config(path, sets);
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
   if (config.threads > 0) set_cpu_threads(config.threads);
-  resolve_batch(config, 1, 64);
-  int64_t micro_steps_ = micro_steps(config, 1);
+  int fits = 64, T = config.model.context;
+  double budget = 0.9 * double(device.free_memory);
+  while (fits > 1 && double(plan_memory(config, fits, T, T, true).total()) > budget) fits /= 2;
+  resolve_batch(config, 1, fits);
+  return config;
+}
+
+static void print_resources(const std::vector<ProfileLine>& lines) {  // 64 warps fit on a multiprocessor of these GPUs
+  printf("\n| kernel | threads | registers | bytes spilled | shared memory, KB | blocks at once | occupancy |\n"
+         "|---|---|---|---|---|---|---|\n");
+  for (const ProfileLine& line : lines)
+    if (const KernelResources& r = line.resources; r.threads)
+      printf("| %s | %d | %d | %d | %.1f | %d | %.0f%% |\n", line.name.c_str(), r.threads, r.registers, r.spilled,
+             r.shared / 1024.0, r.blocks, 100.0 * r.blocks * r.threads / 32 / 64);
+}
+
+static JsonObject measure(const std::string& path, const std::string& variant, const Config& config,
+                          const DeviceInfo& device, const Ceilings& ceilings) {
   std::unique_ptr<Model> model = make_model(config, config.model.context, config.model.context, true);
   model->init_random();
-
   size_t rows = size_t(config.batch.micro) * config.model.context;
-  std::vector<int> tokens(rows + 1);
-  std::mt19937 random(1);
-  for (int& token : tokens) token = int(random() % config.model.vocab);
+  std::vector<int> tokens = random_tokens(rows + 1, config.model.vocab);
   int step = 0;
   auto one_step = [&] {
     model->begin_step();
-    for (int64_t m = 0; m < micro_steps_; m++) model->forward_backward(tokens.data(), tokens.data() + 1);
+    for (int64_t m = 0, count = micro_steps(config, 1); m < count; m++)
+      model->forward_backward(tokens.data(), tokens.data() + 1);
     model->end_step({.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = ++step},
                     1.0f);
     CUDA_CHECK(cudaDeviceSynchronize());
   };
 
   for (int i = 0; i < 2; i++) one_step();
-  std::vector<double> times;
+  std::vector<Step> steps;
   for (int i = 0; i < 9; i++) {
-    double start = seconds();
+    phases_start();
+    double start = now();
     one_step();
-    times.push_back(seconds() - start);
+    double ms = (now() - start) * 1e3;
+    steps.push_back({ms, phases_collect()});
   }
-  std::sort(times.begin(), times.end());
-  double median = times[times.size() / 2], tokens_per_s = double(config.batch.tokens) / median;
+  std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.ms < b.ms; });
+  Step median = steps[steps.size() / 2];
+  double host = median.ms;
+  for (auto& [phase, ms] : median.phases) host -= ms;
+  median.phases.push_back({"host", host});
+
+  constexpr int PROFILED = 3;
   profile_start();
-  for (int i = 0; i < 3; i++) one_step();
+  for (int i = 0; i < PROFILED; i++) one_step();
   std::vector<ProfileLine> lines = profile_collect();
-  double total = 0;
-  for (ProfileLine& line : lines) total += line.ms;
-
-  std::printf("%s, %s, %s: %.1f ms a step (%.1f to %.1f), %.0f tokens/s, %.2f GFLOP/s\n\n", path.c_str(),
-              device.name.c_str(), config.precision.c_str(), median * 1e3, times.front() * 1e3, times.back() * 1e3,
-              tokens_per_s, tokens_per_s * flops_per_token(config) * 1e-9);
-  std::printf("| kernel | calls a step | ms a step | share |\n|---|---|---|---|\n");
-  for (ProfileLine& line : lines)
-    std::printf("| %s | %.0f | %.2f | %.1f%% |\n", line.name.c_str(), line.calls / 3.0, line.ms / 3,
-                100 * line.ms / total);
-
-  if (device.is_gpu) {  // 64 warps fit on a multiprocessor of the generations that this runs on
-    std::printf(
-        "\n| kernel | threads | registers | bytes spilled | shared memory, KB | blocks at once | occupancy "
-        "|\n|---|---|---|---|---|---|---|\n");
-    for (ProfileLine& line : lines) {
-      const KernelResources& r = line.resources;
-      if (r.threads)
-        std::printf("| %s | %d | %d | %d | %.1f | %d | %.0f%% |\n", line.name.c_str(), r.threads, r.registers,
-                    r.spilled, r.shared / 1024.0, r.blocks, 100.0 * r.blocks * r.threads / 32 / 64);
-    }
+  double kernels = 0, launches = 0;
+  for (ProfileLine& line : lines) {
+    line.ms /= PROFILED;
+    kernels += line.ms;
+    launches += double(line.calls) / PROFILED;
   }
 
-  std::filesystem::create_directories("bench/results");
-  std::string out = format("bench/results/step_%s.json", device.is_gpu ? "gpu" : "cpu");
-  std::ofstream json(out);
-  json << "{\n  \"device\": \"" << device.name << "\", \"threads\": " << device.processors << ", \"commit\": \""
-       << PLUSGPT_VERSION << "\", \"command\": \"make bench\", \"config\": \"" << path << "\", \"precision\": \""
-       << config.precision << "\",\n"
-       << format(
-              "  \"tokens\": %lld, \"ms\": %.3f, \"ms_min\": %.3f, \"ms_max\": %.3f, \"tokens_per_s\": %.1f,\n  "
-              "\"kernels\": [\n",
-              (long long)config.batch.tokens, median * 1e3, times.front() * 1e3, times.back() * 1e3, tokens_per_s);
-  for (size_t i = 0; i < lines.size(); i++)
-    json << format("    {\"name\": \"%s\", \"calls\": %.1f, \"ms\": %.4f, \"share\": %.4f}%s\n", lines[i].name.c_str(),
-                   lines[i].calls / 3.0, lines[i].ms / 3, lines[i].ms / total, i + 1 < lines.size() ? "," : "");
-  json << "  ]\n}\n";
-  if (!json.flush()) failure("bench: could not write %s", out.c_str());
-  std::printf("\nwritten to %s\n", out.c_str());
+  double tokens_per_s = double(config.batch.tokens) / median.ms * 1e3, flops = flops_per_token(config);
+  bool is_bf16 = config.precision == "bf16", data_sheet = is_bf16 && device.peak_bf16_flops > 0;
+  double peak = data_sheet ? device.peak_bf16_flops : is_bf16 ? ceilings.bf16 : ceilings.fp32;
+  double gaps = median.ms - kernels, event = event_us();
+  MemoryPlan memory = plan_memory(config, config.batch.micro, config.model.context, config.model.context, true);
+
+  printf("## %s, %s, %s: %.1f ms a step of %lld tokens (%.1f to %.1f), %.0f tokens/s, %.1f%% of %s %.0f GFLOP/s\n\n",
+         path.c_str(), variant.c_str(), config.precision.c_str(), median.ms, (long long)config.batch.tokens,
+         steps.front().ms, steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
+         data_sheet ? "the data sheet's" : "the measured", peak * 1e-9);
+  printf("| kernel | calls a step | ms a step | share |\n|---|---|---|---|\n");
+  JsonObject phases, categories;
+  std::vector<JsonObject> profile;
+  for (const ProfileLine& line : lines) {
+    double calls = double(line.calls) / PROFILED, share = line.ms / kernels;
+    printf("| %s | %.0f | %.2f | %.1f%% |\n", line.name.c_str(), calls, line.ms, 100 * share);
+    profile.push_back(JsonObject()("name", line.name)("calls", calls)("ms", line.ms)("share", share));
+  }
+  printf("\n%.2f ms of kernels in %.0f launches and %.2f ms of gaps (an event: %.1f us)\n\nms a step:", kernels,
+         launches, gaps, event);
+  for (auto& [phase, ms] : median.phases) {
+    printf(" %s %.2f", phase.c_str(), ms);
+    phases(phase.c_str(), ms);
+  }
+  printf("\nMiB of memory, micro batch %d:", config.batch.micro);
+  for (auto& [category, bytes] : memory.categories()) {
+    printf(" %s %.1f,", category.c_str(), double(bytes) / (1 << 20));
+    categories(category.c_str(), double(bytes));
+  }
+  printf(" in all %.1f\n", double(memory.total()) / (1 << 20));
+  if (device.is_gpu) print_resources(lines);
+  printf("\n");
+  fflush(stdout);
+  return JsonObject()("config", path)("variant", variant)("precision", config.precision)("micro", config.batch.micro)(
+             "context", config.model.context)("tokens", double(config.batch.tokens))("flops_per_token", flops)(
+             "ms", median.ms)("ms_least", steps.front().ms)("ms_most", steps.back().ms)("tokens_per_s", tokens_per_s)(
+             "mfu", tokens_per_s * flops / peak)("peak_flops", peak)(
+             "peak_from", data_sheet ? "data sheet" : "measured")
+      .raw("phases_ms", phases.text())("kernels_ms", kernels)("launches", launches)("gaps_ms", gaps)("event_us", event)
+      .raw("memory", categories.text())("memory_bytes", double(memory.total()))("kernels", profile);
 }
 
-int main(int argc, char** argv) {
-  try {
-    bench(argc, argv);
-    return 0;
-  } catch (const UserError& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
+static void bench(int argc, char** argv) {
+  DeviceInfo device = device_info();
+  std::string path = device.is_gpu ? "configs/gpt2_124m_softmax.json" : "configs/quickstart.json", json;
+  std::string variants = "softmax,lssar,lssar_softplus_gated";
+  std::vector<std::string> sets;
+  for (int i = 1; i < argc; i++) {
+    std::string a = argv[i];
+    if (a == "--set") sets.push_back(option_value(argc, argv, i));
+    else if (a == "--variants") variants = option_value(argc, argv, i);
+    else if (a == "--json") json = option_value(argc, argv, i);
+    else if (a[0] != '-') path = a;
+    else user_error("bench_step: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
+  Ceilings ceilings = measure_ceilings();
+  std::vector<JsonObject> steps;
+  for (const std::string& variant : split(variants))
+    steps.push_back(measure(path, variant, load(path, sets, variant, device), device, ceilings));
+  write_report(json, report_head(argc, argv, ceilings)("steps", steps));
 }
+
+int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""What `make bench` and bench_peers.py have measured, as tables.
+
+    python3 scripts/bench_table.py --collect build/cpu/kernels.json ...    joins what the benchmark programs wrote to
+                                                                           bench/results/cpu.json, or gpu.json, and
+                                                                           prints the summary
+    python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
+    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
+
+
+def stop(message):
+  print(f"bench_table.py: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+def read(path):
+  try:
+    with open(path, encoding="utf-8") as file:
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    stop(f"{path}: {error}")
+
+
+def write(path, result):
+  """JSON with a line for every row of a list, so that two files can be compared."""
+  lists = {key: value for key, value in result.items() if isinstance(value, list)}
+  head = json.dumps({key: value for key, value in result.items() if key not in lists})[1:-1]
+  parts = [f'"{key}": [\n  ' + ",\n  ".join(json.dumps(row) for row in rows) + "\n]" for key, rows in lists.items()]
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  with open(path, "w", encoding="utf-8") as file:
+    file.write("{" + ",\n".join([head] + parts) + "}\n")
+
+
+def driver():
+  done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                        text=True)
+  return done.stdout.split("\n")[0].strip()
+
+
+def processor():
+  with open("/proc/cpuinfo", encoding="utf-8") as file:
+    found = re.search(r"^model name\s*: (.*)$", file.read(), re.MULTILINE)
+  return found[1].strip() if found else "CPU"
+
+
+def collect(paths):
+  """One result from those of several programs; where they ran and what the machine can do is the first one's."""
+  parts = [read(path) for path in paths]
+  result = {"command": "make bench"}
+  for part in parts:
+    if (part["device"], part["commit"]) != (parts[0]["device"], parts[0]["commit"]):
+      stop(f"{paths[0]} and {paths[parts.index(part)]} come from different machines or commits: run make bench again")
+    for key, value in part.items():
+      result.setdefault(key, value)
+  if result["gpu"]:
+    result["driver"] = driver()
+  else:
+    result["device"] = processor()
+  return result
+
+
+def missing(result):
+  """Launches of the steps whose kernels stand in no line of the kernels' table."""
+  known = {launch for kernel in result["kernels"] for launch in kernel["launches"]}
+  return sorted({kernel["name"] for step in result["steps"] for kernel in step["kernels"]} - known - {"upload"})
+
+
+def where(result):
+  return "{device}, {how}, commit {commit}".format(**result, how=(
+      "driver {driver}, CUDA {cuda}" if result["gpu"] else "{processors} threads").format(**result))
+
+
+def ceilings(result):
+  c = result["ceilings"]
+  return (f"Ceilings measured first: copy {c['copy'] / 1e9:,.0f} GB/s, matrix products {c['fp32'] / 1e12:.3g} TFLOP/s "
+          f"in float32 and {c['bf16'] / 1e12:.3g} in bf16.")
+
+
+def steps_table(result):
+  phases = ("forward", "output layer", "backward", "update", "host")
+  lines = [f"| attention | tokens/s | of softmax | peak | ms a step (least to most) | {' | '.join(phases)} | gaps | "
+           "memory |", "|---" * 12 + "|"]
+  softmax = next((step["tokens_per_s"] for step in result["steps"] if step["variant"] == "softmax"), None)
+  for step in result["steps"]:
+    ratio = f"{step['tokens_per_s'] / softmax:.1%}" if softmax else "-"
+    cells = [step["variant"], f"{step['tokens_per_s']:,.0f}", ratio, f"{step['mfu']:.1%}",
+             f"{step['ms']:.1f} ({step['ms_least']:.1f} to {step['ms_most']:.1f})"]
+    cells += [f"{step['phases_ms'][phase]:.1f}" for phase in phases]
+    cells += [f"{max(0, step['gaps_ms']):.1f}", f"{step['memory_bytes'] / 2**20:,.0f} MiB"]
+    lines.append("| " + " | ".join(cells) + " |")
+  step = result["steps"][0]
+  peak = "the data sheet's" if step["peak_from"] == "data sheet" else "the measured"
+  lines += ["", f"{step['config']}, {step['precision']}, steps of {step['tokens']:,} tokens, {step['micro']} sequences "
+            f"of {step['context']} at a time. Peak: share of {peak} {step['peak_flops'] / 1e12:.3g} TFLOP/s. Phases "
+            "are those of the median step, in ms; gaps are its time less that of its kernels."]
+  return "\n".join(lines)
+
+
+def launches_table(step):
+  lines = ["| kernel | calls a step | ms a step | share |", "|---|---|---|---|"]
+  small = {"name": "all others", "calls": 0, "ms": 0.0, "share": 0.0}
+  for kernel in step["kernels"] + [small]:
+    if kernel["share"] < 0.01 and kernel is not small:
+      for key in ("calls", "ms", "share"):
+        small[key] += kernel[key]
+    elif kernel["share"] > 0:
+      lines.append("| {name} | {calls:.0f} | {ms:.1f} | {share:.1%} |".format(**kernel))
+  return "\n".join(lines)
+
+
+def attention_table(rows):
+  """TFLOP/s by length; a row for each kind and head size."""
+  lengths = sorted({row["T"] for row in rows})
+  unit, name = (1e12, "TFLOP/s") if max(row["forward"]["flops_per_s"] for row in rows) > 1e12 else (1e9, "GFLOP/s")
+  lines = [f"| attention, training forward / backward, {name} at T = | " + " | ".join(map(str, lengths)) + " |",
+           "|---" * (len(lengths) + 1) + "|"]
+  for kind, D in dict.fromkeys((row["kind"], row["D"]) for row in rows):
+    at = {row["T"]: row for row in rows if (row["kind"], row["D"]) == (kind, D)}
+    cells = [" / ".join(f"{at[T][what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward")) if T in at
+             else "-" for T in lengths]
+    lines.append(f"| {kind}, D {D} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def speed(result):
+  first = result["steps"][0]
+  return "\n\n".join([where(result) + ". " + ceilings(result), steps_table(result),
+                      f"Where the time of {first['variant']}'s step goes:", launches_table(first),
+                      attention_table(result["attention"])])
+
+
+def slowest(result):
+  """The launches that lose most against their floors, once each."""
+  lost = sorted(result["kernels"], key=lambda kernel: kernel["floor_s"] - kernel["s"])[:5]
+  return "\n".join(["| furthest from the floor | us | floor |", "|---|---|---|"] +
+                   [f"| {k['name']} | {k['s'] * 1e6:.0f} | {k['floor_s'] / k['s']:.0%} |" for k in lost])
+
+
+def peers(result):
+  """What bench_peers.py measured, beside ours where that is known."""
+  ours = result.get("ours")
+  lines = [f"{result['device']}, PyTorch {result['torch']}, {result['model']}. Ratio: ours / PyTorch's; ours: "
+           + (f"commit {ours['commit']}." if ours else "not measured."), "",
+           "| GPT-2 in PyTorch | tokens/s (least to most) | micro batch | memory | ours | ratio |", "|---" * 6 + "|"]
+  for row in result["steps"]:
+    if "missing" in row:
+      cells = [row["missing"]] + [""] * 4
+    else:
+      cells = [f"{row['tokens_per_s']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})", str(row["micro"]),
+               f"{row['memory_bytes'] / 2**20:,.0f} MiB", "-", "-"]
+      if ours and row["variant"] in ours["steps"]:
+        mine = ours["steps"][row["variant"]]
+        cells[3:] = f"{mine:,.0f}", f"{mine / row['tokens_per_s']:.2f}"
+    lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+  lines += ["", "| attention in PyTorch, TFLOP/s | D | T | forward | backward | ours | backward | ratio | backward |",
+            "|---" * 9 + "|"]
+  for row in result["attention"]:
+    if "missing" in row:
+      cells = [row["missing"]] + [""] * 5
+    else:
+      rates = row["forward"], row["backward"]
+      mine = ours["attention"].get(f"{row['kind']} {row['D']} {row['T']}") if ours else None
+      cells = [f"{rate / 1e12:.3g}" for rate in rates + tuple(mine or ())]
+      cells += [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine else ["-"] * 4
+    lines.append(f"| {row['name']} | {row['D']} | {row['T']} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def main():
+  arguments = sys.argv[1:]
+  if not arguments or arguments[0] in ("-h", "--help"):
+    print(__doc__)
+    sys.exit(0 if arguments else 2)
+  if arguments[0] == "--collect":
+    result = collect(arguments[1:])
+    path = os.path.join(RESULTS, "gpu.json" if result["gpu"] else "cpu.json")
+    write(path, result)
+    print(f"\n## Summary: {where(result)}\n\n{ceilings(result)}\n\n{steps_table(result)}\n\n{slowest(result)}\n")
+    absent = missing(result)
+    print("every launch of the steps is among the kernels measured" if not absent else
+          f"launches of the steps that bench_kernels lacks: {', '.join(absent)}")
+    print(f"written to {os.path.relpath(path)}")
+    return
+  import readme_tables
+  for path in arguments:
+    result, name = read(path), os.path.splitext(os.path.basename(path))[0]
+    if name.startswith("peers"):
+      readme_tables.replace_block(name, peers(result))
+    else:
+      readme_tables.replace_block("speed_" + name, speed(result))
+
+
+if __name__ == "__main__":
+  main()
