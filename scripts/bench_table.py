@@ -160,16 +160,17 @@ def peers(result):
         mine = ours["steps"][row["variant"]]
         cells[3:] = f"{mine:,.0f}", f"{mine / row['tokens_per_s']:.2f}"
     lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
-  lines += ["", "| attention in PyTorch, TFLOP/s | D | T | forward | backward | ours | backward | ratio | backward |",
-            "|---" * 9 + "|"]
+  lines += ["", "| attention in PyTorch, TFLOP/s | D | T | forward | backward | same bits | ours forward | backward | "
+            "ratio forward | backward |", "|---" * 10 + "|"]
   for row in result["attention"]:
     if "missing" in row:
-      cells = [row["missing"]] + [""] * 5
+      cells = [row["missing"]] + [""] * 6
     else:
       rates = row["forward"], row["backward"]
       mine = ours["attention"].get(f"{row['kind']} {row['D']} {row['T']}") if ours else None
-      cells = [f"{rate / 1e12:.3g}" for rate in rates + tuple(mine or ())]
-      cells += [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine else ["-"] * 4
+      cells = [f"{rate / 1e12:.3g}" for rate in rates] + ["yes" if row["repeats"] else "no"]
+      cells += [f"{m / 1e12:.3g}" for m in mine] + [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine \
+          else ["-"] * 4
     lines.append(f"| {row['name']} | {row['D']} | {row['T']} | " + " | ".join(cells) + " |")
   return "\n".join(lines)
 

@@ -124,8 +124,8 @@ def random_weights(config, seed):
 def rope(x, base):
   """x [B, H, T, D]: rotates channel i with channel i + D/2 by position / base^(2i/D)."""
   T, D = x.shape[-2:]
-  angle = torch.outer(torch.arange(T, dtype=torch.float64),
-                      base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D))
+  at = {"dtype": torch.float64, "device": x.device}
+  angle = torch.outer(torch.arange(T, **at), base ** (-torch.arange(0, D, 2, **at) / D))
   cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
   a, b = x[..., :D // 2], x[..., D // 2:]
   return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -134,7 +134,7 @@ def rope(x, base):
 def weights_of(z, rows, attention, context, sink):
   """Scores z [B, H, T, T] -> P, zero above the diagonal; rows [T, 1] = N_i; sink [H, 1, 1] or None."""
   T = z.shape[-1]
-  seen = torch.ones(T, T, dtype=torch.bool).tril()
+  seen = torch.ones(T, T, dtype=torch.bool, device=z.device).tril()
   kind = attention["kind"]
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
@@ -169,7 +169,7 @@ def attend(q, k, v, attention, config, ssmax, sink):
     q, k = (F.normalize(x, dim=-1, eps=1e-12) for x in (q, k))
   elif attention["qk_norm"] == "rms":
     q, k = (x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6) for x in (q, k))
-  rows = torch.arange(1, T + 1, dtype=q.dtype)[:, None]
+  rows = torch.arange(1, T + 1, dtype=q.dtype, device=q.device)[:, None]
   scale = attention["scale"]
   alpha = {"rsqrt_d": lambda: 1 / math.sqrt(D),
            "logd_logn": lambda: math.log(D) * rows.log(),

@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
+
+    python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
+    python3 scripts/bench_peers.py --tiny --out FILE       everything once on the CPU, very small: does it run?
+
+Needs a GPU and PyTorch. Whole steps: torch.compile, bf16 autocast, fused AdamW, steps of 524288 tokens, 32 sequences of
+1024 at a time (fewer where that does not fit, which the table says), with scaled_dot_product_attention on the flash and
+cuDNN backends, with torch.use_deterministic_algorithms and without, and with LSSAR's T x T matrices, eager and
+compiled. Attention alone: the same, and FlashAttention-3 where the package flash_attn_interface is, at D 64 and 128 and
+T 1K to 16K, 16K tokens and 1536 channels in all, in TFLOP/s of the FlashAttention count; "same bits" says whether two
+backward passes gave the same. What a machine lacks, or has no memory or no time left for, gets a line that says so.
+
+Ours are the figures of bench_step and bench_attention: of the programs in --ours, which are run first (the default
+where they are built), or of what `make bench` has kept. All goes to bench/results/peers_gpu.json.
+"""
+import argparse
+import contextlib
+import gc
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import namedtuple
+
+import bench_table
+
+
+def stop(message):
+  print(f"bench_peers.py: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+try:
+  import torch
+  import torch.nn.functional as F
+  from torch import nn
+  from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as error:
+  stop(f"PyTorch 2.5 or later is needed ({error}); use a Python that has it")
+
+import compare_torch
+
+torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
+Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
+                          "attention_channels")
+GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 32, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
+TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
+LSSAR = compare_torch.resolve({**compare_torch.CONFIG, "attention": {"variant": "lssar"}})[0]
+
+
+def fused(q, k, v):
+  return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def lssar(q, k, v):
+  """Its matrices in full. Norms and row scales in float32: a row's number has more digits than bf16."""
+  config = {"model": {"position": "none", "context": q.shape[-2]}}
+  return compare_torch.attend(q.float(), k.float(), v, LSSAR, config, None, None).to(v.dtype)
+
+
+def flash3(deterministic):
+  try:
+    from flash_attn_interface import flash_attn_func
+  except ImportError:
+    return None
+
+  def attend(q, k, v):  # [B, H, T, D] here, [B, T, H, D] there
+    out = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, deterministic=deterministic)
+    return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+  return attend
+
+
+# attend: None where the machine has it not. backend: of scaled_dot_product_attention.
+Peer = namedtuple("Peer", "name kind attend backend deterministic compiled", defaults=(None, False, True))
+
+
+def peers(tiny):
+  flash, cudnn = (SDPBackend.MATH,) * 2 if tiny else (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+  whole = [Peer("sdpa flash", "softmax", fused, flash), Peer("sdpa cuDNN", "softmax", fused, cudnn),
+           Peer("sdpa flash, deterministic", "softmax", fused, flash, True),
+           Peer("sdpa cuDNN, deterministic", "softmax", fused, cudnn, True),
+           Peer("LSSAR eager", "lssar", lssar, compiled=False), Peer("LSSAR compiled", "lssar", lssar)]
+  # Nothing to compile around a fused kernel.
+  alone = [peer._replace(compiled=False) for peer in whole if peer.kind == "softmax"]
+  alone += [Peer("FlashAttention-3" + (", deterministic" if again else ""), "softmax", flash3(again), None, again,
+                 False) for again in (False, True)]
+  return whole, alone + [peer for peer in whole if peer.kind == "lssar"]
+
+
+class Block(nn.Module):
+  def __init__(self, size):
+    super().__init__()
+    C = size.channels
+    self.heads = size.heads
+    self.ln_1, self.ln_2 = nn.LayerNorm(C), nn.LayerNorm(C)
+    self.qkv, self.out = nn.Linear(C, 3 * C), nn.Linear(C, C)
+    self.up, self.down = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+  def forward(self, x, cos, sin, attend):
+    B, T, C = x.shape
+    q, k, v = (y.view(B, T, self.heads, -1).transpose(1, 2) for y in self.qkv(self.ln_1(x)).chunk(3, -1))
+
+    def rotate(y):
+      a, b = y.chunk(2, -1)
+      return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    y = attend(rotate(q), rotate(k), v)
+    x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+    return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+  def __init__(self, size, attend, dtype):
+    super().__init__()
+    self.attend = attend
+    self.wte = nn.Embedding(size.vocab, size.channels)
+    self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+    self.ln_f = nn.LayerNorm(size.channels)
+    nn.init.normal_(self.wte.weight, std=0.02)
+    D = size.channels // size.heads
+    angle = torch.outer(torch.arange(size.context).double(), 10000 ** (-torch.arange(0, D, 2).double() / D))
+    self.register_buffer("cos", angle.cos().to(dtype))
+    self.register_buffer("sin", angle.sin().to(dtype))
+
+  def forward(self, tokens, targets):
+    x = self.wte(tokens)
+    for block in self.blocks:
+      x = block(x, self.cos, self.sin, self.attend)
+    return F.cross_entropy(F.linear(self.ln_f(x), self.wte.weight).flatten(0, 1), targets.flatten())
+
+
+class Machine:
+  """Where it runs, how that is timed, and until when."""
+
+  def __init__(self, tiny, minutes):
+    self.tiny, self.end = tiny, time.monotonic() + 60 * minutes
+    self.device, self.dtype = ("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)
+    self.name = "CPU" if tiny else torch.cuda.get_device_name()
+    self.flush = torch.empty(2**10 if tiny else 2**28, dtype=torch.uint8, device=self.device)
+
+  def autocast(self):
+    return contextlib.nullcontext() if self.tiny else torch.autocast("cuda", torch.bfloat16)
+
+  def compile(self, what):
+    return torch.compile(what, dynamic=False, backend="aot_eager" if self.tiny else "inductor")
+
+  def wait(self):
+    if not self.tiny:
+      torch.cuda.synchronize()
+
+  def seconds(self, run):
+    """Median of repeated runs with something else in the caches before each, as bench/bench.h does it."""
+    run(), run()
+    times = []
+    while len(times) < 5 or (len(times) < 101 and sum(times) < 0.2):
+      self.flush.fill_(len(times))
+      if self.tiny:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+      else:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+  def free(self):
+    gc.collect()
+    torch._dynamo.reset()
+    if not self.tiny:
+      torch.cuda.empty_cache()
+      torch.cuda.reset_peak_memory_stats()
+
+  @contextlib.contextmanager
+  def settings(self, peer):
+    torch.use_deterministic_algorithms(peer.deterministic, warn_only=True)
+    try:
+      with sdpa_kernel(peer.backend) if peer.backend else contextlib.nullcontext():
+        yield
+    finally:
+      torch.use_deterministic_algorithms(False)
+
+  def attempt(self, measure, *arguments):
+    """What measure(...) returns, or {"missing": why there is nothing}."""
+    if time.monotonic() > self.end:
+      return {"missing": "no time left (--minutes)"}
+    try:
+      return measure(self, *arguments)
+    except torch.OutOfMemoryError:
+      return {"missing": "out of memory"}
+    except Exception as problem:  # whatever a version of PyTorch, or of a compiler that it calls, may raise
+      return {"missing": (str(problem).strip() or type(problem).__name__).split("\n")[0][:100].replace("|", "/")}
+    finally:
+      self.free()
+
+
+def train(machine, peer, size, micro):
+  """Tokens per second of optimizer steps: the median of up to 5."""
+  torch.manual_seed(1)
+  model = Gpt(size, peer.attend, machine.dtype).to(machine.device)
+  parameters = list(model.parameters())
+  run = machine.compile(model) if peer.compiled else model
+  adamw = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+  tokens = torch.randint(size.vocab, (micro, size.context + 1), device=machine.device)
+  inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+  def step(micro_steps):
+    for _ in range(micro_steps):
+      with machine.autocast():
+        loss = run(inputs, targets) / micro_steps
+      loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    adamw.step()
+    adamw.zero_grad(set_to_none=True)
+    machine.wait()
+
+  with machine.settings(peer):
+    step(1), step(2)
+    times = []
+    while len(times) < 2 or (len(times) < 5 and sum(times) < 15):
+      start = time.perf_counter()
+      step(size.tokens // (micro * size.context))
+      times.append(time.perf_counter() - start)
+  memory = 0 if machine.tiny else torch.cuda.max_memory_allocated() - machine.flush.numel()
+  rates = sorted(size.tokens / t for t in times)
+  return {"tokens_per_s": statistics.median(rates), "least": rates[0], "most": rates[-1], "micro": micro,
+          "memory_bytes": memory}
+
+
+def whole_step(machine, peer, size):
+  micro = size.micro
+  while True:
+    row = machine.attempt(train, peer, size, micro)
+    if row.get("missing") != "out of memory" or micro == 1:
+      return row
+    micro //= 2
+
+
+def attention(machine, peer, size, D, T):
+  """FLOP/s forward and backward by the FlashAttention count, and whether the backward's bits repeat."""
+  torch.manual_seed(1)
+  B, H = max(1, size.attention_tokens // T), size.attention_channels // D
+
+  def random():
+    return torch.randn(B, T, H, D, device=machine.device, dtype=machine.dtype).transpose(1, 2)
+
+  q, k, v, dout = (random() for _ in range(4))
+  inputs = [x.requires_grad_() for x in (q, k, v)]
+  run = machine.compile(peer.attend) if peer.compiled else peer.attend
+  with machine.settings(peer), machine.autocast():
+    forward = machine.seconds(lambda: run(*inputs))
+    out = run(*inputs)
+
+    def gradients():
+      return torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+    backward = machine.seconds(gradients)
+    repeats = all(torch.equal(a, b) for a, b in zip(gradients(), gradients()))
+  flops = 2.0 * B * H * T * T * D
+  return {"forward": flops / forward, "backward": 2.5 * flops / backward, "repeats": repeats}
+
+
+def ours(place, machine):
+  """Commit, {variant: tokens/s}, {"kind D T": (forward, backward) in FLOP/s}; where there is none it says so."""
+  if place.endswith(".json"):
+    if not os.path.exists(place):
+      print(f"no {place}: run make bench for the ratios to ours", file=sys.stderr)
+      return None
+    parts = [bench_table.read(place)]
+  else:
+    parts = []
+    with tempfile.TemporaryDirectory() as folder:
+      for program, arguments in (("bench_step", []), ("bench_attention", ["softmax,lssar"])):
+        path = os.path.join(folder, program + ".json")
+        subprocess.run([os.path.join(place, program), "--json", path, *arguments], check=True, stdout=sys.stderr)
+        parts.append(bench_table.read(path))
+  if parts[0]["device"] != machine.name:
+    print(f"{place} is of {parts[0]['device']}, this is {machine.name}: no ratios", file=sys.stderr)
+    return None
+  return {"commit": parts[0]["commit"],
+          "steps": {step["variant"]: step["tokens_per_s"] for part in parts for step in part.get("steps", [])},
+          "attention": {f"{row['kind']} {row['D']} {row['T']}": [row[what]["flops_per_s"]
+                                                                for what in ("forward", "backward")]
+                        for part in parts for row in part.get("attention", [])}}
+
+
+def main():
+  results = bench_table.RESULTS
+  built = os.path.exists("build/cuda/bench_step") and os.path.exists("build/cuda/bench_attention")
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--ours", help="folder of bench_step and bench_attention, or what make bench wrote",
+                      default="build/cuda" if built else os.path.join(results, "gpu.json"))
+  parser.add_argument("--out", default=os.path.normpath(os.path.join(results, "peers_gpu.json")))
+  parser.add_argument("--minutes", type=float, default=8, help="begin nothing after so long [8]")
+  parser.add_argument("--only", default="", help="peers whose names hold this")
+  parser.add_argument("--tiny", action="store_true", help="on the CPU, in float32, to see that it runs")
+  arguments = parser.parse_args()
+  if not arguments.tiny and not torch.cuda.is_available():
+    stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --tiny tries the script on the CPU")
+  if arguments.tiny:
+    torch.set_num_threads(1)  # there is nothing to share
+  warnings.filterwarnings("ignore", message=".*determinis.*")
+  machine, size = Machine(arguments.tiny, arguments.minutes), TINY if arguments.tiny else GPT2
+  result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
+            "driver": "" if arguments.tiny else bench_table.driver(), "torch": torch.__version__, "model": size.name,
+            "ours": ours(arguments.ours, machine), "steps": [], "attention": []}
+
+  def add(kind, row):
+    result[kind].append(row)
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    bench_table.write(arguments.out, result)  # after every row: what is measured stays, whatever comes
+
+  # What is short, and what the most depends on, comes first.
+  whole, alone = ([peer for peer in some if arguments.only in peer.name] for some in peers(arguments.tiny))
+  for kind in ("softmax", "lssar"):
+    for peer in alone:
+      for D, T in itertools.product(size.dims, size.lengths) if peer.kind == kind else ():
+        at = {"name": peer.name, "kind": kind, "D": D, "T": T}
+        row = machine.attempt(attention, peer, size, D, T) if peer.attend else {"missing": "package not installed"}
+        add("attention", {**at, **row})
+    for peer in whole:
+      if peer.kind == kind:
+        add("steps", {"name": peer.name, "variant": kind, **whole_step(machine, peer, size)})
+  print(bench_table.peers(result))
+  print(f"\nwritten to {arguments.out}")
+
+
+if __name__ == "__main__":
+  main()
