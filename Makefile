@@ -98,7 +98,7 @@ $(BUILD)/objects: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
 $(BUILD)/version.h: FORCE
-	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "'$$(git describe --always --dirty 2>/dev/null || echo unknown)'"'; \
+	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "'$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || echo unknown)}'"'; \
 	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
 
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.

@@ -116,13 +116,14 @@ double measured_product_rate() {
 }
 
 inline Ceilings measure_ceilings() {
+  std::string device = device_info().name;  // or that there is none
   Arrays arrays;
   size_t n = on_cpu ? size_t(32) << 20 : size_t(256) << 20;
   float *from = arrays.normal<float>(n), *to = arrays.normal<float>(n);
   double copy = 8.0 * n / seconds([&] { convert<float, float>(to, from, n, nullptr); }).least;
   Ceilings c{copy, measured_product_rate<float>(), measured_product_rate<bf16>()};
-  printf("ceilings: copy %.0f GB/s; matrix products %.0f GFLOP/s in float32, %.0f GFLOP/s in bf16\n\n", c.copy * 1e-9,
-         c.fp32 * 1e-9, c.bf16 * 1e-9);
+  printf("%s: copy %.0f GB/s; matrix products %.0f GFLOP/s in float32, %.0f GFLOP/s in bf16\n\n", device.c_str(),
+         c.copy * 1e-9, c.fp32 * 1e-9, c.bf16 * 1e-9);
   return c;
 }
 

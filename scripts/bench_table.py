@@ -4,6 +4,8 @@
     python3 scripts/bench_table.py --collect build/cpu/kernels.json ...    joins what the benchmark programs wrote to
                                                                            bench/results/cpu.json, or gpu.json, and
                                                                            prints the summary
+    python3 scripts/bench_table.py --compare OLD.json NEW.json             what has become faster or slower by 3%
+    python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
     python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
 """
@@ -144,6 +146,24 @@ def slowest(result):
                    [f"| {k['name']} | {k['s'] * 1e6:.0f} | {k['floor_s'] / k['s']:.0%} |" for k in lost])
 
 
+def figures(result):
+  """Everything that is measured in seconds, under a name."""
+  times = {f"step, {step['variant']}": step["ms"] / 1e3 for step in result["steps"]}
+  times.update({kernel["name"]: kernel["s"] for kernel in result["kernels"]})
+  times.update({f"{row['kind']} {what}, D {row['D']}, T {row['T']}": row[what]["s"]
+                for row in result["attention"] for what in ("evaluation", "forward", "backward")})
+  return times
+
+
+def comparison(old, new):
+  before, after = figures(old), figures(new)
+  changed = [name for name in after if name in before and not 0.97 < after[name] / before[name] < 1.03]
+  lines = [f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:", "",
+           "| what | ms before | ms now | now / before |", "|---|---|---|---|"]
+  return "\n".join(lines + [f"| {name} | {before[name] * 1e3:.4g} | {after[name] * 1e3:.4g} | "
+                            f"{after[name] / before[name]:.2f} |" for name in changed])
+
+
 def peers(result):
   """What bench_peers.py measured, beside ours where that is known."""
   ours = result.get("ours")
@@ -190,6 +210,14 @@ def main():
           f"launches of the steps that bench_kernels lacks: {', '.join(absent)}")
     print(f"written to {os.path.relpath(path)}")
     return
+  if arguments[0] == "--compare" and len(arguments) == 3:
+    print(comparison(read(arguments[1]), read(arguments[2])))
+    return
+  if arguments[0] == "--brief" and len(arguments) == 2:
+    print(", ".join(f"{step['variant']} {step['tokens_per_s']:,.0f} tokens/s" for step in read(arguments[1])["steps"]))
+    return
+  if arguments[0].startswith("-"):
+    stop(f"unknown arguments {' '.join(arguments)} (--help)")
   import readme_tables
   for path in arguments:
     result, name = read(path), os.path.splitext(os.path.basename(path))[0]

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "eval/evaluate.h"
@@ -586,6 +587,38 @@ TEST(Memory, IsLinearInRowsAndLength) {
   Config block = small_config("fp32", {"train.recompute=block"}), gelu = small_config("fp32", {"train.recompute=gelu"});
   EXPECT_LT(plan_memory(gelu, 64, 11, 11, true).total(), plan_memory(config, 64, 11, 11, true).total());
   EXPECT_LT(plan_memory(block, 64, 11, 11, true).total(), plan_memory(gelu, 64, 11, 11, true).total());
+}
+
+// ---- what benchmarks measure
+
+TEST(Profile, PhasesAndKernelsOfAStep) {
+  Config config = small_config("fp32", {"batch.micro=2"});  // two micro steps
+  auto model = small_model(config);
+  TestBatch batch(config);
+  auto step = [&] {
+    gradients(*model, batch);
+    model->update(ADAMW);
+  };
+  phases_start();
+  step();
+  std::vector<std::string> names;
+  for (auto& [phase, ms] : phases_collect()) {
+    names.push_back(phase);
+    EXPECT_GT(ms, 0) << phase;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"update", "forward", "output layer", "backward"}));
+
+  profile_start();
+  step();
+  std::map<std::string, int> calls;
+  for (const ProfileLine& line : profile_collect()) calls[line.name] = line.calls;
+  EXPECT_EQ(calls["memset"], 4);  // gradients, their loss, and the residual stream's gradient twice
+  EXPECT_EQ(calls["upload"], 2);
+  EXPECT_EQ(calls["embedding_forward_kernel"], 2);  // "(embedding_forward_kernel<T>)" where it is launched
+  EXPECT_EQ(calls["bias_chunk_kernel"], 16);        // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"
+
+  step();
+  EXPECT_TRUE(profile_collect().empty() && phases_collect().empty()) << "both are off unless they are asked for";
 }
 
 }  // namespace
