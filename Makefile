@@ -158,7 +158,7 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
 	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
-	-@python3 scripts/kernel_table.py
+	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)
 	@python3 scripts/bench_table.py --collect $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh

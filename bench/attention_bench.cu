@@ -23,7 +23,7 @@ static void measure(const Ceilings& ceilings, const AttentionSettings& settings,
     printf(" %.3g (%.3g to %.3g) | %.3g | %.0f%% |", time.median * 1e3, time.least * 1e3, time.most * 1e3,
            rate / (on_cpu ? 1e9 : 1e12), 100 * floor / time.median);
     row.raw(what, JsonObject()("s", time.median)("least", time.least)("most", time.most)("flops_per_s", rate)(
-                      "floor_s", floor).text());
+                      "bytes", bytes)("flops", flops)("floor_s", floor).text());
   };
   double forward = attention_flops(B, length, H, D, false), backward = attention_flops(B, length, H, D, true);
   // In this order the backward finds what a training forward left.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
+ATTENTION_PARTS = ("evaluation", "forward", "backward")
 
 
 def stop(message):
@@ -53,8 +54,25 @@ def processor():
   return found[1].strip() if found else "CPU"
 
 
+def with_ceilings(result, ceilings):
+  """The result with every floor, and every share of a measured peak, by these ceilings."""
+  def floor(part, precision):
+    part["floor_s"] = max(part["bytes"] / ceilings["copy"], part["flops"] / ceilings[precision])
+
+  for kernel in result["kernels"]:
+    floor(kernel, kernel["type"])
+  for row in result["attention"]:
+    for what in ATTENTION_PARTS:
+      floor(row[what], row["type"])
+  for step in result["steps"]:
+    if step["peak_from"] == "measured":
+      step["peak_flops"] = ceilings[step["precision"]]
+      step["mfu"] = step["tokens_per_s"] * step["flops_per_token"] / step["peak_flops"]
+  return {**result, "ceilings": ceilings}
+
+
 def collect(paths):
-  """One result from those of several programs; where they ran and what the machine can do is the first one's."""
+  """One result from those of several programs. Each has measured the ceilings: the best of them are the machine's."""
   parts = [read(path) for path in paths]
   result = {"command": "make bench"}
   for part in parts:
@@ -66,7 +84,7 @@ def collect(paths):
     result["driver"] = driver()
   else:
     result["device"] = processor()
-  return result
+  return with_ceilings(result, {key: max(part["ceilings"][key] for part in parts) for key in parts[0]["ceilings"]})
 
 
 def missing(result):
@@ -151,7 +169,7 @@ def figures(result):
   times = {f"step, {step['variant']}": step["ms"] / 1e3 for step in result["steps"]}
   times.update({kernel["name"]: kernel["s"] for kernel in result["kernels"]})
   times.update({f"{row['kind']} {what}, D {row['D']}, T {row['T']}": row[what]["s"]
-                for row in result["attention"] for what in ("evaluation", "forward", "backward")})
+                for row in result["attention"] for what in ATTENTION_PARTS})
   return times
 
 

@@ -23,8 +23,8 @@ STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "
         "kernels": [{"name": "matmul", "calls": 51, "ms": 97.5, "share": 0.9949},
                     {"name": "tiny", "calls": 2, "ms": 0.5, "share": 0.0051}]}
 KERNEL = {"name": "mlp forward", "type": "fp32", "s": 1e-3, "least": 9e-4, "most": 2e-3, "bytes": 1e6, "flops": 1e8,
-          "floor_s": 5e-4, "launches": ["matmul"]}
-PART = {"s": 1e-3, "least": 9e-4, "most": 2e-3, "flops_per_s": 2e12, "floor_s": 5e-4}
+          "floor_s": 2.5e-4, "launches": ["matmul"]}
+PART = {"s": 1e-3, "least": 9e-4, "most": 2e-3, "flops_per_s": 2e12, "bytes": 1e6, "flops": 1e8, "floor_s": 5e-4}
 ATTENTION = {"kind": "softmax", "type": "fp32", "B": 1, "T": 128, "H": 2, "D": 32, "evaluation": PART, "forward": PART,
              "backward": {**PART, "flops_per_s": 3e12}}
 HEAD = {"device": "CPU", "gpu": False, "processors": 2, "commit": "abc1234", "command": "bench",
@@ -40,7 +40,7 @@ class Tables(ScriptTest):
     for name in ("bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
-    softmax, lssar = STEP, {**STEP, "variant": "lssar", "tokens_per_s": 10240}
+    softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
     self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
                   "step": {**HEAD, "steps": [softmax, lssar]}}
 
@@ -58,11 +58,21 @@ class Tables(ScriptTest):
   def test_parts_are_joined(self):
     summary = self.collect()
     result = self.result()
-    self.assertEqual((result["kernels"], result["attention"]), ([KERNEL], [ATTENTION]))
+    self.assertEqual(result["kernels"], [KERNEL])
+    self.assertEqual(result["attention"][0]["backward"]["flops_per_s"], 3e12)
     self.assertEqual([step["variant"] for step in result["steps"]], ["softmax", "lssar"])
     self.assertEqual((result["command"], result["commit"]), ("make bench", "abc1234"))
-    self.assertRegex(summary, r"\| lssar \| 10,240 \| 50\.0% \| 25\.0% \| 100\.0 \(90\.0 to 120\.0\) \|")
-    self.assertRegex(summary, r"\| mlp forward \| 1000 \| 50% \|")
+    self.assertRegex(summary, r"\| lssar \| 10,240 \| 50\.0% \| 12\.8% \| 100\.0 \(90\.0 to 120\.0\) \|")
+    self.assertRegex(summary, r"\| mlp forward \| 1000 \| 25% \|")
+
+  def test_the_best_ceilings_are_the_machine_s(self):
+    self.parts["step"]["ceilings"] = {"copy": 1e10, "fp32": 8e11, "bf16": 1e11}
+    summary = self.collect()
+    self.assertEqual(self.result()["ceilings"], {"copy": 4e10, "fp32": 8e11, "bf16": 3e11})
+    self.assertRegex(summary, r"\| mlp forward \| 1000 \| 12% \|")  # its FLOPs would take half as long
+    self.assertRegex(summary, r"\| softmax \| 20,480 \| 100\.0% \| 12\.8% \|")
+    self.parts["step"]["steps"][0].update(peak_from="data sheet", peak_flops=1e12, mfu=0.1024)
+    self.assertRegex(self.collect(), r"\| softmax \| 20,480 \| 100\.0% \| 10\.2% \|")
 
   def test_a_launch_that_no_line_measures_is_named(self):
     self.assertIn("bench_kernels lacks: tiny", self.collect())
