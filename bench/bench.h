@@ -180,8 +180,8 @@ class JsonObject {
   }
   JsonObject& operator()(const char* key, const std::vector<JsonObject>& rows) {
     std::string list;
-    for (const JsonObject& row : rows) list += (list.empty() ? "\n    " : ",\n    ") + row.text();
-    return raw(key, "[" + list + "]");
+    for (const JsonObject& row : rows) append_item(list, row.text(), ",\n");
+    return raw(key, "[\n" + list + "]");
   }
   std::string text() const { return "{" + text_ + "}"; }
 
@@ -193,7 +193,7 @@ class JsonObject {
 inline JsonObject report_head(int argc, char** argv, const Ceilings& ceilings) {
   DeviceInfo device = device_info();
   std::string command;
-  for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
+  for (int i = 0; i < argc; i++) append_item(command, argv[i], " ");
   int cuda = 0;
   CUDA_CHECK(cudaRuntimeGetVersion(&cuda));
   JsonObject head;

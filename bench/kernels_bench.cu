@@ -34,7 +34,7 @@ static std::string launches_of(const std::function<void()>& run) {
   profile_start();
   run();
   std::string names;
-  for (const ProfileLine& line : profile_collect()) names += (names.empty() ? "" : ", ") + json_quote(line.name);
+  for (const ProfileLine& line : profile_collect()) append_item(names, json_quote(line.name));
   return "[" + names + "]";
 }
 

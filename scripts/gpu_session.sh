@@ -125,7 +125,7 @@ runs() {
     --variants "$variants" --seeds 1337 --results "$out/runs.json" "${picture[@]}" \
     --set "data.train=$train_shards" --set "data.val=$val_shards" --set "batch.tokens=$batch" --set batch.micro=32 \
     --set "train.steps=$((tokens / batch))" --set optimizer.warmup_steps=40 --set optimizer.final_lr_fraction=0.1 \
-    --set eval.every=1000000 --set eval.tokens=1048576 --set 'eval.lengths=[1024,2048,4096,8192,16384]' \
+    --set eval.every=1000000 --set eval.tokens=1048576 --set eval.lengths=1024,2048,4096,8192,16384 \
     --set checkpoint.every=0 --set checkpoint.at_end=false
   status=$?
   for variant in ${variants//,/ }; do
