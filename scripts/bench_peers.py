@@ -320,17 +320,26 @@ def main():
     print(json.dumps(row), file=sys.stderr, flush=True)
     bench_table.write(arguments.out, result)  # after every row: what is measured stays, whatever comes
 
-  # What is short, and what the most depends on, comes first.
-  whole, alone = ([peer for peer in some if arguments.only in peer.name] for some in peers(arguments.tiny))
-  for kind in ("softmax", "lssar"):
-    for peer in alone:
-      for D, T in itertools.product(size.dims, size.lengths) if peer.kind == kind else ():
-        at = {"name": peer.name, "kind": kind, "D": D, "T": T}
-        row = machine.attempt(attention, peer, size, D, T) if peer.attend else {"missing": "package not installed"}
-        add("attention", {**at, **row})
-    for peer in whole:
-      if peer.kind == kind:
-        add("steps", {"name": peer.name, "variant": kind, **whole_step(machine, peer, size)})
+  whole, alone = peers(arguments.tiny)
+
+  def chosen(some, kind):
+    return [peer for peer in some if peer.kind == kind and arguments.only in peer.name]
+
+  def measure_alone(kind):
+    for peer, D, T in itertools.product(chosen(alone, kind), size.dims, size.lengths):
+      at = {"name": peer.name, "kind": kind, "D": D, "T": T}
+      row = machine.attempt(attention, peer, size, D, T) if peer.attend else {"missing": "package not installed"}
+      add("attention", {**at, **row})
+
+  def measure_whole(kind):
+    for peer in chosen(whole, kind):
+      add("steps", {"name": peer.name, "variant": kind, **whole_step(machine, peer, size)})
+
+  # What time may be too short for, compiling for every length, comes last.
+  measure_alone("softmax")
+  measure_whole("softmax")
+  measure_whole("lssar")
+  measure_alone("lssar")
   print(bench_table.peers(result))
   print(f"\nwritten to {arguments.out}")
 
