@@ -97,8 +97,10 @@ $(BUILD)/objects: FORCE
 	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' | cmp -s - $@ || echo '$(TRAIN_OBJECTS)' > $@
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
+# Measured figures and documents are no sources: writing them down does not make the commit another one.
+COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- ':!bench/results' ':!*.md' 2>/dev/null; [ $$? = 1 ] && echo -dirty)
 $(BUILD)/version.h: FORCE
-	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "'$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || echo unknown)}'"'; \
+	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "$(COMMIT)"'; \
 	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
 
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
