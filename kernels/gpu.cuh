@@ -103,7 +103,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 
 // DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.
 #define DYNAMIC_SHARED(type, name)                              \
-  extern __shared__ __align__(128) char dynamic_shared_bytes[]; \
+  extern __shared__ __align__(1024) char dynamic_shared_bytes[]; \
   type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
 
 template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
