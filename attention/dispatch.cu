@@ -78,7 +78,9 @@ int attention_statistics(const AttentionSettings& settings, int D) {
   return k.saved + k.vectors * D;
 }
 
-size_t attention_backward_workspace(int B, int T, int H, int) { return size_t(8) * sizeof(float) * B * H * T; }
+size_t attention_backward_workspace(int B, int T, int H, int) {
+  return size_t(8) * sizeof(float) * B * H * workspace_rows(T);
+}
 
 template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,

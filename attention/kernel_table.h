@@ -22,7 +22,10 @@ struct ForwardCall {
   cudaStream_t stream;
 };
 
-// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t)
+// Rows of a head in the backward's workspace: whole tiles, so that the copy engine can bring them.
+inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
+
+// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t < workspace_rows(T))
 template <class T>
 struct BackwardCall {
   T* dqkv;
@@ -46,9 +49,9 @@ struct Launchers {
 
 struct KindKernels {
   int saved = -1, vectors = 0;  // per row: floats, and vectors of D floats; -1: this build lacks the kind
-  int tensor_D = 0;            // the largest head of the tensor-core kernels
+  int tensor_D = 0, hopper_D = 0;  // the largest heads of the tensor-core kernels and of Hopper's
   Launchers<float> general_float;
-  Launchers<bf16> general_bf16, tensor_bf16;
+  Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };
 
 // The entry of a kind. any_power: lssar's for powers that are no integers up to 32.

@@ -134,6 +134,11 @@ __device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.sha
 
 // ---- warpgroups
 
+// x; what is made from it is made here, and not before a loop that then has to carry it in registers.
+__device__ inline int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // A barrier of `threads` threads; `number` 1..15 tells it from others (0 is __syncthreads).
 __device__ inline void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
@@ -151,31 +156,38 @@ template <int N> __device__ inline void registers_shrink() {
 // mma_m16n8k16's (gpu.cuh). A product is on its way from the call until wgmma_wait: till then its registers must not be
 // touched and its tiles must stay. wgmma_fence() comes before a group's first product, wgmma_commit() after its last.
 
+// Address, 1024 bytes from 8 rows to the next 8, 128-byte swizzle.
+__device__ inline TileOperand tile_operand(const void* tile) {
+  return TileOperand(shared_address(tile) >> 4) | TileOperand(TILE_ALIGNMENT >> 4) << 32 | TileOperand(1) << 62;
+}
+
 // Rows of a tile as rows of A, or as columns of B: 16 of its columns are summed over.
 __device__ inline TileOperand rows_operand(const void* tile) {
-  return TileOperand(shared_address(tile) >> 4) | TileOperand(1) << 16 | TileOperand(TILE_ALIGNMENT >> 4) << 32 |
-         TileOperand(1) << 62;
+  return tile_operand(tile) | TileOperand(1) << 16;
 }
 // 16 rows of tiles as B: columns of the tiles are columns of B. tile_bytes: from a tile to the next 64 columns.
 __device__ inline TileOperand columns_operand(const void* tile, int tile_bytes) {
-  return TileOperand(shared_address(tile) >> 4) | TileOperand(tile_bytes >> 4) << 16 |
-         TileOperand(TILE_ALIGNMENT >> 4) << 32 | TileOperand(1) << 62;
+  return tile_operand(tile) | TileOperand(tile_bytes >> 4) << 16;
 }
 
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// The compiler has x ready before the next asm statement, and reads nothing of it before the last.
+__device__ inline void hold_in_place(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
+__device__ inline void hold_in_place(unsigned& x) { asm volatile("" : "+r"(x) :: "memory"); }
+template <class T, int N> __device__ inline void hold_in_place(T (&x)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; n++) hold_in_place(x[n]);
+}
+
+// Orders the registers' last use before the products that follow; all that they use is named: sums and left operands.
+template <class... Registers> __device__ inline void wgmma_fence(Registers&... registers) {
+  (hold_in_place(registers), ...);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-template <int N> __device__ inline void hold_in_place(float (&d)[N][4]) {
-#pragma unroll
-  for (int n = 0; n < N; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) asm volatile("" : "+f"(d[n][i]) :: "memory");
-}
-// Returns when all but the newest GROUPS groups are done. `sums`: the sums that may be used from here on, which the
-// compiler would otherwise feel free to read earlier.
-template <int GROUPS, int... N> __device__ inline void wgmma_wait(float (&...sums)[N][4]) {
+// Returns when all but the newest GROUPS groups are done; the registers named may be used from here on.
+template <int GROUPS, class... Registers> __device__ inline void wgmma_wait(Registers&... registers) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(GROUPS) : "memory");
-  (hold_in_place(sums), ...);
+  (hold_in_place(registers), ...);
 }
 
 #define WGMMA_32_REGISTERS \
