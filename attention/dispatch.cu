@@ -19,19 +19,31 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
       name, built.c_str(), name);
 }
 
-const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) {
+using Arrays = std::initializer_list<const void*>;
+
+const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<float>, Arrays) {
   return kernels_for(s).general_float;
 }
 
-// Tensor cores where there are any, that is on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower
-// than the general kernels: only tests ask for it.)
-const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, const bf16*) {
+// On a GPU the fastest kernels that can. (The CPU layer runs those for tensor cores slower than the general ones: there
+// only tests ask for them.) Hopper's copy engine reads rows that begin at multiples of 16 bytes.
+const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
-  bool possible = D <= k.tensor_D;
-  if (s.kernels == Kernels::tensor && !possible)
-    failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
-  bool wanted = s.kernels == Kernels::tensor || (s.kernels == Kernels::automatic && !on_cpu);
-  return possible && wanted ? k.tensor_bf16 : k.general_bf16;
+  bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % 8 == 0;
+  for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 16 == 0;
+  switch (s.kernels) {
+    case Kernels::general: return k.general_bf16;
+    case Kernels::tensor:
+      if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
+      return k.tensor_bf16;
+    case Kernels::hopper:
+      if (!hopper) failure("attention: no Hopper kernels for heads of %d channels, or these addresses.", D);
+      return k.hopper_bf16;
+    case Kernels::automatic: break;
+  }
+  if (on_cpu) return k.general_bf16;
+  if (hopper && device_properties().major == 9) return k.hopper_bf16;
+  return tensor ? k.tensor_bf16 : k.general_bf16;
 }
 
 PolicySettings policy_settings(const AttentionSettings& s) {
@@ -86,7 +98,7 @@ template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
                        int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  const Launchers<T>& launchers = launchers_for(settings, D, qkv);
+  const Launchers<T>& launchers = launchers_for(settings, D, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward
             : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
                                    policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
@@ -97,7 +109,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  launchers_for(settings, D, qkv)
+  launchers_for(settings, D, TypeTag<T>(), {dqkv, dout, out, qkv})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
                  policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }

@@ -369,21 +369,10 @@ inline TensorMap out_map(const bf16* x, const Shape& s, int B) {
   return tensor_map(x, {B, s.T, s.H, s.D, s.T * A, A, size_t(s.D)}, BOX);
 }
 
-inline int multiprocessors() {
-  static const int count = [] {
-    int device;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return properties.multiProcessorCount;
-  }();
-  return count;
-}
-
 template <class Tile>
 dim3 hopper_grid(const Shape& s, int B) {
   int tiles = (s.T + Tile::HELD - 1) / Tile::HELD;
-  return dim3(std::min(multiprocessors(), (tiles * s.H * B + 1) / 2));
+  return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
 }
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums leave
@@ -393,7 +382,7 @@ void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
   auto run = [&]<int DIM>() {
     using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 6 : 4, 1>,
-                                    HopperTile<DIM, DIM == 64 ? 128 : 64, 6, 1>>;
+                                    HopperTile<DIM, 64, DIM == 64 ? 8 : 6, 1>>;
     launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, c.B), out_map(c.out, shape, c.B), c.stats, c.sink,
            c.settings, shape, c.B);

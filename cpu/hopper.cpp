@@ -431,11 +431,14 @@ CPU_NO_TSAN void gather_b(Engine& e, const Product& p, int column, int k) {
   }
 }
 
+// d += a b, term by term: the result does not depend on how products are put together.
 CPU_NO_TSAN void multiply(Engine& e, int depth) {
   constexpr int height = 4, lanes = sizeof(Wide) / sizeof(float), width = most_vectors;
   for (int column = 0; column < TILE_COLUMNS; column += width * lanes)
     for (int row = 0; row < WARPGROUP / 2; row += height) {
-      Wide sum[height][width] = {};
+      Wide sum[height][width];
+      for (int r = 0; r < height; ++r)
+        for (int c = 0; c < width; ++c) sum[r][c] = reinterpret_cast<Wide*>(&e.d[row + r][column])[c];
       for (int k = 0; k < depth; ++k) {
         const Wide* b = reinterpret_cast<const Wide*>(&e.b[k][column]);
         for (int r = 0; r < height; ++r)
@@ -446,22 +449,27 @@ CPU_NO_TSAN void multiply(Engine& e, int depth) {
     }
 }
 
+// f(two neighbours in e.d, where the thread that has them keeps them) for 64 columns of the sums.
+template <class F> CPU_NO_TSAN void for_each_pair(Engine& e, const Started& s, int column, F f) {
+  for (int t = 0; t < WARPGROUP; ++t) {
+    float* sum = &e.d[t / WARP * 16 + t % WARP / 4][t % 4 * 2];
+    float* d = s.d[t] + column / 2;
+    for (int j = 0; j < TILE_COLUMNS; j += 8, d += 4) f(sum + j, d), f(sum + 8 * TILE_COLUMNS + j, d + 2);
+  }
+}
+
 // Consecutive products into the same sums, as one.
 CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   const Product& p = s->product;
   for (int i = 0; i < steps; ++i) gather_a(e, s[i], 16 * i);
   for (int column = 0; column < p.columns; column += TILE_COLUMNS) {
     for (int i = 0; i < steps; ++i) gather_b(e, s[i].product, column, 16 * i);
+    if (p.add)
+      for_each_pair(e, *s, column, [](float* sum, float* d) CPU_NO_TSAN { sum[0] = d[0], sum[1] = d[1]; });
+    else
+      std::fill_n(e.d[0], sizeof e.d / sizeof(float), 0.0f);
     multiply(e, 16 * steps);
-    for (int t = 0; t < WARPGROUP; ++t) {
-      const float* upper = &e.d[t / WARP * 16 + t % WARP / 4][t % 4 * 2];
-      float* d = s->d[t] + column / 2;
-      for (int j = 0; j < TILE_COLUMNS; j += 8, d += 4) {
-        __m128 v = _mm_castsi128_ps(_mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper + j)),
-                       _mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper + 8 * TILE_COLUMNS + j))));
-        _mm_storeu_ps(d, p.add ? _mm_add_ps(_mm_loadu_ps(d), v) : v);
-      }
-    }
+    for_each_pair(e, *s, column, [](float* sum, float* d) CPU_NO_TSAN { d[0] = sum[0], d[1] = sum[1]; });
   }
 }
 
@@ -484,7 +492,7 @@ void start_product(const Product& p, float* d, const unsigned* registers) {
   int thread = number_of(*self);
   Warpgroup& group = warpgroup_of(thread, p.site);
   Member& me = group.member[thread % WARPGROUP];
-  if (!me.fenced) reject("%s: no wgmma_fence() since the last commit or wait.", text_of(p.site).c_str());
+  if (!me.fenced) reject("%s: no wgmma_fence() since the last wait.", text_of(p.site).c_str());
   if (me.started == group.n_products) {
     if (!p.from_registers) check_operand(p.a, true, WARPGROUP / 2, p.site);
     check_operand(p.b, !p.from_registers, p.columns, p.site);
@@ -551,18 +559,16 @@ void finish_products(int groups_left, const Site& site) {
   wake(&group);
 }
 
-}  // namespace cpu
-
-void wgmma_fence() {
+void fence_products() {
   Unseen unseen;
   int thread = number_of(*self);
   warpgroup_of(thread, {"wgmma_fence", "", 0}).member[thread % WARPGROUP].fenced = true;
 }
 
+}  // namespace cpu
+
 void wgmma_commit() {
   Unseen unseen;
   int thread = number_of(*self);
-  Member& me = warpgroup_of(thread, {"wgmma_commit", "", 0}).member[thread % WARPGROUP];
-  ++me.committed;
-  me.fenced = false;
+  ++warpgroup_of(thread, {"wgmma_commit", "", 0}).member[thread % WARPGROUP].committed;
 }

@@ -27,6 +27,7 @@ void tile_store(const TensorMap& map, const void* tile, int batch, int row, int 
 void bulk_commit();
 void bulk_wait_read();
 inline void async_proxy_fence() {}
+inline int anew(int x) { return x; }
 
 void named_barrier(int number, int threads, CPU_SITE);
 template <int N> inline void registers_grow() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
@@ -49,18 +50,19 @@ struct Product {
 void start_product(const Product&, float* d, const unsigned* registers);
 void finish_products(int groups_left, const Site&);
 
-struct Sums {  // any sums; the CPU needs no word about them
-  Sums() = default;
-  template <int N> Sums(float (&)[N][4]) {}
+struct Registers {  // any sums or left operands; the CPU needs no word about them
+  Registers() = default;
+  template <class T, int N> Registers(T (&)[N]) {}
 };
+void fence_products();
 
 }  // namespace cpu
 
-void wgmma_fence();
+template <class... R> inline void wgmma_fence(R&...) { cpu::fence_products(); }
 void wgmma_commit();
 // Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows.
 template <int GROUPS>
-inline void wgmma_wait(cpu::Sums = {}, cpu::Sums = {}, cpu::Sums = {}, cpu::Sums = {}, CPU_SITE) {
+inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, CPU_SITE) {
   cpu::finish_products(GROUPS, {"wgmma_wait", file, line});
 }
 template <int TILES> inline void wgmma(float (&d)[TILES][4], TileOperand a, TileOperand b, bool add, CPU_SITE) {

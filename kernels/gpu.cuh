@@ -24,6 +24,18 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
+// Of the device that is current at the first call: a process works on one.
+inline const cudaDeviceProp& device_properties() {
+  static const cudaDeviceProp properties = [] {
+    int device = 0;
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    return p;
+  }();
+  return properties;
+}
+
 // launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
 // take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
 #define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
