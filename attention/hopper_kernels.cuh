@@ -1,6 +1,6 @@
 // Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor_kernels.cuh (the same
 // policies, the same 7 products in the backward, no atomics), with wgmma for mma.sync, the copy engine for cp.async, and
-// a producer in place of barriers of the block. While one consumer does its scores' arithmetic the other's products run.
+// a producer in place of barriers of the block. While one consumer works on its scores the other's products run.
 #pragma once
 #include "attention/hopper_tiles.cuh"
 #include "attention/policies.cuh"
@@ -22,8 +22,8 @@ __device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float
 
 // ---- forward: queries are held, keys and values stream past
 //
-// Tiles of a row tile, with S = steps: for policies of two sweeps keys 0 .. S-1, then keys 0, values 0, keys 1, values 1 ...
-// The weights of one step are made while the sums of the step before run.
+// A row tile's streamed tiles: for policies of two sweeps first keys 0, 1, 2 ..., then keys 0, values 0, keys 1,
+// values 1 ... The weights of one step are made while the sums of the step before run.
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
@@ -32,12 +32,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr bool OVERLAP = VALUES == 1;  // two sums leave no registers for it
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  auto steps_of = [&](int block_row) { return (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM; };
+  auto steps_of = [&](int block_row) {
+    return (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
+  };
   int streamed = 0;  // tiles before this row tile's
 
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (threadIdx.x != 0) return;
+    if (HopperFragment().warp != 0) return;
     for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
       int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD, steps = steps_of(block_row);
       stages.fetch_held(number, 0, qkv, b, block_row, h);
@@ -190,12 +192,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
 // ---- backward
 
-// Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO. Scores
-// are made transposed, keys as rows.
+// Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO.
+// Scores are made transposed, keys as rows.
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
-    attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv, const __grid_constant__ TensorMap dout,
-                                          const __grid_constant__ TensorMap qkv, const float* rows,
+    attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
+                                          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv, const float* rows,
                                           PolicySettings settings, Shape shape, int B) {
   constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
@@ -205,19 +207,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (threadIdx.x != 0) return;
+    if (HopperFragment().warp != 0) return;
     for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
       int b = head / shape.H, h = head % shape.H;
       stages.fetch_held(number, 0, qkv, b, tile * Tile::HELD, shape.H + h);
       stages.fetch_held(number, 1, qkv, b, tile * Tile::HELD, 2 * shape.H + h);
       for (int step = tile * Tile::HELD / STREAM; step < steps; step++) {
-        constexpr int bytes = STREAM * int(sizeof(float));
-        stages.fetch(streamed, qkv, b, step * STREAM, h, ROWS * bytes);
-#pragma unroll 1
-        for (int n = 0; n < ROWS; n++)
-          bulk_load(stages.row_values(streamed) + n * STREAM,
-                    rows + n * shape.row_values(B) + size_t(head) * shape.row_pitch + step * STREAM, bytes,
-                    stages.full[streamed % Tile::SLOTS]);
+        stages.fetch(streamed, qkv, b, step * STREAM, h, rows + size_t(head) * shape.row_pitch + step * STREAM,
+                     shape.row_values(B));
         stages.fetch(streamed + 1, dout, b, step * STREAM, h);
         streamed += 2;
       }
@@ -297,7 +294,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (threadIdx.x != 0) return;
+    if (HopperFragment().warp != 0) return;
     for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
       int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD, steps = steps_of(block_row);
       stages.fetch_held(number, 0, qkv, b, block_row, h);
@@ -381,8 +378,8 @@ template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
   auto run = [&]<int DIM>() {
-    using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 6 : 4, 1>,
-                                    HopperTile<DIM, 64, DIM == 64 ? 8 : 6, 1>>;
+    using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
+                                    HopperTile<DIM, 64, 8, 1>>;
     launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, c.B), out_map(c.out, shape, c.B), c.stats, c.sink,
            c.settings, shape, c.B);

@@ -1,6 +1,6 @@
-// What the Hopper attention kernels are made of. A block is persistent, one to a multiprocessor: one thread of its first
-// warpgroup, the producer, asks the copy engine for tiles; the two other warpgroups, the consumers, multiply them, 64
-// held rows each. Tiles arrive in two kinds of shared memory:
+// What the Hopper attention kernels are made of. A block is persistent, one to a multiprocessor: the first warp of its
+// first warpgroup, the producer, asks the copy engine for tiles; the two other warpgroups, the consumers, multiply them,
+// 64 held rows each. Tiles arrive in two kinds of shared memory:
 //   held    the rows that a block works for, [HELD_TENSORS][PARTS][HELD][64], two buffers: the next is filled early
 //   slots   a ring of streamed tiles [PARTS][STREAM][64]; tile number n of the kernel goes to slot n % SLOTS
 // and each of them has two mbarriers, full and empty. Producer and consumers count the same tiles in the same order, so
@@ -17,7 +17,9 @@ template <int DIM_, int STREAM_, int SLOTS_, int HELD_TENSORS_, int ROWS_ = 0>
 struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = STREAM_, SLOTS = SLOTS_, HELD_TENSORS = HELD_TENSORS_, ROWS = ROWS_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
-  static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 240;  // of 65536 / 128 = 512 in all
+  // A block begins with 168 for each thread; what the producer gives back must be enough for what the consumers take.
+  static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+  static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * 168);
   static constexpr int PARTS = DIM / TILE_COLUMNS, N = STREAM / 8, K = STREAM / 16;
   static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM;  // elements
   static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
@@ -57,21 +59,27 @@ struct Stages {
     return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) + number % Tile::SLOTS / 2 * Tile::ROWS * Tile::STREAM;
   }
 
-  // The producer's side. Held rows come in the order of their tensors, one call each.
+  // The producer's side, called by its whole warp: what is the same for all lanes then costs none of its few registers.
+  // Held rows come in the order of their tensors, one call each.
   __device__ __forceinline__ void fetch_held(int number, int tensor, const TensorMap& map, int b, int row, int head) {
     Mbarrier& barrier = held_full[number % 2];
-    if (tensor == 0) {
-      mbarrier_wait(held_empty[number % 2], (number / 2 & 1) ^ 1);
+    if (tensor == 0) mbarrier_wait(held_empty[number % 2], (number / 2 & 1) ^ 1);
+    if (threadIdx.x != 0) return;
+    if (tensor == 0)
       mbarrier_arrive_expect(barrier, Tile::HELD_TENSORS * Tile::HELD_SIZE * int(sizeof(bf16)));
-    }
     fetch_rows<Tile::HELD>(held(number, tensor), map, b, row, head, barrier);
   }
-  // extra: bytes that the caller fetches itself for the same barrier, full[number % SLOTS]
-  __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head, int extra = 0) {
+  // With `rows` come STREAM floats from each of ROWS arrays, `pitch` apart, to row_values(number).
+  __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head,
+                                        const float* rows = nullptr, size_t pitch = 0) {
+    constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
-    mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + extra);
+    if (threadIdx.x != 0) return;
+    mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROWS * row_bytes : 0));
     fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
+    for (int n = 0; rows && n < Tile::ROWS; n++)
+      bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
   }
 
   // The consumers' side. A warp frees a slot when all its products from there are done.
@@ -170,8 +178,8 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
       keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
-// The consumer's 64 rows, from `row` on, of a head of a tensor = sums. They pass through `held`, the consumer's rows of a
-// buffer that its products have read; when this returns, its first thread may hand that back.
+// The consumer's 64 rows, from `row` on, of a head of a tensor = sums. They pass through `held`, the consumer's rows of
+// a buffer that its products have read; when this returns, its first thread may hand that back.
 template <class Tile>
 __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, int head, bf16* held,
                                            const float (&sums)[Tile::DIM / 8][4]) {
