@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
-                                          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv, const float* rows,
+                                          const __grid_constant__ TensorMap dout,
+                                          const __grid_constant__ TensorMap qkv, const float* rows,
                                           PolicySettings settings, Shape shape, int B) {
   constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);

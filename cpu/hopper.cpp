@@ -31,6 +31,7 @@ struct Store {
 
 struct Started {
   Product product;
+  Site site;
   unsigned group;
   float* d[WARPGROUP];
   const unsigned* registers[WARPGROUP];
@@ -91,22 +92,21 @@ void finish_block(const Engine& e) {
   for (const Warpgroup& group : e.warpgroup)
     if (group.n_products)
       reject("products under way when the block ended: %d, the first from %s.", group.n_products,
-             text_of(group.products[0].product.site).c_str());
+             text_of(group.products[0].site).c_str());
 }
 
 void free_engine(Engine* e) { delete e; }
 
 namespace {
 
-CPU_NO_TSAN Engine& engine() {
-  if (!here.engine) {
-    Unseen unseen;
-    start_block(*(here.engine = new Engine));
-  }
+CPU_NO_TSAN [[gnu::cold, gnu::noinline]] void new_engine() {
+  Unseen unseen;
+  start_block(*(here.engine = new Engine));
+}
+CPU_NO_TSAN inline Engine& engine() {
+  if (!here.engine) [[unlikely]] new_engine();
   return *here.engine;
 }
-
-int number_of(const Thread& thread) { return thread.warp->number * warp_size + thread.lane; }
 
 // ---- mbarriers
 
@@ -374,9 +374,9 @@ CPU_NO_TSAN inline Bytes16 chunk_at(size_t address) {
 }
 
 CPU_NO_TSAN inline void widen(const Bytes16& chunk, float* to) {
-  uint16_t bits[8];
-  __builtin_memcpy(bits, &chunk, 16);
-  for (int i = 0; i < 8; ++i) to[i] = __builtin_bit_cast(float, static_cast<uint32_t>(bits[i]) << 16);
+  __m128i zero = _mm_setzero_si128(), bits = _mm_load_si128(reinterpret_cast<const __m128i*>(&chunk));
+  _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi16(zero, bits));
+  _mm_store_si128(reinterpret_cast<__m128i*>(to + 4), _mm_unpackhi_epi16(zero, bits));
 }
 
 void check_operand(TileOperand bits, bool rows, int n, const Site& site) {
@@ -473,11 +473,13 @@ CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   }
 }
 
-Warpgroup& warpgroup_of(int thread, const Site& site) {
-  int number = thread / WARPGROUP;
-  if (unsigned(number + 1) * WARPGROUP > here.block_dim.x * here.block_dim.y * here.block_dim.z)
+CPU_NO_TSAN inline Warpgroup& my_warpgroup() { return engine().warpgroup[self->warp->number / (WARPGROUP / WARP)]; }
+CPU_NO_TSAN inline int my_place() { return self->warp->number % (WARPGROUP / WARP) * WARP + self->lane; }
+
+void check_complete(const Site& site) {
+  unsigned end = unsigned(self->warp->number / (WARPGROUP / WARP) + 1) * WARPGROUP;
+  if (end > here.block_dim.x * here.block_dim.y * here.block_dim.z)
     reject("%s: the warpgroup has fewer than %d threads.", text_of(site).c_str(), WARPGROUP);
-  return engine().warpgroup[number];
 }
 
 [[noreturn]] void diverged(const Site& here_now, const Site& there) {
@@ -487,41 +489,38 @@ Warpgroup& warpgroup_of(int thread, const Site& site) {
 
 }  // namespace
 
-void start_product(const Product& p, float* d, const unsigned* registers) {
+void start_product(const Product& p, float* d, const unsigned* registers, const char* file, int line) {
   Unseen unseen;
-  int thread = number_of(*self);
-  Warpgroup& group = warpgroup_of(thread, p.site);
-  Member& me = group.member[thread % WARPGROUP];
-  if (!me.fenced) reject("%s: no wgmma_fence() since the last wait.", text_of(p.site).c_str());
+  Warpgroup& group = my_warpgroup();
+  int place = my_place();
+  Member& me = group.member[place];
+  Site site{"wgmma", file, line};
+  if (!me.fenced) [[unlikely]] reject("%s: no wgmma_fence() since the last wait.", text_of(site).c_str());
   if (me.started == group.n_products) {
-    if (!p.from_registers) check_operand(p.a, true, WARPGROUP / 2, p.site);
-    check_operand(p.b, !p.from_registers, p.columns, p.site);
+    check_complete(site);
+    if (!p.from_registers) check_operand(p.a, true, WARPGROUP / 2, site);
+    check_operand(p.b, !p.from_registers, p.columns, site);
     if (group.products.size() == size_t(group.n_products)) group.products.emplace_back();
     Started& fresh = group.products[size_t(group.n_products++)];
-    fresh.product = p, fresh.group = me.committed;
+    fresh.product = p, fresh.site = site, fresh.group = me.committed;
   }
   Started& s = group.products[size_t(me.started++)];
-  const Product& first = s.product;
-  if (first.a != p.a || first.b != p.b || first.add != p.add || first.columns != p.columns ||
-      first.site.line != p.site.line || s.group != me.committed)
-    diverged(p.site, first.site);
-  s.d[thread % WARPGROUP] = d;
-  s.registers[thread % WARPGROUP] = registers;
+  if (!(s.product == p) || s.site.line != line || s.group != me.committed) [[unlikely]] diverged(site, s.site);
+  s.d[place] = d;
+  s.registers[place] = registers;
   if (knobs.poison && !p.add) std::fill_n(d, p.columns / 2, __builtin_nanf(""));
 }
 
 void finish_products(int groups_left, const Site& site) {
-  int thread = number_of(*self);
-  Engine& e = engine();
-  Warpgroup& group = warpgroup_of(thread, site);
+  Warpgroup& group = my_warpgroup();
   bool last;
   int done = 0;
   char* key;
   {
     Unseen unseen;
-    Member& me = group.member[thread % WARPGROUP];
+    Member& me = group.member[my_place()];
     me.fenced = false;
-    if (group.arrived == 0) group.first = me, group.site = site, group.groups_left = groups_left;
+    if (group.arrived == 0) check_complete(site), group.first = me, group.site = site, group.groups_left = groups_left;
     if (group.site.line != site.line || group.groups_left != groups_left || me.started != group.first.started ||
         me.committed != group.first.committed)
       diverged(site, group.site);
@@ -547,7 +546,7 @@ void finish_products(int groups_left, const Site& site) {
           break;
       }
     }
-    execute(e, s, steps);
+    execute(engine(), s, steps);
   }
   order_before(key);
   Unseen unseen;
@@ -561,14 +560,12 @@ void finish_products(int groups_left, const Site& site) {
 
 void fence_products() {
   Unseen unseen;
-  int thread = number_of(*self);
-  warpgroup_of(thread, {"wgmma_fence", "", 0}).member[thread % WARPGROUP].fenced = true;
+  my_warpgroup().member[my_place()].fenced = true;
 }
 
 }  // namespace cpu
 
 void wgmma_commit() {
   Unseen unseen;
-  int thread = number_of(*self);
-  ++warpgroup_of(thread, {"wgmma_commit", "", 0}).member[thread % WARPGROUP].committed;
+  ++my_warpgroup().member[my_place()].committed;
 }

@@ -45,9 +45,9 @@ struct Product {
   TileOperand a, b;
   int columns;
   bool add, from_registers;
-  Site site;
+  bool operator==(const Product&) const = default;
 };
-void start_product(const Product&, float* d, const unsigned* registers);
+void start_product(const Product&, float* d, const unsigned* registers, const char* file, int line);
 void finish_products(int groups_left, const Site&);
 
 struct Registers {  // any sums or left operands; the CPU needs no word about them
@@ -67,10 +67,10 @@ inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers 
 }
 template <int TILES> inline void wgmma(float (&d)[TILES][4], TileOperand a, TileOperand b, bool add, CPU_SITE) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
-  cpu::start_product({a, b, TILES * 8, add, false, {"wgmma", file, line}}, d[0], nullptr);
+  cpu::start_product({a, b, TILES * 8, add, false}, d[0], nullptr, file, line);
 }
 template <int TILES>
 inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b, CPU_SITE) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
-  cpu::start_product({0, b, TILES * 8, true, true, {"wgmma", file, line}}, d[0], a);
+  cpu::start_product({0, b, TILES * 8, true, true}, d[0], a, file, line);
 }
