@@ -155,10 +155,11 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       }
       __syncthreads();
       if (ours.channel >= width) continue;
-      if constexpr (Policy::RAISES)
+      if constexpr (Policy::RAISES) {
         for (int r = 0; r < R; r++)
           for (int n = 0; n < VALUES; n++)
             for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
+      }
       for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 

@@ -90,9 +90,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
           float low[VALUES], high[VALUES];
           policy.weigh(z[n][2 * half], constants[half], sums[half], low);
           policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-          if constexpr (OVERLAP) z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
-          else
+          if constexpr (OVERLAP) {
+            z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
+          } else {
             for (int value = 0; value < VALUES; value++) keep_weights(weights[value], n, half, low[value], high[value]);
+          }
         }
     };
     auto pack = [&] {
@@ -175,7 +177,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
     }
     for (int value = 0; value < VALUES; value++) scale(value, last[value]);
-    if constexpr (VALUES > 1)
+    if constexpr (VALUES > 1) {
+#pragma unroll
       for (int half = 0; half < 2; half++) {
         int i = block_row + mine.row(half);
         float* to = stats + Policy::SAVED * rows + (first + i) * shape.D + 2 * mine.quad;
@@ -185,6 +188,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
             *reinterpret_cast<float2*>(to + 8 * n) =
                 make_float2(out_sums[1][n][2 * half], out_sums[1][n][2 * half + 1]);
       }
+    }
     store_rows<Tile>(out, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, out_sums[0]);
     if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(stages.held_empty[number % 2]);
   });
