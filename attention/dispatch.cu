@@ -8,8 +8,11 @@ namespace {
 constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
-  bool any_power = s.kind == Kind::lssar && !(s.power <= 32 && s.power == floorf(s.power));
-  if (int(s.kind) < KINDS && kernels_of(s.kind, any_power).saved >= 0) return kernels_of(s.kind, any_power);
+  bool whole = s.power <= 32 && s.power == floorf(s.power);
+  PowerClass power = s.kind != Kind::lssar || s.power == 15 ? PowerClass::fifteen
+                     : whole                                ? PowerClass::whole
+                                                            : PowerClass::any;
+  if (int(s.kind) < KINDS && kernels_of(s.kind, power).saved >= 0) return kernels_of(s.kind, power);
   std::string built;
   for (int k = 0; k < KINDS; k++)
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
@@ -63,9 +66,9 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
 
 }  // namespace
 
-KindKernels& kernels_of(Kind kind, bool any_power) {
-  static KindKernels table[KINDS][2];  // here, so that it is there when the first file enters its kernels
-  return table[int(kind)][any_power];
+KindKernels& kernels_of(Kind kind, PowerClass power) {
+  static KindKernels table[KINDS][POWER_CLASSES];  // here, so that it is there when the first file enters its kernels
+  return table[int(kind)][int(power)];
 }
 
 Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }

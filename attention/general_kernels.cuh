@@ -384,9 +384,9 @@ void general_backward(const BackwardCall<T>& c) {
 }
 
 template <class Policy>
-bool enter_general_kernels(Kind kind, bool any_power = false) {
+bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
   static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
-  KindKernels& k = kernels_of(kind, any_power);
+  KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
   k.vectors = Policy::VALUES - 1;

@@ -414,8 +414,8 @@ void hopper_backward(const BackwardCall<bf16>& c) {
 }
 
 template <class Policy>
-bool enter_hopper_kernels(Kind kind, bool any_power = false) {
-  KindKernels& k = kernels_of(kind, any_power);
+bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
+  KindKernels& k = kernels_of(kind, power);
   k.hopper_D = 128;
   k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>};
   return true;

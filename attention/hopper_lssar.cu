@@ -1,4 +1,8 @@
 #include "attention/hopper_kernels.cuh"
 
-// Powers that are no integers up to 32 are left to the other kernels: here they would spill registers.
-[[maybe_unused]] static const bool entered = enter_hopper_kernels<Lssar<true, true>>(Kind::lssar);
+using Usual = Lssar<FastMaths, FixedPower<15>>;
+using Any = Lssar<FastMaths, AnyPower<FastMaths>>;
+[[maybe_unused]] static const bool entered[] = {
+    enter_hopper_kernels<Usual>(Kind::lssar, PowerClass::fifteen),
+    enter_hopper_kernels<Any>(Kind::lssar, PowerClass::whole),
+    enter_hopper_kernels<Any>(Kind::lssar, PowerClass::any)};

@@ -54,5 +54,8 @@ struct KindKernels {
   Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };
 
-// The entry of a kind. any_power: lssar's for powers that are no integers up to 32.
-KindKernels& kernels_of(Kind kind, bool any_power = false);
+// lssar's power: its usual one, another integer up to 32, any other. The other kinds have kernels for the first alone.
+enum class PowerClass { fifteen, whole, any };
+constexpr int POWER_CLASSES = 3;
+
+KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::fifteen);  // their entry

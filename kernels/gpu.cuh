@@ -243,7 +243,8 @@ template <int N> __device__ inline void cp_async_wait() {
 
 // Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
 // erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
-// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, the logarithms
+// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
+// 2^-23, the logarithms
 // 2^-22 (near 1 that is absolute).
 __device__ inline float fast_exp2(float x) {
   float y;
@@ -253,6 +254,11 @@ __device__ inline float fast_exp2(float x) {
 __device__ inline float fast_log2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }
