@@ -12,7 +12,7 @@ TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_rows);
 struct Mbarrier {
   uint64_t state;
 };
-void mbarrier_init(Mbarrier& barrier, int count);
+void mbarrier_init(Mbarrier& barrier, int count, CPU_SITE);
 inline void mbarrier_init_fence() {}
 void mbarrier_arrive(Mbarrier& barrier, CPU_SITE);
 void mbarrier_arrive_expect(Mbarrier& barrier, int bytes, CPU_SITE);
