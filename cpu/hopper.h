@@ -58,7 +58,8 @@ struct Sums {  // any sums; the CPU needs no word about them
 
 void wgmma_fence();
 void wgmma_commit();
-// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows.
+// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows. Till then sums and A's
+// registers must be there: variables of a scope that has ended are not.
 template <int GROUPS>
 inline void wgmma_wait(cpu::Sums = {}, cpu::Sums = {}, cpu::Sums = {}, cpu::Sums = {}, CPU_SITE) {
   cpu::finish_products(GROUPS, {"wgmma_wait", file, line});

@@ -226,7 +226,8 @@ void Worker::fail(const char* fmt, ...) {
 }
 
 void Worker::fail_stuck() {
-  const char* kind = here.returned ? "some threads have returned while others wait for them" : "deadlock";
+  // who waits for a key waits for no thread that has returned
+  const char* kind = here.returned && !sleepers ? "some threads have returned while others wait for them" : "deadlock";
   fail("%s: %s.", kind, waiting().c_str());
 }
 
