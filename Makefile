@@ -141,9 +141,9 @@ check-asan:                        ## the kernels and readers under AddressSanit
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/run.sh build/cpu-tsan
 # What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, and, under
-# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's and the planted races.
+# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's, Hopper's and the planted races.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
-THREADED := comm cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
+THREADED := comm cpu cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20

@@ -103,7 +103,8 @@ template <int TILES, bool FROM_REGISTERS> __global__ void multiply_together(floa
 template <int TILES, bool FROM_REGISTERS> void report_wgmma(const char* what, float* x, int blocks, int depth) {
   constexpr int times = 50;
   double s = best_seconds([&] {
-    launch((multiply_together<TILES, FROM_REGISTERS>), blocks, WARPGROUP, 128 * TILE_ROW_BYTES, nullptr, x, times, depth);
+    launch((multiply_together<TILES, FROM_REGISTERS>), blocks, WARPGROUP, 128 * TILE_ROW_BYTES, nullptr, x, times,
+           depth);
   });
   report(what, 2.0 * 64 * 8 * TILES * depth * times * blocks / s * 1e-9, "GFLOP/s");
 }

@@ -12,7 +12,7 @@ TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_rows);
 struct Mbarrier {
   uint64_t state;
 };
-void mbarrier_init(Mbarrier& barrier, int count);
+void mbarrier_init(Mbarrier& barrier, int count, CPU_SITE);
 inline void mbarrier_init_fence() {}
 void mbarrier_arrive(Mbarrier& barrier, CPU_SITE);
 void mbarrier_arrive_expect(Mbarrier& barrier, int bytes, CPU_SITE);
@@ -60,7 +60,8 @@ void fence_products();
 
 template <class... R> inline void wgmma_fence(R&...) { cpu::fence_products(); }
 void wgmma_commit();
-// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows.
+// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows. Till then sums and A's
+// registers must be there: variables of a scope that has ended are not.
 template <int GROUPS>
 inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, CPU_SITE) {
   cpu::finish_products(GROUPS, {"wgmma_wait", file, line});

@@ -72,12 +72,12 @@ struct Worker {
   OverflowWatch watch{&stacks, &kernel};
   std::vector<char> saved_static;
   char* shared = nullptr;     // the block's dynamic shared memory
-  char start_key = 0, finish_key = 0;  // for TSan (see fiber.h)
+  char start_key = 0;         // for TSan (see fiber.h)
 };
 
 // Not zero on purpose: so they are not in .tbss, which holds the static shared memory that the poison knob fills.
 __thread Thread* self = &host_thread;
-__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}, 0, nullptr};
+__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}, 0, 0, nullptr};
 Knobs knobs;
 
 namespace {
@@ -97,9 +97,9 @@ CPU_NO_TSAN void carry() {
       w.fail(std::current_exception());
     }
     returned(*self);
-    order_before(&w.finish_key);
     Thread* next = w.next_thread();
     if (!next && !here.failing) next = w.next_thread_at_last();
+    order_before(&here.finish_key);
     if (next) self = next;
     if (next && !next->context.sp && !own_stacks) {
 #ifdef CPU_ASAN
@@ -157,7 +157,8 @@ CPU_NO_TSAN bool Worker::copy_arrives() {
   int n = here.engine ? copies_under_way(*here.engine) : 0;
   if (n == 0) return false;
   try {
-    deliver(*here.engine, order == Order::forward ? 0 : order == Order::reverse ? n - 1 : static_cast<int>(random() % n));
+    int newest = n - 1, any = static_cast<int>(random() % static_cast<unsigned>(n));
+    deliver(*here.engine, order == Order::forward ? 0 : order == Order::reverse ? newest : any);
   } catch (const Abandoned&) {
   }
   return true;
@@ -225,7 +226,8 @@ void Worker::fail(const char* fmt, ...) {
 }
 
 void Worker::fail_stuck() {
-  const char* kind = here.returned ? "some threads have returned while others wait for them" : "deadlock";
+  // who waits for a key waits for no thread that has returned
+  const char* kind = here.returned && !sleepers ? "some threads have returned while others wait for them" : "deadlock";
   fail("%s: %s.", kind, waiting().c_str());
 }
 
@@ -241,7 +243,8 @@ CPU_NO_TSAN std::string Worker::waiting() const {
     const Site& site = in_warp ? t.warp->site : at_key ? asleep->site : barrier_site;
     auto same = [&](const Group& g) { return g.site.line == site.line && g.site.what == site.what; };
     auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) groups.push_back({site, 1, t.index, at_key && asleep->describe ? asleep->describe(asleep->key) : ""});
+    std::string missing = at_key && asleep->describe ? asleep->describe(asleep->key) : "";
+    if (group == groups.end()) groups.push_back({site, 1, t.index, missing});
     else ++group->count;
   }
   std::string text;
@@ -320,7 +323,7 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
   const Warp& first = warp[pick(runnable)];
   self = first.threads + pick(first.runnable);
   switch_context(host, context_of(self));
-  order_after(&finish_key);
+  order_after(&here.finish_key);
   self = &host_thread;
   if (knobs.poison) restore_static(saved_static);
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
@@ -360,12 +363,12 @@ CPU_NO_TSAN void wake(const void* key) {
 
 void abandon() { throw Worker::Abandoned(); }
 
-void reject(const char* fmt, ...) {
+void reject(const Site& site, const char* fmt, ...) {
   va_list arguments;
   va_start(arguments, fmt);
   std::string what = vformat(fmt, arguments);
   va_end(arguments);
-  here.worker->fail("%s", what.c_str());
+  here.worker->fail("%s: %s", text_of(site).c_str(), what.c_str());
   abandon();
 }
 

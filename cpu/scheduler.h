@@ -62,6 +62,7 @@ struct Site {                // where threads meet
   const char* file;
   int line;
 };
+std::string text_of(const Site&);
 
 constexpr uint32_t all_lanes_mask = 0xffffffffu;
 
@@ -87,7 +88,7 @@ struct Here {
   bool in_order;             // threads start in the order of their numbers
   bool failing;              // the block is being unwound
   unsigned barriers;         // completed
-  char barrier_key[2];       // for TSan (see fiber.h)
+  char barrier_key[2], finish_key;  // for TSan (see fiber.h)
   size_t shared_bytes;       // of dynamic shared memory
   Engine* engine;            // null until a kernel asks for it
 };
@@ -117,13 +118,12 @@ const Context& next_context();
 bool arrive_at_barrier(const char* file, int line);   // true for the last of the block, which goes on
 [[noreturn]] void cannot_meet(const char* what, const char* file, int line);
 [[noreturn]] void abandon();
-[[noreturn, gnu::format(printf, 1, 2)]] void reject(const char* format, ...);  // the block fails, for this reason
 
 // Waits until wake(key): for everything but meetings of a warp and __syncthreads. `describe` adds to reports what is
 // missing there.
 void sleep_until_woken(const void* key, const Site&, std::string (*describe)(const void* key) = nullptr);
 void wake(const void* key);
-std::string text_of(const Site&);
+[[noreturn, gnu::format(printf, 2, 3)]] void reject(const Site&, const char* format, ...);  // fails the block
 
 // Takes the current thread off the runnable ones and switches to another; usually its neighbour, and trying that first
 // keeps the bit masks out of the chain of dependent loads. Inlined down to the switch, which ends in a jump into the

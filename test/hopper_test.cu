@@ -11,6 +11,12 @@
 
 namespace {
 
+#ifdef __SANITIZE_THREAD__
+constexpr bool under_tsan = true;
+#else
+constexpr bool under_tsan = false;
+#endif
+
 struct Hopper : testing::Test {
   void SetUp() override {
     cudaDeviceProp device;
@@ -489,7 +495,7 @@ TEST_F(Hopper, ARingOfTilesInAnyOrder) {
 // ---- mistakes -----------------------------------------------------------------------------------------------------
 
 TEST_F(Hopper, ASlotReleasedTooEarlyShowsInRandomOrder) {
-  if (!on_cpu) GTEST_SKIP() << "only the CPU layer makes bad luck happen";
+  if (!on_cpu || under_tsan) GTEST_SKIP() << "only the CPU layer makes bad luck happen, and TSan reports the race";
   Ring ring;
   std::vector<unsigned char> right = bits_of(ring.run(false));
   int wrong = 0;
@@ -545,7 +551,7 @@ __global__ void go_wrong(const __grid_constant__ TensorMap map, int how, float* 
   TileOperand rows = rows_operand(tile);
   if (how != 13) wgmma_fence();
   if (how >= 13 && how <= 16) wgmma(d, rows, rows + (how == 14 && t == 40 ? 2 : 0), false);     // first_line + 25
-  out[t] = d[0][0];  // too early
+  out[blockIdx.x * WARPGROUP + t] = d[0][0];  // too early
   if (how == 15) wgmma_commit();
   if (how == 17) wgmma(d, rows, rows + 8, false);                                              // first_line + 28
   if (how == 18 && t == 70) return;
@@ -567,24 +573,24 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       {4, {"deadlock", "128 threads wait at mbarrier_wait", line(14), "for 1 arrivals and 0 bytes"}},
       {5, {"mbarrier", line(15)}},
       {6, {"mbarrier_arrive_expect", line(16), "more arrivals at the mbarrier than the 1 of a phase"}},
-      {7, {"tile_load", line(17), "at a multiple of 1024"}},
-      {8, {"tile_load", "8192 bytes must be in the 8192 bytes of dynamic shared memory"}},
+      {7, {"tile_load", line(17), "at byte 128 of 8192", "inside and at a multiple of 1024"}},
+      {8, {"tile_load", "a tile of 8192 bytes at byte 8192 of 8192"}},
       {9, {"named_barrier", line(19), "barrier 1 of"}},
       {10, {"named_barrier", line(19), "numbers are 1 to 15"}},
       {11, {"threads a multiple of 32"}},
-      {12, {"returned", "127 threads wait at named_barrier", line(21)}},
+      {12, {"deadlock", "127 threads wait at named_barrier", line(21)}},
       {13, {"wgmma", line(25), "no wgmma_fence()"}},
-      {14, {"warpgroup diverged", line(25)}},
-      {15, {"products under way when the block ended: 1", line(25)}},
-      {16, {"products under way when the block ended: 1", line(25)}},
+      {14, {"divergent warpgroup", line(25)}},
+      {15, {"1 products under way when the block ended", line(25)}},
+      {16, {"1 products under way when the block ended", line(25)}},
       {17, {"wgmma", line(28), "begins in the middle", "of 8 rows"}},
-      {18, {"returned", "127 threads wait at wgmma_wait", line(30)}},
-      {19, {"warpgroup diverged", line(31)}},
+      {18, {"deadlock", "127 threads wait at wgmma_wait", line(30)}},
+      {19, {"divergent warpgroup", line(31)}},
       {20, {"bulk_load", "8 bytes", "multiples of 16"}},
-      {21, {"wgmma", "an operand ends at byte 9119 of 8192"}},
+      {21, {"wgmma", "an operand ends at byte 9216 of 8192"}},
   };
   DeviceArray<bf16> x(64 * 64);
-  DeviceArray<float> out(WARPGROUP);
+  DeviceArray<float> out(2 * WARPGROUP);
   TensorMap map = tensor_map(x, {1, 64, 1, 64, 64 * 64, 64, 64}, 64);
   for (CpuOrder order : {CpuOrder::forward, CpuOrder::reverse, CpuOrder::random})
     for (auto& mistake : mistakes) {
@@ -597,7 +603,8 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       }
       mistake.parts.push_back("kernel go_wrong, block");
       for (const std::string& part : mistake.parts)
-        EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ": " << what << "\nlacks " << part;
+        EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ": " << what << ", without "
+                                                      << part;
       launch(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
       for (float v : out.download()) EXPECT_EQ(v, 0);
     }
