@@ -81,8 +81,6 @@ else
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
-  # operands of 8 bits do not need expf and division to the last bit
-  $(BUILD)/attention/tensor_%.cu.o $(BUILD)/attention/hopper_%.cu.o: private COMPILE_CU += -use_fast_math
   # private: not for what they depend on, the list of flags
   $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=sm_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include

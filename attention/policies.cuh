@@ -114,9 +114,7 @@ struct WholePower {
 };
 template <class Maths>
 struct AnyPower {
-  __device__ static float one_less(float x, float power) {
-    return Maths::power(x + 0x1p-126f, power - 1) * float(x > 0);
-  }
+  __device__ static float one_less(float x, float power) { return Maths::power(x, power - 1); }
 };
 
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep

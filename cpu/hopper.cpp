@@ -347,6 +347,33 @@ CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   }
 }
 
+// The last of the warpgroup is here: all groups but the newest `groups_left`. Returns the number of products.
+CPU_NO_TSAN int execute_groups(Warpgroup& group, unsigned newest) {
+  int done = 0;
+  while (done < group.started && group.products[size_t(done)].group < newest) {
+    const Started* s = &group.products[size_t(done)];
+    int steps = 1;
+    auto continues = [&](const Started& next) CPU_NO_TSAN {
+      if (!next.product.add || next.product.columns != s->product.columns ||
+          next.product.from_registers != s->product.from_registers)
+        return false;
+      for (int t = 0; t < WARPGROUP; ++t)
+        if (next.d[t] != s->d[t]) return false;
+      return true;
+    };
+    int most = std::min(most_steps, group.started - done);
+    while (steps < most && s[steps].group < newest && continues(s[steps])) ++steps;
+    execute(engine(), s, steps);
+    done += steps;
+  }
+  return done;
+}
+
+CPU_NO_TSAN inline Warpgroup& my_warpgroup() { return engine().warpgroup[self->warp->number / (WARPGROUP / WARP)]; }
+CPU_NO_TSAN inline Member& my_place(Warpgroup& group) {
+  return group.member[self->warp->number % (WARPGROUP / WARP) * WARP + self->lane];
+}
+
 void check_complete(const Site& site) {
   unsigned end = unsigned(self->warp->number / (WARPGROUP / WARP) + 1) * WARPGROUP;
   if (end > here.block_dim.x * here.block_dim.y * here.block_dim.z)
