@@ -51,6 +51,7 @@ const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<
 
 PolicySettings policy_settings(const AttentionSettings& s) {
   return {.power = s.power,
+          .exponent = std::max(s.power - 1, 1e-30f),
           .offset = s.offset,
           .log_context = logf(float(s.context)),
           .offset_free_rows = s.offset_free_rows,

@@ -5,7 +5,7 @@
 
 // What a policy may know, uniform over a launch.
 struct PolicySettings {
-  float power, offset, log_context;
+  float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
   int offset_free_rows;
   float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
 };

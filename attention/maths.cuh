@@ -36,7 +36,7 @@ __device__ inline float integer_power(float x, int n) {
 // What policies take per score, twice. FullMaths: to float32's accuracy. FastMaths: for the kernels on tensor cores,
 // whose operands have 8 bits, to 2^-13; a score takes a third of the instructions there.
 //   exp(z, m) = e^(z - m); softplus(z) = ln(1 + e^z), `slope` = its derivative, the sigmoid; all are 0 at z = -inf
-//   power(x, p) = x^p for x in [0, 1], p >= 0; 0 at x = 0, for p = 0 too
+//   power(x, p) = x^p for x in [0, 1], p > 0
 struct FullMaths {
   __device__ static float exp(float z, float m) { return expf(z - m); }
   __device__ static float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
@@ -71,5 +71,5 @@ struct FastMaths {
     float e = fast_exp2(-fabsf(z) * LOG2_E);
     return (z < 0 ? e : 1.0f) * fast_reciprocal(1 + e);
   }
-  __device__ static float power(float x, float p) { return fast_exp2(max(p, 1e-30f) * fast_log2(x)); }
+  __device__ static float power(float x, float p) { return fast_exp2(p * fast_log2(x)); }
 };

@@ -110,11 +110,11 @@ struct FixedPower {
   __device__ static float one_less(float x, float) { return power<POWER - 1>(x); }
 };
 struct WholePower {
-  __device__ static float one_less(float x, float power) { return integer_power(x, int(power) - 1) * float(x > 0); }
+  __device__ static float one_less(float x, float exponent) { return integer_power(x, int(exponent)) * float(x > 0); }
 };
 template <class Maths>
 struct AnyPower {
-  __device__ static float one_less(float x, float power) { return Maths::power(x, power - 1); }
+  __device__ static float one_less(float x, float exponent) { return Maths::power(x, exponent); }
 };
 
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
@@ -130,15 +130,15 @@ struct Lssar : PolicyDefaults {
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
   enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
-  float power, offset;
+  float power, exponent, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
-      : power(s.power), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
+      : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
   // x = r / m and x^(power - 1), 0 where x is 0
   __device__ float share(float f, float slope, float floor, float& x) const {
     x = max(fmaf(f, slope, -floor), 0.0f);
-    return Power::one_less(x, power);
+    return Power::one_less(x, exponent);
   }
   __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
   __device__ void look(float z, float* sums) const {

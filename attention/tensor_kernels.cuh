@@ -24,7 +24,7 @@ __device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float
 }
 
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
                                     Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, VALUES = Policy::VALUES, PASSES = Policy::PASSES;
