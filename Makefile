@@ -37,10 +37,15 @@ endif
 NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo '\#include <nccl.h>' | $(CXX) -I$(CUDA_HOME)/include -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
 SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),runtime/comm.cu,runtime/comm_alone.cu),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
+TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
+# what kernels/hopper.cuh serves is there on the CPU and on sm_90a
+ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
+  SOURCES := $(filter-out attention/hopper_%,$(SOURCES))
+  TEST_SOURCES := $(filter-out test/hopper_%,$(TEST_SOURCES))
+endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
-TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_%,$(OBJECTS)),$(OBJECTS))
-TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
+TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_% $(BUILD)/attention/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
 
@@ -72,14 +77,15 @@ ifeq ($(BACKEND),cpu)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
-  NVCC_FLAGS := -std=c++20 -O3 -lineinfo $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
-  COMPILE_CU := $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
+  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
+  COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
-  # operands of 8 bits do not need expf and division to the last bit
-  $(BUILD)/attention/tensor_%.cu.o: COMPILE_CU += -use_fast_math
+  # private: not for what they depend on, the list of flags
+  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=sm_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
-  LINK := $(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  LINK := $(NVCC) $(TARGETS)
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 
@@ -136,9 +142,9 @@ check-asan:                        ## the kernels and readers under AddressSanit
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/run.sh build/cpu-tsan
 # What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, and, under
-# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's and the planted races.
+# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's, Hopper's and the planted races.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
-THREADED := comm cpu cpu_layer data gate $(if $(FULL),attention kernels matmul model)
+THREADED := comm cpu cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20

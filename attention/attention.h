@@ -16,7 +16,8 @@ enum class QkNorm { none, l2, rms };
 enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
 enum class Sink { none, one, learned };
 enum class RopeScaling { none, linear, ntk, yarn };
-enum class Kernels { automatic, general, tensor };  // which family runs, for tests and benchmarks
+enum class Kernels { automatic, general, tensor, hopper };  // which family runs, for tests and benchmarks
+inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
 inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
 inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};

@@ -8,8 +8,11 @@ namespace {
 constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
-  bool any_power = s.kind == Kind::lssar && !(s.power <= 32 && s.power == floorf(s.power));
-  if (int(s.kind) < KINDS && kernels_of(s.kind, any_power).saved >= 0) return kernels_of(s.kind, any_power);
+  bool whole = s.power <= 32 && s.power == floorf(s.power);
+  PowerClass power = s.kind != Kind::lssar || s.power == 15 ? PowerClass::fifteen
+                     : whole                                ? PowerClass::whole
+                                                            : PowerClass::any;
+  if (int(s.kind) < KINDS && kernels_of(s.kind, power).saved >= 0) return kernels_of(s.kind, power);
   std::string built;
   for (int k = 0; k < KINDS; k++)
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
@@ -19,23 +22,36 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
       name, built.c_str(), name);
 }
 
-const Launchers<float>& launchers_for(const AttentionSettings& s, int, const float*) {
+using Arrays = std::initializer_list<const void*>;
+
+const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<float>, Arrays) {
   return kernels_for(s).general_float;
 }
 
-// Tensor cores where there are any, that is on a GPU, for heads of up to 128 channels. (The CPU layer runs them slower
-// than the general kernels: only tests ask for it.)
-const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, const bf16*) {
+// On a GPU the fastest kernels that can. (The CPU layer runs those for tensor cores slower than the general ones: there
+// only tests ask for them.) Hopper's copy engine reads rows that begin at multiples of 16 bytes.
+const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
-  bool possible = D <= k.tensor_D;
-  if (s.kernels == Kernels::tensor && !possible)
-    failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
-  bool wanted = s.kernels == Kernels::tensor || (s.kernels == Kernels::automatic && !on_cpu);
-  return possible && wanted ? k.tensor_bf16 : k.general_bf16;
+  bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % 8 == 0;
+  for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 16 == 0;
+  switch (s.kernels) {
+    case Kernels::general: return k.general_bf16;
+    case Kernels::tensor:
+      if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
+      return k.tensor_bf16;
+    case Kernels::hopper:
+      if (!hopper) failure("attention: no Hopper kernels for heads of %d channels, or these addresses.", D);
+      return k.hopper_bf16;
+    case Kernels::automatic: break;
+  }
+  if (on_cpu) return k.general_bf16;
+  if (hopper && device_properties().major == 9) return k.hopper_bf16;
+  return tensor ? k.tensor_bf16 : k.general_bf16;
 }
 
 PolicySettings policy_settings(const AttentionSettings& s) {
   return {.power = s.power,
+          .exponent = std::max(s.power - 1, 1e-30f),
           .offset = s.offset,
           .log_context = logf(float(s.context)),
           .offset_free_rows = s.offset_free_rows,
@@ -51,9 +67,9 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
 
 }  // namespace
 
-KindKernels& kernels_of(Kind kind, bool any_power) {
-  static KindKernels table[KINDS][2];  // here, so that it is there when the first file enters its kernels
-  return table[int(kind)][any_power];
+KindKernels& kernels_of(Kind kind, PowerClass power) {
+  static KindKernels table[KINDS][POWER_CLASSES];  // here, so that it is there when the first file enters its kernels
+  return table[int(kind)][int(power)];
 }
 
 Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
@@ -78,13 +94,15 @@ int attention_statistics(const AttentionSettings& settings, int D) {
   return k.saved + k.vectors * D;
 }
 
-size_t attention_backward_workspace(int B, int T, int H, int) { return size_t(8) * sizeof(float) * B * H * T; }
+size_t attention_backward_workspace(int B, int T, int H, int) {
+  return size_t(8) * sizeof(float) * B * H * workspace_rows(T);
+}
 
 template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
                        int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  const Launchers<T>& launchers = launchers_for(settings, D, qkv);
+  const Launchers<T>& launchers = launchers_for(settings, D, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward
             : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
                                    policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
@@ -95,7 +113,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  launchers_for(settings, D, qkv)
+  launchers_for(settings, D, TypeTag<T>(), {dqkv, dout, out, qkv})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
                  policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }

@@ -8,16 +8,16 @@ namespace {
 
 // The activations: value and derivative of act at g. All are finite where act is; exp is exp.
 struct Sigmoid {
-  __device__ static float value(float g) { return sigmoid(g); }
-  __device__ static float slope(float g) { return sigmoid(g) * sigmoid(-g); }
+  __device__ static float value(float g) { return FullMaths::sigmoid(g); }
+  __device__ static float slope(float g) { return FullMaths::sigmoid(g) * FullMaths::sigmoid(-g); }
 };
 struct Softplus {
-  __device__ static float value(float g) { return softplus(g); }
-  __device__ static float slope(float g) { return sigmoid(g); }
+  __device__ static float value(float g) { return FullMaths::softplus(g); }
+  __device__ static float slope(float g) { return FullMaths::sigmoid(g); }
 };
 struct Silu {
-  __device__ static float value(float g) { return g * sigmoid(g); }
-  __device__ static float slope(float g) { return sigmoid(g) * fmaf(g, sigmoid(-g), 1.0f); }
+  __device__ static float value(float g) { return g * FullMaths::sigmoid(g); }
+  __device__ static float slope(float g) { return FullMaths::sigmoid(g) * fmaf(g, FullMaths::sigmoid(-g), 1.0f); }
 };
 struct Relu {
   __device__ static float value(float g) { return max(g, 0.0f); }

@@ -155,10 +155,11 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       }
       __syncthreads();
       if (ours.channel >= width) continue;
-      if constexpr (Policy::RAISES)
+      if constexpr (Policy::RAISES) {
         for (int r = 0; r < R; r++)
           for (int n = 0; n < VALUES; n++)
             for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
+      }
       for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
@@ -383,9 +384,9 @@ void general_backward(const BackwardCall<T>& c) {
 }
 
 template <class Policy>
-bool enter_general_kernels(Kind kind, bool any_power = false) {
+bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
   static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
-  KindKernels& k = kernels_of(kind, any_power);
+  KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
   k.vectors = Policy::VALUES - 1;

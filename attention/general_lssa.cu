@@ -1,3 +1,3 @@
 #include "attention/general_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_general_kernels<Lssa>(Kind::lssa);
+[[maybe_unused]] static const bool entered = enter_general_kernels<Lssa<FullMaths>>(Kind::lssa);

@@ -1,4 +1,8 @@
 #include "attention/general_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_general_kernels<Lssar<true, true>>(Kind::lssar),
-                                   entered_any_power = enter_general_kernels<Lssar<true, false>>(Kind::lssar, true);
+using Usual = Lssar<FullMaths, WholePower>;
+using Any = Lssar<FullMaths, AnyPower<FullMaths>>;
+[[maybe_unused]] static const bool entered[] = {
+    enter_general_kernels<Usual>(Kind::lssar, PowerClass::fifteen),
+    enter_general_kernels<Usual>(Kind::lssar, PowerClass::whole),
+    enter_general_kernels<Any>(Kind::lssar, PowerClass::any)};

@@ -1,3 +1,3 @@
 #include "attention/general_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_general_kernels<Relu>(Kind::relu);
+[[maybe_unused]] static const bool entered = enter_general_kernels<Relu<FullMaths>>(Kind::relu);

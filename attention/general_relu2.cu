@@ -1,3 +1,3 @@
 #include "attention/general_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_general_kernels<Relu2>(Kind::relu2);
+[[maybe_unused]] static const bool entered = enter_general_kernels<Relu2<FullMaths>>(Kind::relu2);

@@ -20,8 +20,10 @@ struct Shape {
   int T, H, D;
   bool wide;
   size_t qkv_stride;
+  int row_pitch;  // from head to head of the backward's row values: T, or more
   __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
   __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
+  __host__ __device__ size_t row_values(int B) const { return size_t(B) * H * row_pitch; }
 };
 
 // wide only if every one of the arrays begins at a multiple of 16 bytes
@@ -30,7 +32,7 @@ Shape shape_of(int T_, int H, int D, int qkv_stride, std::initializer_list<const
   if (qkv_stride == 0) qkv_stride = 3 * H * D;
   bool wide = D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && reinterpret_cast<size_t>(array) % 16 == 0;
-  return {T_, H, D, wide, size_t(qkv_stride)};
+  return {T_, H, D, wide, size_t(qkv_stride), T_};
 }
 
 // Part 0 q, 1 k, 2 v of qkv, and a tensor [B, T, H, D].
@@ -47,14 +49,21 @@ __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
 
 namespace {
 
-// rows [ROWS][B, H, T] = what the backward's kernels read per row, from what the forward saved and the dot products
-// dO_i . O_i (and dO_i . O2_i). A thread has a row; its 16-byte pieces come through the first-level cache.
+// rows [ROWS][B, H, row_pitch] = what the backward's kernels read per row, from what the forward saved and the dot
+// products dO_i . O_i (and dO_i . O2_i), 0 past T. A thread has a row; its 16-byte pieces come through the first-level
+// cache.
 template <class T, class Policy>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
                                       PolicySettings settings, Shape shape, int B) {
-  size_t count = shape.rows(B), r = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-  if (r >= count) return;
-  int t = r % shape.T, h = r / shape.T % shape.H, b = r / shape.T / shape.H;
+  size_t count = shape.rows(B), pitched = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+  if (pitched >= shape.row_values(B)) return;
+  rows += pitched;
+  int t = pitched % shape.row_pitch, h = pitched / shape.row_pitch % shape.H, b = pitched / shape.row_pitch / shape.H;
+  if (t >= shape.T) {
+    for (int n = 0; n < Policy::ROWS; n++) rows[n * shape.row_values(B)] = 0;
+    return;
+  }
+  size_t r = (size_t(b) * shape.H + h) * shape.T + t;
   Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
   float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROWS + 1];
   const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
@@ -74,7 +83,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   Policy policy(settings, 0);
   for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
   policy.backward_row(t + 1, saved, dot, row);
-  for (int n = 0; n < Policy::ROWS; n++) rows[n * count + r] = row[n];
+  for (int n = 0; n < Policy::ROWS; n++) rows[n * shape.row_values(B)] = row[n];
 }
 
 // dS_h -= sum over rows of P_sink D, P_sink = e^(S_h - lse) the sink's weight. One block per head.
@@ -86,7 +95,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
   float sum = 0, logit = to_float(sink[h]);
   for (int b = 0; b < B; b++)
     for (int t = threadIdx.x; t < shape.T; t += SINK_THREADS)
-      sum += Policy::sink_grad(logit, rows + (size_t(b) * shape.H + h) * shape.T + t, shape.rows(B));
+      sum += Policy::sink_grad(logit, rows + (size_t(b) * shape.H + h) * shape.row_pitch + t, shape.row_values(B));
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) dsink[h] += sum;
 }
@@ -94,7 +103,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 // The first part of every backward: workspace = the rows above; dsink += where there is one. Bytes: out and dout once.
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
-  size_t rows = shape.rows(c.B);
+  size_t rows = shape.row_values(c.B);
   launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, c.stream, c.workspace,
          c.dout, c.out, c.stats, c.settings, shape, c.B);
   if constexpr (Policy::HAS_SINK)

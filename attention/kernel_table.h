@@ -5,7 +5,7 @@
 
 // What a policy may know, uniform over a launch.
 struct PolicySettings {
-  float power, offset, log_context;
+  float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
   int offset_free_rows;
   float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
 };
@@ -22,7 +22,10 @@ struct ForwardCall {
   cudaStream_t stream;
 };
 
-// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t)
+// Rows of a head in the backward's workspace: whole tiles, so that the copy engine can bring them.
+inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
+
+// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t < workspace_rows(T))
 template <class T>
 struct BackwardCall {
   T* dqkv;
@@ -46,10 +49,13 @@ struct Launchers {
 
 struct KindKernels {
   int saved = -1, vectors = 0;  // per row: floats, and vectors of D floats; -1: this build lacks the kind
-  int tensor_D = 0;            // the largest head of the tensor-core kernels
+  int tensor_D = 0, hopper_D = 0;  // the largest heads of the tensor-core kernels and of Hopper's
   Launchers<float> general_float;
-  Launchers<bf16> general_bf16, tensor_bf16;
+  Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };
 
-// The entry of a kind. any_power: lssar's for powers that are no integers up to 32.
-KindKernels& kernels_of(Kind kind, bool any_power = false);
+// lssar's power: its usual one, another integer up to 32, any other. The other kinds have kernels for the first alone.
+enum class PowerClass { fifteen, whole, any };
+constexpr int POWER_CLASSES = 3;
+
+KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::fifteen);  // their entry

@@ -26,24 +26,50 @@ __device__ inline float log1p_of_unit(float e) {
   return fmaf(e * e, q, e);
 }
 
-// ln(1 + e^z), and its derivative sigmoid(z); both are 0 at -inf.
-__device__ inline float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
-__device__ inline float softplus(float z, float& sigmoid) {
-  float e = expf(-fabsf(z));
-  sigmoid = (z < 0 ? e : 1.0f) / (1 + e);
-  return max(z, 0.0f) + log1p_of_unit(e);
-}
-__device__ inline float sigmoid(float z) {
-  float e = expf(-fabsf(z));
-  return (z < 0 ? e : 1.0f) / (1 + e);
-}
-
-// x^p for normal x in (0, 1], p >= 0. Relative error 2e-7 (1 + p |ln x|).
-__device__ inline float power_of_unit(float x, float p) { return expf(p * log_normal(x)); }
-
 // x^n for 0 <= n < 32, without branches. Relative error n 2^-24.
 __device__ inline float integer_power(float x, int n) {
   float x2 = x * x, x4 = x2 * x2, x8 = x4 * x4;
   float low = (n & 1 ? x : 1.0f) * (n & 2 ? x2 : 1.0f), high = (n & 4 ? x4 : 1.0f) * (n & 8 ? x8 : 1.0f);
   return low * high * (n & 16 ? x8 * x8 : 1.0f);
 }
+
+// What policies take per score, twice. FullMaths: to float32's accuracy. FastMaths: for the kernels on tensor cores,
+// whose operands have 8 bits, to 2^-13; a score takes a third of the instructions there.
+//   exp(z, m) = e^(z - m); softplus(z) = ln(1 + e^z), `slope` = its derivative, the sigmoid; all are 0 at z = -inf
+//   power(x, p) = x^p for x in [0, 1], p > 0
+struct FullMaths {
+  __device__ static float exp(float z, float m) { return expf(z - m); }
+  __device__ static float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
+  __device__ static float softplus(float z, float& slope) {
+    float e = expf(-fabsf(z));
+    slope = (z < 0 ? e : 1.0f) / (1 + e);
+    return max(z, 0.0f) + log1p_of_unit(e);
+  }
+  __device__ static float sigmoid(float z) {
+    float e = expf(-fabsf(z));
+    return (z < 0 ? e : 1.0f) / (1 + e);
+  }
+  // 2e-7 (1 + p |ln x|)
+  __device__ static float power(float x, float p) { return expf(p * log_normal(x + 0x1p-126f)) * float(x > 0); }
+};
+
+struct FastMaths {
+  static constexpr float LOG2_E = 1.44269504f;
+  __device__ static float exp(float z, float m) { return fast_exp2(fmaf(z, LOG2_E, -m * LOG2_E)); }
+  // As log1p_of_unit, q of degree 3: 7e-5.
+  __device__ static float log1p(float e) {
+    float q = fmaf(fmaf(fmaf(0.04310623f, e, -0.16136298f), e, 0.30922472f), e, -0.49777449f);
+    return fmaf(e * e, q, e);
+  }
+  __device__ static float softplus(float z) { return max(z, 0.0f) + log1p(fast_exp2(-fabsf(z) * LOG2_E)); }
+  __device__ static float softplus(float z, float& slope) {
+    float e = fast_exp2(-fabsf(z) * LOG2_E);
+    slope = (z < 0 ? e : 1.0f) * fast_reciprocal(1 + e);
+    return max(z, 0.0f) + log1p(e);
+  }
+  __device__ static float sigmoid(float z) {
+    float e = fast_exp2(-fabsf(z) * LOG2_E);
+    return (z < 0 ? e : 1.0f) * fast_reciprocal(1 + e);
+  }
+  __device__ static float power(float x, float p) { return fast_exp2(p * fast_log2(x)); }
+};

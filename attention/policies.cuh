@@ -1,5 +1,5 @@
 // The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing
-// else of them. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores
+// else of them. Maths (maths.cuh) is FullMaths or FastMaths. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores
 // arrive as -inf and must come out as weight 0, gradient 0. In the forward several threads share a row, each with its
 // own SUMS over its keys.
 //   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first
@@ -23,6 +23,7 @@ struct PolicyDefaults {
 };
 
 // P = e^z / (e^sink + sum e^z), in one sweep with a running maximum; saved: lse, the logarithm of the denominator.
+template <class Maths>
 struct Softmax : PolicyDefaults {
   using Evaluation = Softmax;  // the struct for a forward that no backward follows
   static constexpr bool RAISES = true, HAS_SINK = true;
@@ -36,13 +37,13 @@ struct Softmax : PolicyDefaults {
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
   __device__ float raise(float* sums, float top) const {
-    float raised = max(sums[MAX], top), factor = expf(sums[MAX] - raised);
+    float raised = max(sums[MAX], top), factor = Maths::exp(sums[MAX], raised);
     sums[MAX] = raised;
     sums[SUM] *= factor;
     return factor;
   }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
-    weight[0] = expf(z - sums[MAX]);
+    weight[0] = Maths::exp(z, sums[MAX]);
     sums[SUM] += weight[0];
   }
   __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
@@ -55,7 +56,7 @@ struct Softmax : PolicyDefaults {
     row[DOT] = dot[0];
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    p = expf(z - row[ROW_LSE]);
+    p = Maths::exp(z, row[ROW_LSE]);
     dz = p * (dp - row[DOT]);
   }
   // a row's share of the gradient of a learned sink; rows [ROWS][count]
@@ -64,75 +65,96 @@ struct Softmax : PolicyDefaults {
   }
 };
 
+__device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
+
 // P = softplus(z) / S, S = sum softplus(z). A row whose S underflows (every z below -87) has weight 0 everywhere.
+template <class Maths>
 struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROWS };
   __device__ Lssa(const PolicySettings&, float) {}
-  __device__ static float inverse(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
-  __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
+    __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
-    weight[0] = softplus(z);
+    weight[0] = Maths::softplus(z);
     sums[SUM] += weight[0];
   }
   __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
   __device__ void finish(int, const float*, const float* sums, float* factor, float* saved) const {
-    factor[0] = inverse(sums[SUM]);
+    factor[0] = inverse_or_0(sums[SUM]);
     saved[S] = sums[SUM];
   }
   __device__ void backward_row(int, const float* saved, const float* dot, float* row) const {
-    row[INVERSE_S] = inverse(saved[S]);
+    row[INVERSE_S] = inverse_or_0(saved[S]);
     row[DOT] = dot[0];
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = softplus(z, slope);
+    float slope, f = Maths::softplus(z, slope);
     p = f * row[INVERSE_S];
     dz = slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order: slope alone may be too small for a product
   }
 };
 
+// x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known here, for integers up to 32 by multiplications
+// without a branch, for any other.
+template <int POWER>
+struct FixedPower {
+  static_assert(POWER > 1);
+  template <int N>
+  __device__ static float power(float x) {
+    if constexpr (N == 1) return x;
+    else if constexpr (N % 2) return x * power<N - 1>(x);
+    else return power<N / 2>(x * x);
+  }
+  __device__ static float one_less(float x, float) { return power<POWER - 1>(x); }
+};
+struct WholePower {
+  __device__ static float one_less(float x, float exponent) { return integer_power(x, int(exponent)) * float(x > 0); }
+};
+template <class Maths>
+struct AnyPower {
+  __device__ static float one_less(float x, float exponent) { return Maths::power(x, exponent); }
+};
+
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
 // finds S and max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs
 // two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is
-// degenerate (offset > 0, m < 1e-3) gets 1 / m = 0, and with it 0 everywhere. WHOLE: the power is an integer up to 32,
-// taken by multiplications.
-template <bool TRAINING, bool WHOLE>
+// degenerate (offset > 0, m < 1e-3) gets 1 / m = 0, and with it 0 everywhere. Power: how x^(power - 1) is taken.
+template <class Maths, class Power, bool TRAINING = true>
 struct Lssar : PolicyDefaults {
-  using Evaluation = Lssar<!WHOLE, WHOLE>;  // other powers are rare: their evaluation makes the second sum, unused
+  using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
   enum { SUM_F, MAX_F };         // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };   // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
   enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
-  float power, offset;
+  float power, exponent, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
-      : power(s.power), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
+      : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
   // x = r / m and x^(power - 1), 0 where x is 0
   __device__ float share(float f, float slope, float floor, float& x) const {
     x = max(fmaf(f, slope, -floor), 0.0f);
-    float y = WHOLE ? integer_power(x, int(power) - 1) : power_of_unit(x + 0x1p-126f, power - 1);
-    return y * float(x > 0);
+    return Power::one_less(x, exponent);
   }
   __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
   __device__ void look(float z, float* sums) const {
-    float f = softplus(z);
+    float f = Maths::softplus(z);
     sums[SUM_F] += f;
     sums[MAX_F] = max(sums[MAX_F], f);
   }
   __device__ void turn(int n, const float* sums, float* row) const {
     // the bound, where every z is below -80, keeps SLOPE finite
-    float scale = min(n * Lssa::inverse(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
+    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
     row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
   }
   __device__ void weigh(float z, const float* row, float* sums, float* weight) const {
-    float x, y = share(softplus(z), row[SLOPE], row[FLOOR], x);
+    float x, y = share(Maths::softplus(z), row[SLOPE], row[FLOOR], x);
     weight[0] = y * x;
     sums[SUM_W] += y * x;
     sums[SUM_Y] += y;
@@ -161,7 +183,7 @@ struct Lssar : PolicyDefaults {
     row[E_OVER_S] = max(-3e38f, min(e, 3e38f));  // finite where scale is near the end of the range
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = softplus(z, slope);
+    float slope, f = Maths::softplus(z, slope);
     float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x) * row[ROW_INVERSE_W];
     p = y * x;
     // the slopes first: their product is bounded, each alone may be near an end of float32's range
@@ -170,6 +192,7 @@ struct Lssar : PolicyDefaults {
 };
 
 // P = sigmoid(z - ln(context)), not normalised.
+template <class Maths>
 struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
   enum { SUMS };
@@ -178,17 +201,18 @@ struct Sigmoid : PolicyDefaults {
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
   __device__ void start(float*, bool) const {}
-  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = sigmoid(z - log_context); }
+  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = Maths::sigmoid(z - log_context); }
   __device__ void merge(int, float*, const float*) const {}
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
   __device__ void backward_row(int, const float*, const float*, float*) const {}
   __device__ void grad(float z, float dp, const float*, float& p, float& dz) const {
-    p = sigmoid(z - log_context);
+    p = Maths::sigmoid(z - log_context);
     dz = p * (1 - p) * dp;
   }
 };
 
 // P = relu(z) / n.
+template <class Maths>
 struct Relu : PolicyDefaults {
   using Evaluation = Relu;
   enum { SUMS };
@@ -207,9 +231,10 @@ struct Relu : PolicyDefaults {
 };
 
 // P = relu(z)^2 / n.
-struct Relu2 : Relu {
+template <class Maths>
+struct Relu2 : Relu<Maths> {
   using Evaluation = Relu2;
-  using Relu::Relu;
+  using Relu<Maths>::Relu, Relu<Maths>::INVERSE_N;
   __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f) * max(z, 0.0f); }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     float r = max(z, 0.0f);

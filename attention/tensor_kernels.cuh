@@ -24,7 +24,7 @@ __device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float
 }
 
 template <class T, class Policy, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS)
+__global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
                                     Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, VALUES = Policy::VALUES, PASSES = Policy::PASSES;
@@ -337,8 +337,8 @@ void tensor_backward(const BackwardCall<T>& c) {
 }
 
 template <class Policy>
-bool enter_tensor_kernels(Kind kind, bool any_power = false) {
-  KindKernels& k = kernels_of(kind, any_power);
+bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
+  KindKernels& k = kernels_of(kind, power);
   k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
   k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,
                    tensor_backward<bf16, Policy>};

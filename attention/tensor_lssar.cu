@@ -1,4 +1,8 @@
 #include "attention/tensor_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_tensor_kernels<Lssar<true, true>>(Kind::lssar),
-                                   entered_any_power = enter_tensor_kernels<Lssar<true, false>>(Kind::lssar, true);
+using Usual = Lssar<FastMaths, FixedPower<15>>;
+using Any = Lssar<FastMaths, AnyPower<FastMaths>>;
+[[maybe_unused]] static const bool entered[] = {
+    enter_tensor_kernels<Usual>(Kind::lssar, PowerClass::fifteen),
+    enter_tensor_kernels<Any>(Kind::lssar, PowerClass::whole),
+    enter_tensor_kernels<Any>(Kind::lssar, PowerClass::any)};

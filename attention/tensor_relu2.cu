@@ -1,3 +1,3 @@
 #include "attention/tensor_kernels.cuh"
 
-[[maybe_unused]] static const bool entered = enter_tensor_kernels<Relu2>(Kind::relu2);
+[[maybe_unused]] static const bool entered = enter_tensor_kernels<Relu2<FastMaths>>(Kind::relu2);

@@ -1,10 +1,11 @@
 // Attention alone: time of the evaluation forward, the training forward and the backward of each kind, as TFLOP/s of
 // the FlashAttention count (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs),
 // and the share of the time that the work which the kind does need would take at the machine's ceilings.
-//   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor] [--type fp32|bf16] [--json FILE]
+//   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor|hopper] [--type fp32|bf16] [--json FILE]
 //                                 [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. Medians of repeated runs on random data.
+#include "attention/names.h"
 #include "bench/bench.h"
 
 static std::vector<JsonObject> rows;
@@ -47,7 +48,7 @@ static void bench(int argc, char** argv) {
     auto value = [&] { return option_value(argc, argv, i); };
     if (a == "--threads") set_cpu_threads(atoi(value().c_str()));
     else if (a == "--type") type = value();
-    else if (a == "--kernels") settings.kernels = value() == "tensor" ? Kernels::tensor : Kernels::general;
+    else if (a == "--kernels") settings.kernels = from_name<Kernels>("--kernels", kernels_names, value());
     else if (a == "--json") json = value();
     else if (list < 3 && a[0] != '-') lists[list++] = a;
     else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());

@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <vector>
 #include "kernels/gpu.cuh"
+#ifdef PLUSGPT_CPU
+#include "kernels/hopper.cuh"
+#endif
 
 namespace {
 
@@ -80,6 +83,33 @@ template <int M, int N, class T> void report_mma(const char* what, float* x, int
   report(what, 2.0 * 16 * 8 * 16 * M * N * times * blocks / s * 1e-9, "GFLOP/s");
 }
 
+#ifdef PLUSGPT_CPU
+// groups of `depth` / 16 products
+template <int TILES, bool FROM_REGISTERS> __global__ void multiply_together(float* x, int times, int depth) {
+  DYNAMIC_SHARED(bf16, tiles);
+  float d[TILES][4] = {};
+  unsigned a[4] = {};
+  for (int i = 0; i < times; ++i) {
+    wgmma_fence();
+    for (int k = 0; k < depth / 16; ++k) {
+      if constexpr (FROM_REGISTERS) wgmma(d, a, columns_operand(tiles, 64 * TILE_ROW_BYTES) + 128 * (k % 4));
+      else wgmma(d, rows_operand(tiles) + 2 * (k % 4), rows_operand(tiles) + 2 * (k % 4), true);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(d);
+  }
+  x[threadIdx.x] = d[0][0];
+}
+template <int TILES, bool FROM_REGISTERS> void report_wgmma(const char* what, float* x, int blocks, int depth) {
+  constexpr int times = 50;
+  double s = best_seconds([&] {
+    launch((multiply_together<TILES, FROM_REGISTERS>), blocks, WARPGROUP, 128 * TILE_ROW_BYTES, nullptr, x, times,
+           depth);
+  });
+  report(what, 2.0 * 64 * 8 * TILES * depth * times * blocks / s * 1e-9, "GFLOP/s");
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -126,6 +156,12 @@ int main(int argc, char** argv) {
   report_mma<1, 8, bf16>("mma m16n8k16 bf16, 1 x 8 tiles", x, threads);
   report_mma<2, 8, bf16>("mma m16n8k16 bf16, 2 x 8 tiles", x, threads);
   report_mma<2, 8, fp16>("mma m16n8k16 fp16, 2 x 8 tiles", x, threads);
+#ifdef PLUSGPT_CPU
+  report_wgmma<8, false>("wgmma n64, tiles, groups of k 64", x, threads, 64);
+  report_wgmma<16, false>("wgmma n128, tiles, groups of k 128", x, threads, 128);
+  report_wgmma<8, true>("wgmma n64, registers, groups of k 64", x, threads, 64);
+  report_wgmma<16, true>("wgmma n128, registers, groups of k 128", x, threads, 128);
+#endif
   CUDA_CHECK(cudaFree(x));
   CUDA_CHECK(cudaFree(y));
 }

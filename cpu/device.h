@@ -98,5 +98,6 @@ template <int N> inline void cp_async_wait() { cpu::deliver_copies(N); }
 
 inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_log2(float x) { return log2f(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
 inline float fast_exp(float x) { return expf(x); }
 inline float fast_log(float x) { return logf(x); }

@@ -35,6 +35,9 @@ struct Worker {
   void adopt(const Launch&, uint64_t id);
   void run_block(uint64_t block);
   Thread* next_thread();
+  Thread* next_thread_at_last();
+  bool copy_arrives();
+  uint64_t random();
   const Context& context_of(Thread*);
   [[gnu::noinline]] void start(Thread*);
   [[gnu::cold]] void fail(std::exception_ptr);
@@ -54,6 +57,9 @@ struct Worker {
   Stack entering;             // handed to carry()
   std::unique_ptr<Thread[]> thread{new Thread[max_block_threads]()};
   Warp warp[max_block_threads / warp_size]{};
+  struct Sleeper { Thread* thread; const void* key; Site site; std::string (*describe)(const void*); };
+  int sleepers = 0;
+  Sleeper sleeper[max_block_threads];
 
   const Launch* launch = nullptr;
   const char* kernel = "";
@@ -66,12 +72,12 @@ struct Worker {
   OverflowWatch watch{&stacks, &kernel};
   std::vector<char> saved_static;
   char* shared = nullptr;     // the block's dynamic shared memory
-  char start_key = 0, finish_key = 0;  // for TSan (see fiber.h)
+  char start_key = 0;         // for TSan (see fiber.h)
 };
 
 // Not zero on purpose: so they are not in .tbss, which holds the static shared memory that the poison knob fills.
 __thread Thread* self = &host_thread;
-__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}};
+__thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}, 0, 0, nullptr};
 Knobs knobs;
 
 namespace {
@@ -91,12 +97,9 @@ CPU_NO_TSAN void carry() {
       w.fail(std::current_exception());
     }
     returned(*self);
-    order_before(&w.finish_key);
     Thread* next = w.next_thread();
-    if (!next && !here.failing && here.returned != static_cast<uint64_t>(w.threads)) {
-      w.fail_stuck();
-      next = w.next_thread();
-    }
+    if (!next && !here.failing) next = w.next_thread_at_last();
+    order_before(&here.finish_key);
     if (next) self = next;
     if (next && !next->context.sp && !own_stacks) {
 #ifdef CPU_ASAN
@@ -120,14 +123,19 @@ Worker::~Worker() {
 #endif
   }
   std::free(shared);
+  free_engine(std::exchange(here.engine, nullptr));
   here.worker = nullptr;
+}
+
+CPU_NO_TSAN inline uint64_t Worker::random() {
+  random_state ^= random_state << 13, random_state ^= random_state >> 7;
+  return random_state ^= random_state << 17;
 }
 
 CPU_NO_TSAN inline int Worker::pick(uint32_t mask) {
   if (order == Order::forward) [[likely]] return __builtin_ctz(mask);
   if (order == Order::reverse) return 31 - __builtin_clz(mask);
-  random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
-  for (uint64_t skip = random_state % static_cast<unsigned>(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
+  for (uint64_t skip = random() % static_cast<unsigned>(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
   return __builtin_ctz(mask);
 }
 
@@ -142,6 +150,34 @@ CPU_NO_TSAN inline Thread* Worker::next_thread() {
     w = &warp[pick(runnable)];
   }
   return w->threads + pick(w->runnable);
+}
+
+// One of the copies under way arrives; false if there are none.
+CPU_NO_TSAN bool Worker::copy_arrives() {
+  int n = here.engine ? copies_under_way(*here.engine) : 0;
+  if (n == 0) return false;
+  try {
+    int newest = n - 1, any = static_cast<int>(random() % static_cast<unsigned>(n));
+    deliver(*here.engine, order == Order::forward ? 0 : order == Order::reverse ? newest : any);
+  } catch (const Abandoned&) {
+  }
+  return true;
+}
+
+// When none is runnable: the next that becomes so through a copy, or by the failure of the block; null at its end.
+CPU_NO_TSAN Thread* Worker::next_thread_at_last() {
+  if (here.returned == static_cast<uint64_t>(threads)) {
+    try {
+      if (here.engine) finish_block(*here.engine);
+    } catch (const Abandoned&) {
+    }
+    return nullptr;
+  }
+  Thread* next = nullptr;
+  while (!next && copy_arrives()) next = next_thread();
+  if (next) return next;
+  if (!here.failing) fail_stuck();
+  return next_thread();
 }
 
 CPU_NO_TSAN inline const Context& Worker::context_of(Thread* t) {
@@ -178,7 +214,7 @@ CPU_NO_TSAN void Worker::fail(std::exception_ptr e) {
 }
 
 static std::string text_of(uint3 i) { return format("(%u, %u, %u)", i.x, i.y, i.z); }
-static std::string text_of(const Site& site) { return format("%s (%s:%d)", site.what, site.file, site.line); }
+std::string text_of(const Site& site) { return format("%s (%s:%d)", site.what, site.file, site.line); }
 
 void Worker::fail(const char* fmt, ...) {
   va_list arguments;
@@ -190,27 +226,31 @@ void Worker::fail(const char* fmt, ...) {
 }
 
 void Worker::fail_stuck() {
-  const char* kind = here.returned ? "some threads have returned while others wait for them" : "deadlock";
+  // who waits for a key waits for no thread that has returned
+  const char* kind = here.returned && !sleepers ? "some threads have returned while others wait for them" : "deadlock";
   fail("%s: %s.", kind, waiting().c_str());
 }
 
 // One clause for each place where threads wait.
 CPU_NO_TSAN std::string Worker::waiting() const {
-  struct Group { Site site; int count; uint3 first; };
+  struct Group { Site site; int count; uint3 first; std::string missing; };
   std::vector<Group> groups;
   for (int i = 0; i < threads; ++i) {
     const Thread& t = thread[i];
     if (!t.context.sp || (t.warp->runnable >> t.lane & 1)) continue;
-    const Site& site = t.warp->arrived >> t.lane & 1 ? t.warp->site : barrier_site;
+    const Sleeper* asleep = std::find_if(sleeper, sleeper + sleepers, [&](const Sleeper& s) { return s.thread == &t; });
+    bool in_warp = t.warp->arrived >> t.lane & 1, at_key = asleep != sleeper + sleepers;
+    const Site& site = in_warp ? t.warp->site : at_key ? asleep->site : barrier_site;
     auto same = [&](const Group& g) { return g.site.line == site.line && g.site.what == site.what; };
     auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) groups.push_back({site, 1, t.index});
+    std::string missing = at_key && asleep->describe ? asleep->describe(asleep->key) : "";
+    if (group == groups.end()) groups.push_back({site, 1, t.index, missing});
     else ++group->count;
   }
   std::string text;
   for (const Group& g : groups)
-    text += format("%d thread%s at %s, the first is %s; ", g.count, g.count == 1 ? " waits" : "s wait",
-                   text_of(g.site).c_str(), text_of(g.first).c_str());
+    text += format("%d thread%s at %s%s, the first is %s; ", g.count, g.count == 1 ? " waits" : "s wait",
+                   text_of(g.site).c_str(), g.missing.c_str(), text_of(g.first).c_str());
   return text + format("%d returned", static_cast<int>(here.returned));
 }
 
@@ -254,6 +294,7 @@ void Worker::adopt(const Launch& l, uint64_t id) {
   here.block_dim = l.block;
   here.grid_dim = l.grid;
   here.dynamic_shared = shared;
+  here.shared_bytes = l.shared_bytes;
 #if !defined(CPU_ASAN) && !defined(CPU_TSAN)
   here.in_order = order == Order::forward;
 #endif
@@ -266,7 +307,9 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
   here.returned = 0;
   runnable = all_warps;
   at_barrier = 0;
+  sleepers = 0;
   here.failing = false;
+  if (here.engine) start_block(*here.engine);
   for (int i = 0; i < warps; ++i) warp[i].runnable = warp[i].lanes, warp[i].arrived = 0;
   random_state = (knobs.seed + block + 1) * 0x9e3779b97f4a7c15u | 1;
   if (knobs.poison) {
@@ -280,7 +323,7 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
   const Warp& first = warp[pick(runnable)];
   self = first.threads + pick(first.runnable);
   switch_context(host, context_of(self));
-  order_after(&finish_key);
+  order_after(&here.finish_key);
   self = &host_thread;
   if (knobs.poison) restore_static(saved_static);
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
@@ -289,17 +332,45 @@ CPU_NO_TSAN void Worker::run_block(uint64_t block) {
 CPU_NO_TSAN const Context& next_context() {
   Worker& w = *here.worker;
   Thread* me = self;
+  if (!me->context.sp) me->context.sp = &w;  // not null: this thread counts as waiting, and may be woken by a copy
+  if (here.engine && w.order == Order::random && w.random() % 16 == 0) w.copy_arrives();
   Thread* next = w.next_thread();
-  if (!next) [[unlikely]] {
-    me->context.sp = &w;  // not null: this thread counts as waiting
-    w.fail_stuck();
-    return me->context;
-  }
+  if (!next) [[unlikely]] next = w.next_thread_at_last();
   self = next;
   return w.context_of(next);
 }
 
+CPU_NO_TSAN void sleep_until_woken(const void* key, const Site& site, std::string (*describe)(const void*)) {
+  Worker& w = *here.worker;
+  w.sleeper[w.sleepers++] = {self, key, site, describe};
+  wait(*self);
+}
+
+CPU_NO_TSAN void wake(const void* key) {
+  Worker& w = *here.worker;
+  int left = 0;
+  for (int i = 0; i < w.sleepers; ++i) {
+    const Worker::Sleeper& s = w.sleeper[i];
+    if (s.key == key) {
+      s.thread->warp->runnable |= 1u << s.thread->lane;
+      w.runnable |= 1u << s.thread->warp->number;
+    } else {
+      w.sleeper[left++] = s;
+    }
+  }
+  w.sleepers = left;
+}
+
 void abandon() { throw Worker::Abandoned(); }
+
+void reject(const Site& site, const char* fmt, ...) {
+  va_list arguments;
+  va_start(arguments, fmt);
+  std::string what = vformat(fmt, arguments);
+  va_end(arguments);
+  here.worker->fail("%s: %s", text_of(site).c_str(), what.c_str());
+  abandon();
+}
 
 void cannot_meet(const char* what, const char* file, int line) {
   Site site{what, file, line};

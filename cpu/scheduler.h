@@ -1,11 +1,12 @@
 // Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on a stack that it shares with
 // those before it, and keeps that stack from its first wait on: from then on it is a fiber. A waiting thread switches
 // straight to the next runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block.
-// There is no scheduler fiber. When nothing can run and not every thread has returned, the launch fails and names the
-// lines where threads wait.
+// There is no scheduler fiber. When nothing can run, the copy engine (hopper.cpp) brings something; when it has nothing
+// left and not every thread has returned, the launch fails and names the lines where threads wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string>
 #include "cpu/fiber.h"
 
 struct uint3 { unsigned x, y, z; };
@@ -37,6 +38,7 @@ extern Knobs knobs;
 struct Warp;
 struct Worker;
 struct CopyQueue;
+struct Engine;
 
 struct alignas(64) Thread {  // one cache line
   uint3 index;               // threadIdx
@@ -48,11 +50,19 @@ struct alignas(64) Thread {  // one cache line
 void drop_copies(CopyQueue*);
 void free_copies(CopyQueue*);
 
+// hopper.cpp: what a block's copy engine and warpgroups have under way.
+void start_block(Engine&);
+int copies_under_way(const Engine&);
+void deliver(Engine&, int which);  // of the copies, the oldest is 0
+void finish_block(const Engine&);  // throws if something is left
+void free_engine(Engine*);
+
 struct Site {                // where threads meet
   const char* what;
   const char* file;
   int line;
 };
+std::string text_of(const Site&);
 
 constexpr uint32_t all_lanes_mask = 0xffffffffu;
 
@@ -78,7 +88,9 @@ struct Here {
   bool in_order;             // threads start in the order of their numbers
   bool failing;              // the block is being unwound
   unsigned barriers;         // completed
-  char barrier_key[2];       // for TSan (see fiber.h)
+  char barrier_key[2], finish_key;  // for TSan (see fiber.h)
+  size_t shared_bytes;       // of dynamic shared memory
+  Engine* engine;            // null until a kernel asks for it
 };
 extern __thread Thread* self;
 extern __thread Here here;
@@ -106,6 +118,12 @@ const Context& next_context();
 bool arrive_at_barrier(const char* file, int line);   // true for the last of the block, which goes on
 [[noreturn]] void cannot_meet(const char* what, const char* file, int line);
 [[noreturn]] void abandon();
+
+// Waits until wake(key): for everything but meetings of a warp and __syncthreads. `describe` adds to reports what is
+// missing there.
+void sleep_until_woken(const void* key, const Site&, std::string (*describe)(const void* key) = nullptr);
+void wake(const void* key);
+[[noreturn, gnu::format(printf, 2, 3)]] void reject(const Site&, const char* format, ...);  // fails the block
 
 // Takes the current thread off the runnable ones and switches to another; usually its neighbour, and trying that first
 // keeps the bit masks out of the chain of dependent loads. Inlined down to the switch, which ends in a jump into the

@@ -43,14 +43,7 @@ inline unsigned blocks_for(size_t items, size_t per_block) { return unsigned((it
 // For kernels that loop: enough blocks to fill the machine, few enough that the CPU layer does not start a thread per
 // row.
 inline unsigned looping_blocks(size_t items, size_t per_block, int per_multiprocessor) {
-  static const int multiprocessors = [] {
-    cudaDeviceProp properties;
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return properties.multiProcessorCount > 0 ? properties.multiProcessorCount : 1;
-  }();
-  unsigned needed = blocks_for(items, per_block), most = unsigned(multiprocessors * per_multiprocessor);
+  unsigned needed = blocks_for(items, per_block), most = unsigned(device_properties().multiProcessorCount * per_multiprocessor);
   return needed < most ? needed : most;
 }
 

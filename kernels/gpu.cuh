@@ -24,6 +24,18 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
+// Of the device that is current at the first call: a process works on one.
+inline const cudaDeviceProp& device_properties() {
+  static const cudaDeviceProp properties = [] {
+    int device = 0;
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    return p;
+  }();
+  return properties;
+}
+
 // launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
 // take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
 #define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
@@ -103,7 +115,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 
 // DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.
 #define DYNAMIC_SHARED(type, name)                              \
-  extern __shared__ __align__(128) char dynamic_shared_bytes[]; \
+  extern __shared__ __align__(1024) char dynamic_shared_bytes[]; \
   type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
 
 template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
@@ -231,7 +243,8 @@ template <int N> __device__ inline void cp_async_wait() {
 
 // Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
 // erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
-// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, the logarithms
+// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
+// 2^-23, the logarithms
 // 2^-22 (near 1 that is absolute).
 __device__ inline float fast_exp2(float x) {
   float y;
@@ -241,6 +254,11 @@ __device__ inline float fast_exp2(float x) {
 __device__ inline float fast_log2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Prints what ptxas said of every kernel of the CUDA build, as a Markdown table; exit 1 if any spills registers.
+"""Prints what ptxas said of every kernel of the CUDA build, as a Markdown table; exit 1 if any spills registers, or if
+ptxas made a kernel's asynchronous products (wgmma) wait for each other.
 
-    python3 scripts/kernel_table.py [FOLDER] [--arch 80]        FOLDER: build/cuda
+    python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
 
 Columns: registers of a thread, bytes that it spills, shared memory that the kernel declares (what a launch adds is not
-there), and how many of the 64 warps of a multiprocessor the 65536 registers allow.
+there), and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass adds how many instructions
+of some kinds each kernel has, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy
+engine loads (UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
 """
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +20,8 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized .*function '(\w+)'")
+INSTRUCTIONS = ("HMMA", "HGMMA", "UTMALDG", "UTMASTG")
 
 
 def read(folder):
@@ -39,6 +45,38 @@ def read(folder):
   return kernels
 
 
+def serialized(folder):
+  """Mangled names of the kernels whose wgmma wait for each other. (Some tests' kernels do wrong on purpose.)"""
+  found = set()
+  for place, _, names in os.walk(folder):
+    for name in names:
+      if name.endswith(".ptxas") and os.path.basename(place) != "test":
+        with open(os.path.join(place, name), encoding="utf-8", errors="replace") as file:
+          found.update(SERIALIZED.findall(file.read()))
+  return found
+
+
+def count_instructions(folder):
+  """{mangled name: {instruction: how many}} by disassembling every object below."""
+  tool = shutil.which("cuobjdump") or os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "cuobjdump")
+  counts = {}
+  for place, _, names in os.walk(folder):
+    for name in names:
+      if not name.endswith(".cu.o"):
+        continue
+      try:
+        done = subprocess.run([tool, "-sass", os.path.join(place, name)], capture_output=True, text=True)
+      except FileNotFoundError:
+        sys.exit("kernel_table.py: --sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME.")
+      kernel = None
+      for line in done.stdout.splitlines():
+        if "Function : " in line:
+          kernel = counts.setdefault(line.split("Function : ")[1].strip(), dict.fromkeys(INSTRUCTIONS, 0))
+        elif kernel and (found := re.search(r"\b(%s)\b" % "|".join(INSTRUCTIONS), line)):
+          kernel[found[1]] += 1
+  return counts
+
+
 def readable(names):
   """Demangled, without namespaces, return types and parameters."""
   done = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True)
@@ -54,18 +92,28 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("folder", nargs="?", default="build/cuda")
   parser.add_argument("--arch", help="only this target, as in 80 or 90a")
+  parser.add_argument("--sass", action="store_true", help="count instructions too")
   arguments = parser.parse_args()
   kernels = [k for k in read(arguments.folder) if arguments.arch in (None, k[1])]
   if not kernels:
     print(f"No CUDA build in {arguments.folder}, so no table of registers (make BACKEND=cuda compiles one where nvcc is).")
     return 0
-  print("\n| kernel | target | registers | spilled | shared | warps |\n|---|---|---|---|---|---|")
-  for name, (_, arch, registers, spilled, shared) in zip(readable([k[0] for k in kernels]), kernels):
+  sass = count_instructions(arguments.folder) if arguments.sass else {}
+  columns = INSTRUCTIONS if arguments.sass else ()
+  print("\n| " + " | ".join(("kernel", "target", "registers", "spilled", "shared", "warps") + columns) + " |")
+  print("|---" * (6 + len(columns)) + "|")
+  lacking = []
+  for name, (mangled, arch, registers, spilled, shared) in zip(readable([k[0] for k in kernels]), kernels):
     warps = min(64, 65536 // (-(-registers // 8) * 8 * 32))
-    print(f"| {name} | sm_{arch} | {registers} | {spilled} | {shared} | {warps} |")
-  bad = sum(k[3] > 0 for k in kernels)
-  print(f"\n{len(kernels)} kernels, {bad} with spilled registers")
-  return 1 if bad else 0
+    counts = [sass.get(mangled, {}).get(column, 0) for column in columns]
+    if arguments.sass and "_hopper_kernel" in name and 0 in counts[1:]:
+      lacking.append(name)
+    print("| " + " | ".join(map(str, [name, f"sm_{arch}", registers, spilled, shared, warps] + counts)) + " |")
+  bad, waiting = sum(k[3] > 0 for k in kernels), serialized(arguments.folder)
+  print(f"\n{len(kernels)} kernels, {bad} with spilled registers, {len(waiting)} whose wgmma wait for each other")
+  for name in lacking:
+    print(f"without tensor-core products, loads or stores by the copy engine: {name}")
+  return 1 if bad or waiting or lacking else 0
 
 
 if __name__ == "__main__":

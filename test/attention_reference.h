@@ -8,6 +8,7 @@
 
 #include "attention/attention.h"
 #include "test/compare.h"
+#include "test/device.h"
 
 template <class P> using Numbers = std::vector<typename P::real>;
 
@@ -337,4 +338,35 @@ Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape
           for (int d = 0; d < D; d++) dqkv[shape.qkv(b, t, part, h, d)] = dx[d];
         }
   return dqkv;
+}
+
+// ---- what tests of attention share
+
+template <class T> constexpr double u = unit_roundoff<T>;
+
+inline std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
+  return format("%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], sink_names[int(s.sink)],
+                qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
+}
+
+// Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
+template <class X>
+std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
+  std::vector<X> x;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int n = 0; n < shape.H * shape.D; n++) x.push_back(qkv[shape.qkv(b, t, part, 0, n)]);
+  return x;
+}
+
+// Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
+template <class T>
+std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
+  auto x = random_normal<float>(shape.qkv_size(), seed);
+  std::vector<T> qkv(x.size());
+  for (size_t i = 0; i < x.size(); i++) {
+    bool is_q = i / (size_t(shape.H) * shape.D) % 3 == 0;
+    qkv[i] = from_float<T>(is_q ? x[i] * spread / std::sqrt(float(shape.D)) : x[i]);
+  }
+  return qkv;
 }

@@ -2,7 +2,7 @@
 // find it, and `planted_bugs NAME clean`, the same kernel without the bug, must not be. Without arguments: the list.
 #include <cstdio>
 #include <cstring>
-#include "kernels/gpu.cuh"
+#include "kernels/hopper.cuh"
 
 namespace {
 
@@ -107,12 +107,83 @@ template <bool bug> __global__ void lock_up(float* x) {
   x[threadIdx.x] = 1;
 }
 
+// Hopper's copies: twice one thread asks for x, and everyone waits for it.
+enum class Miss { nothing, expect, sync_after_init, mbarrier_wait, release };
+template <Miss miss> __device__ void load_twice(float* x) {
+  DYNAMIC_SHARED(float, tile);
+  __shared__ Mbarrier arrived;
+  if (threadIdx.x == 0) mbarrier_init(arrived, 1), mbarrier_init_fence();
+  if (miss != Miss::sync_after_init) __syncthreads();
+  float v = 0;
+  for (unsigned round = 0; round < 2; ++round) {
+    if (threadIdx.x == 0) {
+      if (miss != Miss::expect) mbarrier_arrive_expect(arrived, n * sizeof(float));
+      bulk_load(tile, x, n * sizeof(float), arrived);
+    }
+    if (miss != Miss::mbarrier_wait || threadIdx.x < WARP) mbarrier_wait(arrived, round);
+    v += tile[n - 1 - threadIdx.x];
+    if (miss != Miss::release) named_barrier(1, n);
+  }
+  named_barrier(2, n);
+  x[threadIdx.x] = v;
+}
+template <bool bug> __global__ void miss_expect(float* x) { load_twice<bug ? Miss::expect : Miss::nothing>(x); }
+template <bool bug> __global__ void miss_sync_after_init(float* x) {
+  load_twice<bug ? Miss::sync_after_init : Miss::nothing>(x);
+}
+template <bool bug> __global__ void miss_mbarrier_wait(float* x) {
+  load_twice<bug ? Miss::mbarrier_wait : Miss::nothing>(x);
+}
+template <bool bug> __global__ void miss_release(float* x) { load_twice<bug ? Miss::release : Miss::nothing>(x); }
+
+// x as 4 rows of 64 bf16; the tensor map promises a fifth.
+template <bool bug, bool store> __device__ void copy_tile(float* x) {
+  DYNAMIC_SHARED(float, tile);
+  __shared__ Mbarrier arrived;
+  TensorMap map = tensor_map(reinterpret_cast<const bf16*>(x), {1, bug ? 5 : 4, 1, 64, 256, 64, 64}, 4);
+  if (threadIdx.x != 0) return;
+  mbarrier_init(arrived, 1);
+  mbarrier_arrive_expect(arrived, 4 * TILE_ROW_BYTES);
+  tile_load(tile, map, 0, bug && !store, 0, 0, arrived);
+  mbarrier_wait(arrived, 0);
+  tile_store(map, tile, 0, bug && store, 0, 0);
+  bulk_commit();
+  bulk_wait_read();
+}
+template <bool bug> __global__ void load_tile(float* x) { copy_tile<bug, false>(x); }
+template <bool bug> __global__ void store_tile(float* x) { copy_tile<bug, true>(x); }
+
+template <bool bug> __global__ void miss_sync_before_wgmma(float* x) {
+  DYNAMIC_SHARED(bf16, tile);
+  for (int i = threadIdx.x; i < 64 * 64; i += n) tile[i] = from_float<bf16>(x[threadIdx.x]);
+  async_proxy_fence();
+  if (!bug) named_barrier(1, n);
+  float d[8][4];
+  wgmma_fence();
+  wgmma(d, rows_operand(tile), rows_operand(tile), false);
+  wgmma_commit();
+  wgmma_wait<0>(d);
+  tile[threadIdx.x] = from_float<bf16>(d[0][0]);  // the products are done, whoever did them
+  x[threadIdx.x] = d[0][0];
+}
+template <bool bug> __global__ void miss_wgmma_wait(float* x) {
+  DYNAMIC_SHARED(bf16, tile);
+  float d[8][4] = {};
+  wgmma_fence();
+  wgmma(d, rows_operand(tile), rows_operand(tile), true);
+  wgmma_commit();
+  if (!bug) wgmma_wait<0>(d);
+  x[threadIdx.x] = d[0][0];
+}
+
 struct Bug { const char* name; void (*kernels[2])(float*); };
 #define BUG(kernel) {#kernel, {kernel<false>, kernel<true>}}
 constexpr Bug bugs[] = {
     BUG(write_global), BUG(read_global), BUG(write_static), BUG(write_dynamic), BUG(copy_async),
     BUG(miss_syncthreads), BUG(miss_second_syncthreads), BUG(miss_syncwarp), BUG(shuffle_for_syncwarp),
     BUG(miss_sync_before_ldmatrix), BUG(update_unsynchronised), BUG(diverge), BUG(exit_early), BUG(lock_up),
+    BUG(miss_expect), BUG(miss_sync_after_init), BUG(miss_mbarrier_wait), BUG(miss_release), BUG(load_tile),
+    BUG(store_tile), BUG(miss_sync_before_wgmma), BUG(miss_wgmma_wait),
 };
 
 }  // namespace
@@ -131,7 +202,8 @@ int main(int argc, char** argv) {
       set_cpu_threads(2);
       bool planted = strcmp(argv[2], "bug") == 0;
       int blocks = bug.kernels[0] == update_unsynchronised<false> ? 4 : 1;
-      launch_kernel(bug.name, bug.kernels[planted], blocks, n, n * sizeof(float), nullptr, x);
+      size_t shared = strstr(bug.name, "wgmma") ? 64 * TILE_ROW_BYTES : n * sizeof(float);
+      launch_kernel(bug.name, bug.kernels[planted], blocks, n, shared, nullptr, x);
       CUDA_CHECK(cudaDeviceSynchronize());
       CUDA_CHECK(cudaFree(x));
     } catch (const Failure& e) {

@@ -13,20 +13,28 @@ place='cpu_planted_bugs.cu:[0-9]+'
 any_build="
 diverge                      kernel diverge, block .*divergent barrier.*$place.*$place
 exit_early                   kernel exit_early, block .*1 returned
-lock_up                      kernel lock_up, block .*(deadlock|diverge).*$place.*$place"
+lock_up                      kernel lock_up, block .*(deadlock|diverge).*$place.*$place
+miss_expect                  kernel miss_expect, block .*deadlock.*mbarrier_wait.*$place
+miss_wgmma_wait              kernel miss_wgmma_wait, block .*wgmma .*$place.*products under way"
 asan="
 write_global                 $overflow
 read_global                  $overflow
 write_static                 $overflow
 write_dynamic                $overflow
-copy_async                   $overflow"
+copy_async                   $overflow
+load_tile                    $overflow
+store_tile                   $overflow"
 tsan="
 miss_syncthreads             $race
 miss_second_syncthreads      $race
 miss_syncwarp                $race
 shuffle_for_syncwarp         $race
 miss_sync_before_ldmatrix    $race
-update_unsynchronised        $race"
+update_unsynchronised        $race
+miss_sync_after_init         $race
+miss_mbarrier_wait           $race
+miss_release                 $race
+miss_sync_before_wgmma       $race"
 
 expected=$any_build
 case "$build" in
