@@ -502,6 +502,20 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
       testing::ExitedWithCode(11), "");
   EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
               testing::ExitedWithCode(11), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); raise(SIGINT); }, testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGINT); raise(SIGTERM); }, testing::KilledBySignal(SIGTERM), "");
+  auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
+              testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
+              testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(Signals, OneRequestMayArriveSeveralTimes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
+        _exit(stop_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
 }

@@ -13,7 +13,7 @@ import subprocess
 import time
 import unittest
 
-from test_resume import LARGE, Runs
+from test_resume import AGAIN, LARGE, Runs
 from workspace import CRASH, read_safetensors, write_safetensors
 
 ENDLESS = {"optimizer__schedule": "constant", "train__steps": 1000000, "checkpoint__every": 0, "log__every": 1000000,
@@ -310,10 +310,25 @@ class Ends(Several):
     process = self.start("--gpus", "2", **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     self.wait_for(process, lambda: len(self.lines()) > 2)
     os.kill(self.ranks()[0], signal.SIGSTOP)  # deaf: only the launcher can end it
-    for _ in range(2):
-      process.send_signal(signal.SIGINT)
-      time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(AGAIN)
+    process.send_signal(signal.SIGINT)
     self.assertEqual(self.ended(process)[0], -signal.SIGINT)
+
+  def test_one_request_to_all_processes(self):
+    """As `timeout`, scancel and service managers send it, and again while the run is ending."""
+    process = self.start("--gpus", "2", **{**ENDLESS, **LARGE})
+    self.wait_for(process, lambda: len(self.lines()) > 2)
+    for _ in range(3):
+      for one in [*self.ranks().values(), process.pid]:
+        try:
+          os.kill(one, signal.SIGTERM)
+        except ProcessLookupError:
+          pass
+      time.sleep(0.05)
+    code, output, errors = self.ended(process)
+    self.assertEqual((code, errors), (0, ""), output)
+    self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
   def test_an_error_of_one_rank_is_said_by_rank_0(self):
     # Rank 1 looks for its data where there are none.

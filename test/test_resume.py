@@ -18,6 +18,7 @@ from workspace import CONFIG, CRASH, TEXT, TRAIN, Workspace, merged, read_safete
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
 # 13 MB a checkpoint: long enough under way to be met there.
 LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
+AGAIN = 2.2  # seconds after which a signal is no longer the same request
 
 
 class Runs(Workspace):
@@ -250,15 +251,14 @@ class Signals(Runs):
     self.assertEqual(self.outcome(step + 5, "other"), self.straight(step + 5, train__steps=step + 5))
 
   def test_second_signal_aborts(self):
-    self.write("val.bin", shard(TEXT * 3000))
-    process = self.start(eval__tokens=300000, eval__every=1)  # one length: not interrupted by the first signal
+    process = self.start(batch__tokens=32 * 1000000, eval__every=0)  # a step that takes minutes
     self.wait_for(process, lambda: self.lines("start"))
     time.sleep(0.1)
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    for sign, pause in ((signal.SIGTERM, 0.2), (signal.SIGTERM, AGAIN), (signal.SIGINT, 0)):
       self.assertIsNone(process.poll())
       process.send_signal(sign)
-      time.sleep(0.1)
-    process.communicate(timeout=2)
+      time.sleep(pause)
+    process.communicate(timeout=5)
     self.assertEqual(process.returncode, -signal.SIGINT)
 
   def test_stopped_between_evaluations(self):
