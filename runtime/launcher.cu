@@ -95,8 +95,9 @@ class Launcher {
 
 }  // namespace
 
-static Ranks launch_ranks(int count) {
+static Ranks launch_ranks(int count, int patience) {
   Ranks ranks;
+  ranks.patience = patience;
   ranks.size = count;
   ranks.address = "127.0.0.1";
   ranks.listener = listen_at(ranks.address, 0, &ranks.port);
@@ -165,5 +166,5 @@ Ranks find_ranks(const std::string& flag, const Ranks& started) {
   if (!Comm::built())
     user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
                "again", gpus);
-  return launch_ranks(count);
+  return launch_ranks(count, started.patience);
 }

@@ -330,6 +330,59 @@ class Ends(Several):
     self.assertEqual((code, errors), (0, ""), output)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
+  def impatient(self, seconds):
+    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
+    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
+
+  def test_a_stopped_rank(self):
+    self.impatient(2)
+    process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    os.kill(self.ranks()[1], signal.SIGSTOP)
+    process.terminate()  # which a run that hangs does not hear either
+    code, _, errors = self.ended(process)
+    self.assertEqual(code, 1)
+    self.assertRegex(errors, r"^rank 1 has died \(no sign of life for 2 seconds")
+    self.assertEqual(errors.count("\n"), 1, errors)
+
+  def test_rank_0_is_stopped_where_nobody_looks_after_it(self):
+    self.impatient(2)
+    first, second = self.started_by_hand(torchrun(2), **ENDLESS)
+    self.wait_for(first, lambda: len(self.lines()) > 10)
+    first.send_signal(signal.SIGSTOP)
+    self.assertEqual(second.wait(20), 1)
+    self.assertRegex(second.communicate()[1], r"^rank 0 has died \(no sign of life")
+
+  def test_a_job_that_was_stopped_as_a_whole_goes_on(self):
+    self.impatient(2)
+    process = self.start("--gpus", "2", **ENDLESS)
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    everybody = [*self.ranks().values(), process.pid]
+    for sign, pause in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
+      for one in everybody:
+        os.kill(one, sign)
+      time.sleep(pause)
+    before = len(self.lines())
+    self.wait_for(process, lambda: len(self.lines()) > before + 10)
+    process.terminate()
+    self.assertEqual(self.ended(process)[::2], (0, ""))
+
+  def test_a_rank_ends_before_the_others(self):
+    self.impatient(2)
+    environments = torchrun(2)
+    first, = self.started_by_hand(environments[:1], **ENDLESS)
+    second, = self.started_by_hand(environments[1:], "--print-config", **ENDLESS)
+    self.assertEqual([first.wait(20), second.wait(20)], [1, 0])
+    self.assertRegex(first.communicate()[1], "^rank 1 has ended its program and rank 0 has not: start all ranks with")
+
+  def test_ranks_wait_for_the_slow_one(self):
+    """Rank 0 saves and writes texts while the others have nothing left to do."""
+    self.impatient(1)
+    self.run_ok("--gpus", "2", train__steps=1)
+    began = time.monotonic()
+    self.run_ok("--gpus", "2", "--generate", "It was", "--resume", train__steps=1, generate__tokens=60000)
+    self.assertGreater(time.monotonic() - began, 1.5)
+
   def test_an_error_of_one_rank_is_said_by_rank_0(self):
     # Rank 1 looks for its data where there are none.
     environments = torchrun(2)
