@@ -16,8 +16,10 @@
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "runtime/agreement.h"
 #include "runtime/background.h"
 #include "runtime/checkpoint.h"
+#include "runtime/checksum.h"
 #include "runtime/command_line.h"
 #include "runtime/device.h"
 #include "runtime/launcher.h"
@@ -109,7 +111,8 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
   for (const Shard& shard : shards)
-    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens});
+    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
+                     sampled_checksum(shard.path)});
   return files;
 }
 
@@ -439,10 +442,11 @@ static StepResult one_step(Model& model, Loader& loader) {
 template <class Find>
 static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
-  std::string path = comm.agree(found ? found->path : "");
+  std::string path = comm.agree(found ? found->path : ""), checksum = comm.agree(found ? found->checksum : "");
   if (found || path.empty()) return found;
   Checkpoint same;
   std::string problem = read_checkpoint(path, &same);
+  if (problem.empty() && same.checksum != checksum) problem = "it is not the one of that name that rank 0 sees";
   if (!problem.empty()) failure("checkpoint: %s: %s; all ranks must see the same runs/", path.c_str(), problem.c_str());
   return same;
 }
@@ -491,6 +495,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (evaluates) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
   for (int length : val_shards.empty() ? std::vector<int>{} : lengths)
     check_windows(config, val_shards, length, config.eval.tokens);
+  std::vector<DataFile> train_files = data_files(train_shards), val_files = data_files(val_shards);
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               config.attention.variant.c_str(), count_text(double(parameter_count(config))).c_str());
@@ -505,6 +510,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
 
   std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
+  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, train_files, val_files));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
   std::optional<Checkpoint> from;
@@ -521,7 +527,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
   }
   if (from) {
-    if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
+    if (training) check_same_run(*from, config, train_files, val_files);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
@@ -565,8 +571,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   }
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();
-  state.train = data_files(train_shards);
-  state.val = data_files(val_shards);
+  state.train = train_files;
+  state.val = val_files;
   state.config = config_json(config);
   train(*model, flags, device, loader, val_shards, run_dir.get(), state);
 }

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 1;
+constexpr int FORMAT = 2;
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
 const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};  // that a run continues from
 
@@ -55,7 +55,7 @@ ordered_json written_text(const std::string& path, const std::string& text) {
 
 ordered_json data_json(const std::vector<DataFile>& files) {
   ordered_json list = ordered_json::array();
-  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}});
+  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
   return list;
 }
 
@@ -123,7 +123,8 @@ std::vector<DataFile> data_files(const json& object, const char* key) {
   std::vector<DataFile> files;
   for (auto& item : member(object, key, &json::is_array)) {
     if (!item.is_object()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
-    files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens")});
+    files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens"),
+                     member(item, "xxh64", &json::is_string).get<std::string>()});
   }
   return files;
 }
@@ -196,6 +197,7 @@ std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint) {
       throw Damage(error.what());
     }
     checkpoint->path = folder;
+    checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root);
     const json& files = member(root, "files", &json::is_object);
     for (const char* name : FILES) verify_file(folder, name, member(files, name, &json::is_object));

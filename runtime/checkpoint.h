@@ -21,6 +21,7 @@
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
   int64_t tokens = 0;
+  std::string xxh64;  // sampled_checksum()
   bool operator==(const DataFile&) const = default;
 };
 
@@ -56,6 +57,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content);
 
 struct Checkpoint {
   std::string path;
+  std::string checksum;  // of state.json, which has those of the other files: of everything
   RunState state;
 };
 struct DamagedCheckpoint {

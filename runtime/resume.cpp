@@ -66,12 +66,15 @@ Config saved_config(const Checkpoint& checkpoint) {
   return parse_config(checkpoint.state.config, checkpoint.path + "/state.json");
 }
 
+std::string described(const DataFile& file) {
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
+}
+
 // Adds the first place where the lists differ.
 static void compare_files(std::vector<std::string>& changes, const char* key, const std::vector<DataFile>& before,
                           const std::vector<DataFile>& now) {
   auto text = [](const std::vector<DataFile>& files, size_t i) {
-    if (i >= files.size()) return std::string("no further shard");
-    return format("%s of %ld tokens", shortened(json_quote(files[i].name)).c_str(), files[i].tokens);
+    return i < files.size() ? described(files[i]) : std::string("no further shard");
   };
   for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
     if (i < before.size() && i < now.size() && before[i] == now[i]) continue;

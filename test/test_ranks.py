@@ -426,6 +426,58 @@ class Starts(Several):
     self.assertEqual([process.wait(20) for process in processes], [2, 2])
     self.assertRegex(processes[0].communicate()[1], "--gpus 2, but RANK, WORLD_SIZE say")
 
+  def pair(self, flags=(), folder=None, **changes):
+    """Rank 0 as always, rank 1 with other flags and changes, or in another folder: what the two and rank 0 say."""
+    environments = torchrun(2)
+    first, = self.started_by_hand(environments[:1], *([] if folder is None else ["--resume"]), train__steps=10)
+    home, self.folder = self.folder, folder or self.folder
+    second, = self.started_by_hand(environments[1:], *flags, **{"train__steps": 10, **changes})
+    self.folder = home
+    return first.wait(20), second.wait(20), first.communicate()[1]
+
+  def test_all_ranks_must_be_started_alike(self):
+    self.run_ok(name="other", train__steps=1)
+    for changes, texts in (
+        ({"train__steps": 9, "seed": 7, "model__layers": 3, "batch__tokens": 64, "eval__every": 3, "precision": "bf16",
+          "attention__kind": "lssar"},
+         ["train.steps: 9 here, 10 at rank 0", "seed: 7 here", "model.layers: 3", "batch.tokens: 64 here", "eval.every: 3",
+          'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
+        ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
+         ["--dry-run: given here, not given at rank 0", "--resume: latest here", r"init, .*: \w{16} here, none at rank 0",
+          "data.train, shard 2: none here"])):
+      *codes, errors = self.pair(**changes)
+      self.assertEqual(codes, [2, 2], errors)
+      self.assertRegex(errors, "^rank 1: ranks: this rank was not started as rank 0 was; give all the same program, flags")
+      for text in texts:
+        self.assertRegex(errors, "\n  " + text)
+      self.assertNotRegex(errors, CRASH)
+      self.assertFalse(os.path.exists(self.path("runs/tiny")))
+    self.assertEqual(self.pair(threads=2, log__every=7, data__train="./train*.bin"), (0, 0, ""))
+
+  def test_all_ranks_must_see_the_same_files(self):
+    other = self.path("other")
+    shutil.copytree(self.folder, other)
+    os.remove(os.path.join(other, "val.bin"))
+    shutil.copy(self.path("val.bin"), other)
+    self.run_ok(train__steps=10, checkpoint__every=5)
+    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    shutil.copytree(self.path("runs"), os.path.join(other, "runs"))
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual((codes, errors), ([0, 0], ""))
+    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
+    shutil.rmtree(os.path.join(other, "runs/tiny/step_00000005"))
+    shutil.copytree(self.path("runs/changed/step_00000005"), os.path.join(other, "runs/tiny/step_00000005"))
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual(codes, [1, 1])
+    self.assertRegex(errors, "^rank 1: checkpoint: .*step_00000005: .* all ranks must see the same runs/")
+    with open(os.path.join(other, "train_000001.bin"), "r+b") as file:  # the same size, other content
+      file.seek(1200)
+      file.write(b"a")
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual(codes, [2, 2])
+    self.assertRegex(errors, r'data\.train, shard 2: "train_000001.bin" of \d+ tokens \(\w+\) here, "train_000001.bin"')
+
   def test_strangers_are_turned_away(self):
     environment = torchrun(2)
     first, = self.started_by_hand(environment[:1], train__steps=3)

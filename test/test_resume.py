@@ -26,6 +26,7 @@ class Runs(Workspace):
 
   def setUp(self):
     super().setUp()
+    self.started = 0
     self.changes = {"train__steps": 40, "checkpoint__every": 10, "checkpoint__keep": 9, "eval__every": 5}
 
   def run_ok(self, *flags, **changes):
@@ -38,10 +39,12 @@ class Runs(Workspace):
     return done
 
   def start(self, *flags, **changes):
-    """./train in the background."""
+    """./train in the background, with a configuration of its own: it reads it when it wants."""
     changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
-    self.write("config.json", json.dumps(merged(CONFIG, changes)))
-    process = subprocess.Popen([TRAIN, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+    self.started += 1
+    config = f"config{self.started}.json"
+    self.write(config, json.dumps(merged(CONFIG, changes)))
+    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     self.addCleanup(lambda: (process.kill(), process.communicate()))
     return process
