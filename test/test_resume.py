@@ -411,6 +411,14 @@ class Settings(Runs):
     self.write("other.bin", shard(TEXT[30:] * 10))
     self.run_bad("--resume", names=["val.bin", "other.bin"], train__steps=20, data__train="train_00000[01].bin",
                  data__val="other.bin")
+    content = self.bytes_of(self.path("val.bin"))
+    for name in ("train_000001.bin", "val.bin"):  # other content of the same size
+      with open(self.path(name), "r+b") as file:
+        file.seek(1500)
+        file.write(b"x")
+      self.run_bad("--resume", names=[rf'{name}" of \d+ tokens \((\w+)\) in the checkpoint, "{name}" of \d+ tokens '
+                                      r"\((?!\1)\w+\) now"], train__steps=20, data__train="train_00000[01].bin")
+      self.write("val.bin", content)
 
   def test_allowed(self):
     expected = self.straight()
