@@ -288,7 +288,7 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
       failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
               error.what(), how_to_continue(run->path()).c_str());
     }
-    run->keep_newest(model.config().checkpoint.keep, state.step);
+    run->keep_newest(model.config().checkpoint.keep);
   });
 }
 
@@ -457,6 +457,8 @@ static void begin_run(RunDir& run, const Flags& flags, const std::optional<Check
   if (!from || !place.own) run.start_fresh(flags.overwrite);
   if (from) {
     run.remove_leftovers();
+    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
     std::error_code none;  // the other run's lines so far are this run's too, if there are any
     if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), none);
     rewind_metrics(run.metrics_path(), from->state.step);

@@ -56,9 +56,6 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
   if (!found) return found;
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
-  std::vector<StepFolder> steps = step_folders(place.run);
-  if (place.own && !steps.empty() && steps[0].step > found->state.step)
-    std::printf("later checkpoints, up to %s, stay until this run passes them\n", steps[0].path.c_str());
   return found;
 }
 

@@ -178,9 +178,27 @@ class Interrupted(Runs):
     expected = self.straight()
     self.run_ok()
     done = self.run_ok("--resume", "runs/tiny/step_00000010/", checkpoint__keep=1)
-    self.assertRegex(done.stdout, "later checkpoints, up to runs/tiny/step_00000040")
+    self.assertRegex(done.stdout, "later checkpoints, and a copy of the metrics, are now in runs/tiny/old_steps")
     self.assertEqual(self.outcome(), expected)
     self.assertEqual(self.steps(), [40])
+    self.assertEqual(self.steps("tiny/old_steps"), [20, 30, 40])
+    self.assertEqual(self.steady("tiny/old_steps"), expected[0])
+    self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
+    self.assertEqual(self.outcome(run="other"), expected)
+
+  def test_killed_after_going_back(self):
+    """What comes next is where it was killed, not the checkpoints from before, to which the metrics would have a gap."""
+    changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
+    expected = self.straight(**changes)
+    self.run_ok(**changes)
+    process = self.start("--resume", "runs/tiny/step_00000010", **{**changes, "train__steps": 1000000,
+                                                                   "checkpoint__every": 0})
+    self.wait_for(process, lambda: 10 < len(self.lines()) < 40)
+    process.kill()
+    process.wait()
+    done = self.run_ok("--resume", **changes)
+    self.assertIn("continuing from runs/tiny/step_00000010", done.stdout)
+    self.assertEqual(self.outcome(), expected)
 
   def test_another_run(self):
     expected = self.straight()
