@@ -194,24 +194,14 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 // ---------------------------------------------------------------------------------------------------------------------
 // What the program can do
 
-// A signal that one rank has got counts for all of them.
-static bool asked_to_stop(Comm& comm) {
-  double ranks = stop_requested();
-  comm.sum(&ranks, 1);
-  return ranks > 0;
-}
-
-static bool asked_to_save(Comm& comm) {
-  double ranks = save_requested();
-  comm.sum(&ranks, 1);
-  return ranks > 0;
-}
-
+// stop: evaluate()'s. It ends this too, and a run that continues finds what is missing.
 static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
-                             int64_t step, const char* type, MetricsLog* metrics) {
+                             int64_t step, const char* type, MetricsLog* metrics,
+                             const std::function<bool()>& stop = {}) {
   for (int length : lengths) {
-    if (asked_to_stop(model.comm())) return;  // a run that continues finds what is missing
-    LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
+    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
+    if (!loss) return;
+    LengthLoss& result = *loss;
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
                 result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
     std::fflush(stdout);
@@ -226,10 +216,11 @@ static void generate_text(Model& model) {
   if (!model.comm().first()) return;
   const Config::Generate& settings = model.config().generate;
   auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
-  generate(model, *tokenizer, settings, model.config().seed, [](const std::string& text) {
+  auto print = [](const std::string& text) {
     std::fputs(valid_utf8(text).c_str(), stdout);
     std::fflush(stdout);
-  });
+  };
+  generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
   std::printf("\n");
 }
 
@@ -363,16 +354,24 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
+  // Does what signals ask for, also within an evaluation. What one rank was asked counts for all of them.
+  auto stopping = [&] {
+    double ranks[] = {double(stop_requested()), double(save_requested())};
+    comm.sum(ranks, 2);
+    if (ranks[0] + ranks[1] > 0) save_unless_saved();
+    return ranks[0] > 0;
+  };
   for (;; state.step++) {
     int64_t step = state.step;
     bool last = step == steps;
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics);
-    bool stop = asked_to_stop(comm);
-    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
+    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics, stopping);
+    bool stop = stopping();
+    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);
-    if (asked_to_save(comm) || stop) save_unless_saved();
+      stop = stopping();
+    }
     if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
 

@@ -296,6 +296,33 @@ class Signals(Runs):
     self.run_ok("--resume", **changes)
     self.assertEqual(self.outcome(8), expected)
 
+  def test_signals_within_an_evaluation(self):
+    self.write("val.bin", shard(TEXT * 1000))
+    for count in "12":
+      with self.subTest(ranks=count):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = dict(eval__tokens=40000, eval__batch=1, eval__lengths=[8], eval__every=4, train__steps=6)
+        self.run_ok("--gpus", count, name="straight", **changes)
+        process = self.start("--gpus", count, **changes)
+        self.wait_for(process, lambda: len(self.lines()) == 4)
+        process.send_signal(signal.SIGUSR1)
+        self.wait_for(process, lambda: self.steps() == [4])
+        process.terminate()
+        output, errors = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, errors), (0, ""))
+        self.assertIn("asked to stop after 4", output)
+        self.assertEqual([entry["step"] for entry in self.lines("val")], [0])
+        self.run_ok("--gpus", count, "--resume", **changes)
+        self.assertEqual(self.outcome(6), self.outcome(6, "straight"))
+
+  def test_stopped_while_writing_a_text(self):
+    process = self.start(generate__every=3, generate__tokens=1000000, eval__every=0)
+    self.wait_for(process, lambda: len(self.lines()) == 3)
+    time.sleep(0.2)
+    process.terminate()
+    process.communicate(timeout=20)
+    self.assertEqual((process.returncode, self.steps()), (0, [3]))
+
 
 class Damage(Runs):
   def damaged(self, content):
