@@ -234,10 +234,17 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .step = int(step + 1)};
 }
 
-static std::string how_to_continue(const std::string& run) {  // the end of an error text
-  std::vector<StepFolder> steps = step_folders(run);
-  if (steps.empty()) return "there is no checkpoint yet (checkpoint.every)";
-  return "the last checkpoint, " + steps[0].path + ", is as it was: continue from it with --resume";
+// The newest checkpoint of fewer steps, "" where there is none.
+static std::string checkpoint_before(const std::string& run, int64_t step) {
+  for (const StepFolder& folder : step_folders(run))
+    if (folder.step < step) return folder.path;
+  return "";
+}
+
+static std::string how_to_continue(const std::string& run, int64_t failed) {  // the end of an error text
+  std::string path = checkpoint_before(run, failed);
+  if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";
+  return "the last checkpoint, " + path + ", is as it was: continue from it with --resume";
 }
 
 static double seconds_now() {
@@ -277,7 +284,7 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
       std::fflush(stdout);
     } catch (const std::exception& error) {
       failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
-              error.what(), how_to_continue(run->path()).c_str());
+              error.what(), how_to_continue(run->path(), state.step).c_str());
     }
     run->keep_newest(model.config().checkpoint.keep);
   });
@@ -306,9 +313,13 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
-  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Lower "
-          "optimizer.lr or lengthen optimizer.warmup_steps; %s",
-          (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
+  // The weights of step - 1 have given this loss; those before gave a finite one.
+  std::string from = checkpoint_before(run, step - 1);
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
+          "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
+          "optimizer.warmup_steps=...%s",
+          (long long)step, result.loss, result.grad_norm, where.c_str(),
+          from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
 }
 
 // The run's metrics, with a line that says who begins to write there; nothing at ranks without a folder.

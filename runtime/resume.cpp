@@ -87,6 +87,8 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   Config before = saved_config(checkpoint), same_micro = now;
   if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
   std::vector<std::string> changes = changed_settings(before, same_micro);
+  for (std::string& change : changes)
+    if (change.rfind("batch.micro:", 0) == 0) change += " (0 takes the old one, or where it does not fit another)";
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {

@@ -209,6 +209,14 @@ class Continued(Several):
         for key in ("tokens", "data"):
           self.assertEqual(self.state(40)[key], self.state(40, "straight")[key])
 
+  def test_a_named_micro_batch_that_does_not_divide(self):
+    self.changes["batch__micro"] = 8
+    self.run_ok(train__steps=40)
+    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.run_bad("--resume", "--gpus", "2", names=["8 x 16 x 2 = 256", "or batch.micro = 0"])
+    self.run_bad("--resume", "--gpus", "2", names=["batch.micro: 8 in the checkpoint, 4 now .0 takes"], batch__micro=4)
+    self.run_ok("--resume", "--gpus", "2", batch__micro=0)
+
   def test_beginnings_ends_and_damage(self):
     done = self.run_ok("--gpus", "2", "--resume")
     self.assertRegex(done.stdout, "no checkpoint yet")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -561,17 +562,20 @@ class Guards(Runs):
     write_safetensors(self.path("start/model.safetensors"), tensors)
     done = self.call(**{**self.changes, "init": "start", "eval__every": 0})
     self.assertEqual(done.returncode, 1)
-    self.assertRegex(done.stderr, r"step 1: .*h\.1\.ln_2\.weight.*no checkpoint yet")
+    self.assertRegex(done.stderr, r"step 1: .*h\.1\.ln_2\.weight.*--set optimizer.warmup_steps=\.\.\.$")
     self.assertNotRegex(done.stderr, CRASH)
     self.assertIsNone(self.metrics(kind="train")[0]["loss"])
 
-  def test_divergence_names_the_last_checkpoint(self):
+  def test_divergence_says_how_to_go_on(self):
     changes = {**self.changes, "optimizer__lr": 1000.0, "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0,
-               "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 1, "eval__every": 0}
+               "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 2, "eval__every": 0}
     done = self.call(**changes)
     self.assertEqual(done.returncode, 1, done.stdout)
-    step, = self.steps()
-    self.assertRegex(done.stderr, rf"step {step + 1}: .*(parameter|gradient).* is .*; the last checkpoint, runs/tiny/step_{step:08d}")
+    before, step = self.steps()  # the newer one has given the loss that is not finite
+    advice = re.search(rf"step {step + 1}: .*(?:parameter|gradient).* is .*\. Begin another run .*: --set name=\.\.\. "
+                       rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$", done.stderr)
+    self.assertTrue(advice, done.stderr)
+    self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
     # The update that would have spoilt the weights was not made: they are finite still.
     for name in FILES[:2]:
       for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
