@@ -401,7 +401,13 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
                        .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
-    metrics.train(report);
+    try {
+      metrics.train(report);
+    } catch (const Failure& error) {
+      background.wait();  // which may have something to say itself
+      failure("step %lld: %s. Training stops; %s", (long long)report.step, error.what(),
+              how_to_continue(path, report.step).c_str());
+    }
     eta.add(report.ms);
     if (!finite) {
       background.wait();

@@ -417,20 +417,39 @@ class Damage(Runs):
     self.assertEqual(len(self.steps()), 1)
     self.run_ok("--resume", "--dry-run")
 
-  def test_full_disk(self):
+  def small_disk(self, size):
     os.mkdir(self.path("runs"))
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=480k", "none", self.path("runs")], capture_output=True,
-                             text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + size, "none", self.path("runs")],
+                             capture_output=True, text=True)
     if mounted.returncode != 0:
       self.skipTest("cannot mount a tmpfs: " + mounted.stderr.strip())
     self.addCleanup(subprocess.run, ["umount", self.path("runs")], check=True)
+
+  def test_no_space_for_metrics(self):
+    self.small_disk("2m")
+    process = self.start(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000000,
+                         optimizer__schedule="constant")
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process.send_signal(signal.SIGUSR1)
+    self.wait_for(process, lambda: self.steps())
+    with open(self.path("runs/rest"), "wb", buffering=0) as file:
+      with self.assertRaises(OSError):
+        while True:
+          file.write(bytes(1000000))
+    errors = process.communicate(timeout=20)[1]
+    self.assertEqual(process.returncode, 1)
+    self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
+                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is as it was")
+
+  def test_full_disk(self):
+    self.small_disk("480k")
     done = self.call(**self.changes)  # 148 KB a checkpoint: the third or fourth does not fit
     self.assertEqual(done.returncode, 1, done.stderr)
     kept = self.steps()
     self.assertIn(kept, ([10, 20], [10, 20, 30]))
     # Most often; a line of metrics.jsonl may meet the full disk at the same time.
     self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
-                                  rf"device.*step_{kept[-1]:08d}|metrics.jsonl: No space left on device")
+                                  rf"device.*step_{kept[-1]:08d}|step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
     self.assertNotRegex(done.stderr, CRASH)
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     subprocess.run(["mount", "-o", "remount,size=10m", self.path("runs")], check=True)
