@@ -90,6 +90,7 @@ std::string state_text(const RunState& state, const ordered_json& files) {
 void check_present(const std::string& path, const std::string& name) {
   if (::access(path.c_str(), R_OK) == 0) return;
   if (errno == ENOENT || errno == ENOTDIR) throw Damage(name + " is missing");
+  if (errno != EACCES) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
   user_error("checkpoint: cannot read the file: %s; nothing was changed  [%s]", std::strerror(errno), path.c_str());
 }
 
@@ -204,19 +205,23 @@ std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint) {
     return "";
   } catch (const Damage& damage) {
     return damage.what();
-  } catch (const Failure& error) {  // a disk that does not give its bytes back
-    return error.what();
   }
 }
 
-std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<DamagedCheckpoint>* damaged) {
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<SkippedCheckpoint>* skipped) {
   for (auto& folder : step_folders(run_path)) {
     Checkpoint checkpoint;
-    std::string problem = read_checkpoint(folder.path, &checkpoint);
+    std::string problem;
+    try {
+      problem = read_checkpoint(folder.path, &checkpoint);
+    } catch (const Failure& error) {
+      skipped->push_back({folder, error.what(), false});
+      continue;
+    }
     if (problem.empty() && checkpoint.state.step != folder.step)
       problem = format("state.json is that of step %ld", checkpoint.state.step);
     if (problem.empty()) return checkpoint;
-    damaged->push_back({folder, problem});
+    skipped->push_back({folder, problem, true});
   }
   return std::nullopt;
 }

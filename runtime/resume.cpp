@@ -32,24 +32,26 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
 }
 
 std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
-  std::vector<DamagedCheckpoint> damaged;
+  std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
   if (place.step.path.empty()) {
-    found = newest_checkpoint(place.run, &damaged);
+    found = newest_checkpoint(place.run, &skipped);
   } else {
     Checkpoint named;
     std::string reason = read_checkpoint(place.step.path, &named);
     if (reason.empty()) found = named;
-    else damaged.push_back({place.step, reason});
+    else skipped.push_back({place.step, reason, true});
   }
-  for (auto& [folder, reason] : damaged) {
+  for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
-    if (run && folder.step > 0) now = "; it is now called " + run->set_aside(folder.step);
-    std::fprintf(stderr, "warning: skipped the damaged checkpoint %s: %s%s\n", folder.path.c_str(), reason.c_str(),
-                 now.c_str());
+    if (run && folder.step > 0 && damaged) now = "; it is now called " + run->set_aside(folder.step);
+    std::fprintf(stderr, "warning: skipped the %s checkpoint %s: %s%s\n", damaged ? "damaged" : "unreadable",
+                 folder.path.c_str(), reason.c_str(), now.c_str());
   }
+  if (!found && std::any_of(skipped.begin(), skipped.end(), [](auto& checkpoint) { return !checkpoint.damaged; }))
+    failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
   std::vector<std::string> aside = set_aside_folders(place.run);
-  if (!found && (!damaged.empty() || (place.step.path.empty() && !aside.empty())))
+  if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
     user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
                "elsewhere, name another, or begin again with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),

@@ -318,7 +318,7 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
 }
 
 TEST_F(Checkpoints, TheNewestIntactIsTaken) {
-  std::vector<DamagedCheckpoint> damaged;
+  std::vector<SkippedCheckpoint> damaged;
   EXPECT_FALSE(newest_checkpoint(run_path, &damaged));
   EXPECT_FALSE(newest_checkpoint(dir / "absent", &damaged));
   for (int64_t step : {10, 20, 30, 40}) write(step);
