@@ -100,11 +100,14 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
     return 0;
   }
   StepFolder folder = named_folder(init);
-  if (!std::filesystem::exists(folder.path + "/model.safetensors"))
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder.path + "/model.safetensors", ignored))
     user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000",
                init.c_str());
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
+  for (const std::string& difference : model_differences(folder.path, model.config()))
+    if (model.comm().first()) std::fprintf(stderr, "warning: init: %s\n", difference.c_str());
   return folder.step;
 }
 
@@ -428,10 +431,11 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
 // Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
 static void check_folder_of(const std::string& file) {
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder))
+  std::error_code ignored;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
     user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
                folder.c_str());
-  if (std::filesystem::is_directory(file))
+  if (std::filesystem::is_directory(file, ignored))
     user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
@@ -475,8 +479,10 @@ static void begin_run(RunDir& run, const Flags& flags, const std::optional<Check
     run.remove_leftovers();
     std::string old = place.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
-    std::error_code none;  // the other run's lines so far are this run's too, if there are any
-    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), none);
+    std::error_code error;  // the other run's lines so far are this run's too, if there are any
+    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), error);
+    if (error && error != std::errc::no_such_file_or_directory)
+      failure("cannot copy %s/metrics.jsonl to %s: %s", place.run.c_str(), run.path().c_str(), error.message().c_str());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
   replace_text_file(run.config_path(), config_json(config));
@@ -537,7 +543,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     place = resume_place(flags.resume, config.name);
     if (flags.overwrite && place.own)
       user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
-    bool begun = place.own && std::filesystem::is_directory(place.run);
+    std::error_code ignored;
+    bool begun = place.own && std::filesystem::is_directory(place.run, ignored);
     if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     from = agreed_point(comm, [&] { return resume_point(place, run_dir.get()); });
     if (!from && !(training && place.own))
@@ -612,6 +619,8 @@ int main(int argc, char** argv) {
     channel = std::make_unique<Channel>(ranks);
   };
   try {
+    for (std::string flag : {"--help", "-h", "--version"})  // answered by each rank at once: it prints and exits
+      if (std::find(argv, argv + argc, flag) != argv + argc) parse_flags(argc, argv, PLUSGPT_VERSION);
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);

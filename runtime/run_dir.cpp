@@ -140,7 +140,7 @@ std::string RunDir::set_aside(int64_t step) {
   return target;
 }
 
-// Newest first: whoever is interrupted here leaves a run that ends earlier, and whose metrics can be taken back to that.
+// Newest first: whoever is interrupted here leaves a run that ends earlier, and metrics that can be taken back to that.
 std::string RunDir::put_away_after(int64_t step) {
   std::vector<StepFolder> later = step_folders(path_);
   std::erase_if(later, [&](auto& folder) { return folder.step <= step; });

@@ -28,9 +28,8 @@ class RunDir {
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
   std::string config_path() const { return path_ + "/config.json"; }
 
-  // Before training without --resume: a run that has checkpoints, damaged and old ones (bad_step_*, old_steps) included,
-  // is a user_error; with `overwrite` they are removed. Either way metrics.jsonl and what an interrupted process left
-  // are.
+  // Before training without --resume: a run that has checkpoints, damaged and old ones (bad_step_*, old_steps) too, is a
+  // user_error; with `overwrite` they are removed. Either way metrics.jsonl and what an interrupted process left are.
   void start_fresh(bool overwrite);
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed
@@ -39,8 +38,8 @@ class RunDir {
   void abandon_step(int64_t step);         // removes what begin_step made, as far as that is possible
   std::string set_aside(
       int64_t step);  // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path
-  // Before a run goes back to `step`: later step folders move to old_steps, with a copy of metrics.jsonl, as if they were
-  // a run of their own. So the newest step folder is always where the metrics end. Returns that folder, "": nothing moved.
+  // Before a run goes back to `step`: later step folders move to old_steps, with a copy of metrics.jsonl, like a run of
+  // their own. So the newest step folder is always where the metrics end. Returns that folder, "": nothing was moved.
   std::string put_away_after(int64_t step);
   void remove_leftovers();                 // .tmp_*: what an interrupted process left; a warning where it cannot
 

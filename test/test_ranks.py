@@ -36,6 +36,10 @@ class Several(Runs):
       for key in {"loss", "grad_norm"} & mine.keys():
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
 
+  def impatient(self, seconds):
+    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
+    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
+
   def ranks(self):
     """rank -> process id, of the ranks that this test's launcher has started."""
     found = {}
@@ -338,10 +342,6 @@ class Ends(Several):
     self.assertEqual((code, errors), (0, ""), output)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
-  def impatient(self, seconds):
-    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
-    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
-
   def test_a_stopped_rank(self):
     self.impatient(2)
     process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
@@ -485,6 +485,18 @@ class Starts(Several):
     *codes, errors = self.pair(["--resume"], other)
     self.assertEqual(codes, [2, 2])
     self.assertRegex(errors, r'data\.train, shard 2: "train_000001.bin" of \d+ tokens \(\w+\) here, "train_000001.bin"')
+
+  def test_information_needs_no_ranks(self):
+    for environment in (torchrun(2)[1], {"RANK": "x"}):
+      for flag in ("--help", "--version"):
+        process, = self.started_by_hand([environment], flag)
+        self.assertEqual(process.wait(5), 0)
+
+  def test_an_address_that_nobody_knows(self):
+    self.impatient(1)
+    process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_ADDR": "nobody.invalid"}])
+    self.assertEqual(process.wait(40), 1)
+    self.assertRegex(process.communicate()[1], 'rank 1 cannot find rank 0: MASTER_ADDR = "nobody.invalid": ')
 
   def test_strangers_are_turned_away(self):
     environment = torchrun(2)

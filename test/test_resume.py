@@ -400,6 +400,16 @@ class Damage(Runs):
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
       self.assertEqual(before, self.run_digests())
 
+  def test_a_folder_that_may_not_be_entered(self):
+    os.mkdir(self.path("runs"))
+    self.addCleanup(os.chmod, self.path("runs"), 0o755)
+    os.chmod(self.path("runs"), 0)
+    for flags in ((), ("--resume",), ("--eval", "--resume"), ("--set", "init=runs/other", "--dry-run")):
+      process = self.as_a_user(*flags)
+      errors = process.communicate(timeout=20)[1]
+      self.assertEqual(process.returncode, 1)
+      self.assertRegex(errors, "^cannot (list|create the folder) runs(/tiny)?: Permission denied")
+
   def test_a_folder_that_may_not_be_written(self):
     # Saved on request only, so that it is the failed checkpoint itself that ends the run, and not the next one.
     self.changes.update(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000)
