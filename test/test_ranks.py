@@ -451,7 +451,7 @@ class Starts(Several):
          ["train.steps: 9 here, 10 at rank 0", "seed: 7 here", "model.layers: 3", "batch.tokens: 64 here",
           "eval.every: 3", 'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
         ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
-         ["--dry-run: given here, not given at rank 0", "--resume: latest here",
+         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here",
           r"init, .*: \w{16} here, none at rank 0", "data.train, shard 2: none here"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)
