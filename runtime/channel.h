@@ -4,8 +4,8 @@
 //   a rank that fails tells rank 0 why; rank 0 says it, and all exit with that rank's code;
 //   of rank 0's death the others say so, once on every machine;
 //   a rank that is silent counts as dead: one that was stopped, and one whose program has ended before the others'.
-// No rank waits for a dead one for longer than half a minute, and for a silent one than Ranks::patience, whatever its
-// main thread is waiting for: the watching thread, which also gives the signs of life, ends the process.
+// No rank waits longer than half a minute for a dead one, nor longer than Ranks::patience for a silent one, whatever its
+// main thread is doing: the watching thread, which also gives the signs of life, ends the process.
 // Strangers at the port are dropped; nothing that is received sizes anything unchecked.
 #pragma once
 #include <atomic>

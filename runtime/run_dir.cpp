@@ -1,6 +1,5 @@
 #include "runtime/run_dir.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -152,6 +151,8 @@ std::string RunDir::put_away_after(int64_t step) {
   if (fs::exists(metrics_path(), none)) fs::copy_file(metrics_path(), old + "/metrics.jsonl", error);
   check(error, "copy metrics.jsonl to", old);
   for (auto& folder : later) rename(folder.path, old + "/" + step_folder_name(folder.step));
+  for (auto& name : names_in(old)) sync_path(old + "/" + name);
+  sync_path(old), sync_path(path_);  // before the metrics are taken back
   return old;
 }
 
