@@ -16,8 +16,10 @@
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "runtime/agreement.h"
 #include "runtime/background.h"
 #include "runtime/checkpoint.h"
+#include "runtime/checksum.h"
 #include "runtime/command_line.h"
 #include "runtime/device.h"
 #include "runtime/launcher.h"
@@ -98,18 +100,22 @@ static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from
     return 0;
   }
   StepFolder folder = named_folder(init);
-  if (!std::filesystem::exists(folder.path + "/model.safetensors"))
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder.path + "/model.safetensors", ignored))
     user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000",
                init.c_str());
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
+  for (const std::string& difference : model_differences(folder.path, model.config()))
+    if (model.comm().first()) std::fprintf(stderr, "warning: init: %s\n", difference.c_str());
   return folder.step;
 }
 
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
   for (const Shard& shard : shards)
-    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens});
+    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
+                     sampled_checksum(shard.path)});
   return files;
 }
 
@@ -191,24 +197,14 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 // ---------------------------------------------------------------------------------------------------------------------
 // What the program can do
 
-// A signal that one rank has got counts for all of them.
-static bool asked_to_stop(Comm& comm) {
-  double ranks = stop_requested();
-  comm.sum(&ranks, 1);
-  return ranks > 0;
-}
-
-static bool asked_to_save(Comm& comm) {
-  double ranks = save_requested();
-  comm.sum(&ranks, 1);
-  return ranks > 0;
-}
-
+// stop: evaluate()'s. It ends this too, and a run that continues finds what is missing.
 static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
-                             int64_t step, const char* type, MetricsLog* metrics) {
+                             int64_t step, const char* type, MetricsLog* metrics,
+                             const std::function<bool()>& stop = {}) {
   for (int length : lengths) {
-    if (asked_to_stop(model.comm())) return;  // a run that continues finds what is missing
-    LengthLoss result = evaluate(model, shards, length, model.config().eval.tokens);
+    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
+    if (!loss) return;
+    LengthLoss& result = *loss;
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
                 result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
     std::fflush(stdout);
@@ -223,10 +219,11 @@ static void generate_text(Model& model) {
   if (!model.comm().first()) return;
   const Config::Generate& settings = model.config().generate;
   auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
-  generate(model, *tokenizer, settings, model.config().seed, [](const std::string& text) {
+  auto print = [](const std::string& text) {
     std::fputs(valid_utf8(text).c_str(), stdout);
     std::fflush(stdout);
-  });
+  };
+  generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
   std::printf("\n");
 }
 
@@ -240,10 +237,17 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .step = int(step + 1)};
 }
 
-static std::string how_to_continue(const std::string& run) {  // the end of an error text
-  std::vector<StepFolder> steps = step_folders(run);
-  if (steps.empty()) return "there is no checkpoint yet (checkpoint.every)";
-  return "the last checkpoint, " + steps[0].path + ", is as it was: continue from it with --resume";
+// The newest checkpoint of fewer steps, "" where there is none.
+static std::string checkpoint_before(const std::string& run, int64_t step) {
+  for (const StepFolder& folder : step_folders(run))
+    if (folder.step < step) return folder.path;
+  return "";
+}
+
+static std::string how_to_continue(const std::string& run, int64_t failed) {  // the end of an error text
+  std::string path = checkpoint_before(run, failed);
+  if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";
+  return "the last checkpoint, " + path + ", is as it was: continue from it with --resume";
 }
 
 static double seconds_now() {
@@ -283,9 +287,9 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
       std::fflush(stdout);
     } catch (const std::exception& error) {
       failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
-              error.what(), how_to_continue(run->path()).c_str());
+              error.what(), how_to_continue(run->path(), state.step).c_str());
     }
-    run->keep_newest(model.config().checkpoint.keep, state.step);
+    run->keep_newest(model.config().checkpoint.keep);
   });
 }
 
@@ -312,9 +316,13 @@ static void save(Model& model, RunDir* run, const RunState& state, Background& b
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
-  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Lower "
-          "optimizer.lr or lengthen optimizer.warmup_steps; %s",
-          (long long)step, result.loss, result.grad_norm, where.c_str(), how_to_continue(run).c_str());
+  // The weights of step - 1 have given this loss; those before gave a finite one.
+  std::string from = checkpoint_before(run, step - 1);
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
+          "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
+          "optimizer.warmup_steps=...%s",
+          (long long)step, result.loss, result.grad_norm, where.c_str(),
+          from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
 }
 
 // The run's metrics, with a line that says who begins to write there; nothing at ranks without a folder.
@@ -360,16 +368,24 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
+  // Does what signals ask for, also within an evaluation. What one rank was asked counts for all of them.
+  auto stopping = [&] {
+    double ranks[] = {double(stop_requested()), double(save_requested())};
+    comm.sum(ranks, 2);
+    if (ranks[0] + ranks[1] > 0) save_unless_saved();
+    return ranks[0] > 0;
+  };
   for (;; state.step++) {
     int64_t step = state.step;
     bool last = step == steps;
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics);
-    bool stop = asked_to_stop(comm);
-    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last))
+    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics, stopping);
+    bool stop = stopping();
+    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);
-    if (asked_to_save(comm) || stop) save_unless_saved();
+      stop = stopping();
+    }
     if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
     if (stop || last) break;
 
@@ -388,7 +404,13 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
                        .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
-    metrics.train(report);
+    try {
+      metrics.train(report);
+    } catch (const Failure& error) {
+      background.wait();  // which may have something to say itself
+      failure("step %lld: %s. Training stops; %s", (long long)report.step, error.what(),
+              how_to_continue(path, report.step).c_str());
+    }
     eta.add(report.ms);
     if (!finite) {
       background.wait();
@@ -409,10 +431,11 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
 // Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
 static void check_folder_of(const std::string& file) {
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder))
+  std::error_code ignored;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
     user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
                folder.c_str());
-  if (std::filesystem::is_directory(file))
+  if (std::filesystem::is_directory(file, ignored))
     user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
@@ -439,10 +462,11 @@ static StepResult one_step(Model& model, Loader& loader) {
 template <class Find>
 static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
-  std::string path = comm.agree(found ? found->path : "");
+  std::string path = comm.agree(found ? found->path : ""), checksum = comm.agree(found ? found->checksum : "");
   if (found || path.empty()) return found;
   Checkpoint same;
   std::string problem = read_checkpoint(path, &same);
+  if (problem.empty() && same.checksum != checksum) problem = "it is not the one of that name that rank 0 sees";
   if (!problem.empty()) failure("checkpoint: %s: %s; all ranks must see the same runs/", path.c_str(), problem.c_str());
   return same;
 }
@@ -453,8 +477,12 @@ static void begin_run(RunDir& run, const Flags& flags, const std::optional<Check
   if (!from || !place.own) run.start_fresh(flags.overwrite);
   if (from) {
     run.remove_leftovers();
-    std::error_code none;  // the other run's lines so far are this run's too, if there are any
-    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), none);
+    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
+    std::error_code error;  // the other run's lines so far are this run's too, if there are any
+    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), error);
+    if (error && error != std::errc::no_such_file_or_directory)
+      failure("cannot copy %s/metrics.jsonl to %s: %s", place.run.c_str(), run.path().c_str(), error.message().c_str());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
   replace_text_file(run.config_path(), config_json(config));
@@ -491,6 +519,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (evaluates) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
   for (int length : val_shards.empty() ? std::vector<int>{} : lengths)
     check_windows(config, val_shards, length, config.eval.tokens);
+  std::vector<DataFile> train_files = data_files(train_shards), val_files = data_files(val_shards);
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               config.attention.variant.c_str(), count_text(double(parameter_count(config))).c_str());
@@ -505,6 +534,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
 
   std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
+  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, train_files, val_files));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
   std::optional<Checkpoint> from;
@@ -513,7 +543,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     place = resume_place(flags.resume, config.name);
     if (flags.overwrite && place.own)
       user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
-    bool begun = place.own && std::filesystem::is_directory(place.run);
+    std::error_code ignored;
+    bool begun = place.own && std::filesystem::is_directory(place.run, ignored);
     if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     from = agreed_point(comm, [&] { return resume_point(place, run_dir.get()); });
     if (!from && !(training && place.own))
@@ -521,7 +552,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
   }
   if (from) {
-    if (training) check_same_run(*from, config, data_files(train_shards), data_files(val_shards));
+    if (training) check_same_run(*from, config, train_files, val_files);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
@@ -565,8 +596,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   }
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();
-  state.train = data_files(train_shards);
-  state.val = data_files(val_shards);
+  state.train = train_files;
+  state.val = val_files;
   state.config = config_json(config);
   train(*model, flags, device, loader, val_shards, run_dir.get(), state);
 }
@@ -588,6 +619,8 @@ int main(int argc, char** argv) {
     channel = std::make_unique<Channel>(ranks);
   };
   try {
+    for (std::string flag : {"--help", "-h", "--version"})  // answered by each rank at once: it prints and exits
+      if (std::find(argv, argv + argc, flag) != argv + argc) parse_flags(argc, argv, PLUSGPT_VERSION);
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);

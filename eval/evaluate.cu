@@ -22,7 +22,8 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
   return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
 }
 
-LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
+std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
+                                   const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
   WindowReader reader(shards, length, config.model.vocab, "data.val");
@@ -34,7 +35,11 @@ LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, 
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
   if (comm.first()) progress = std::make_unique<ProgressBar>(format("eval length %d", length), windows);
-  for (int64_t window = int64_t(comm.rank()) * batch; window < windows; window += int64_t(comm.size()) * batch) {
+  bool stopped = false;
+  for (int64_t first = 0; first < windows; first += int64_t(comm.size()) * batch) {
+    if (stop && (stopped = stop())) break;
+    int64_t window = first + int64_t(comm.rank()) * batch;
+    if (window >= windows) continue;
     int count = int(std::min<int64_t>(batch, windows - window));
     for (int row = 0; row < batch;
          row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
@@ -44,8 +49,9 @@ LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, 
       for (int t = 0; t < length; t++) by_position[t] += losses[size_t(row) * length + t];
     if (progress) progress->update(window + count);
   }
-  comm.sum(by_position.data(), by_position.size());
   model.set_rope(config.model.context);
+  if (stopped) return std::nullopt;
+  comm.sum(by_position.data(), by_position.size());
 
   LengthLoss result{length, 0, 0, windows * length, {}};
   int bin = std::clamp(length / 32, 1, 256), last = std::min(1024, length);

@@ -5,6 +5,8 @@
 // take batches of windows in turn, and all get the result.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "data/shards.h"
@@ -19,8 +21,10 @@ struct LengthLoss {
 };
 
 // A user_error where the shards or `tokens` hold less than one window. The model must have been made for
-// eval_rows(config, {length}).
-LengthLoss evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
+// eval_rows(config, {length}). stop, if given, is asked before every batch, as often at every rank, and gives all ranks
+// the same answer: true ends the evaluation without a result.
+std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
+                                   const std::function<bool()>& stop = {});
 
 // How many windows of this length will be evaluated; the same user_errors, to be had before a run begins.
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);

@@ -35,14 +35,14 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config)
 }
 
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
-              const std::function<void(const std::string&)>& print) {
+              const std::function<void(const std::string&)>& print, const std::function<bool()>& stop) {
   const Config::Model& m = model.config().model;
   std::vector<int> tokens = prompt_tokens(tokenizer, model.config());
   std::mt19937_64 random(seed);
   std::vector<float> logits(m.vocab);
   std::string text;  // of the tokens whose character is not complete yet
   print(settings.prompt);
-  for (int i = 0; i < settings.tokens; i++) {
+  for (int i = 0; i < settings.tokens && !(stop && stop()); i++) {
     int count = int(std::min<size_t>(tokens.size(), m.context));
     model.next_token_logits(logits.data(), tokens.data() + tokens.size() - count, count);
     double uniform = double(random() >> 11) * 0x1p-53;

@@ -14,9 +14,9 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config)
 
 // Continues the prompt by settings.tokens tokens and passes the text on as it grows, in pieces that are whole UTF-8
 // characters where the model made such. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives
-// the same text.
+// the same text. It ends early when stop, which is asked before every token, says so.
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
-              const std::function<void(const std::string&)>& print);
+              const std::function<void(const std::string&)>& print, const std::function<bool()>& stop = {});
 
 // The token drawn with probability softmax(logits / temperature) among the top_k; uniform in [0, 1) decides. Exposed
 // for its test.

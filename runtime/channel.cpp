@@ -20,9 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr int PATIENCE = 45;               // seconds until all ranks must have come
 constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message
-constexpr char ID = 'i', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
+constexpr char ID = 'i', ALIVE = 'a', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 
 struct Hello {  // the first bytes of a rank; answered with one byte once it is accepted
   char magic[8];
@@ -104,7 +103,7 @@ int listen_at(const std::string& address, int port, int* chosen) {
   return listener;
 }
 
-Channel::Channel(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local) {
+Channel::Channel(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local), patience_(ranks.patience) {
   if (::pipe(wake_) != 0) failure("ranks: cannot create a pipe: %s", std::strerror(errno));
   rank_ == 0 ? gather(ranks) : connect(ranks);
   for (Peer& peer : peers_) {
@@ -125,14 +124,14 @@ void Channel::gather(const Ranks& ranks) {
   Hello expected = hello_of(ranks);
   std::vector<int> missing;
   for (int rank = 1; rank < ranks.size; rank++) missing.push_back(rank);
-  auto deadline = Clock::now() + std::chrono::seconds(PATIENCE);
+  auto deadline = Clock::now() + std::chrono::seconds(patience_);
   while (!missing.empty()) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd ready = {listener, POLLIN, 0};
     if (left <= 0 || ::poll(&ready, 1, int(left)) == 0)
       failure("ranks: %s %s of %d did not come to %s:%d within %d seconds (%s): look at what they say, and whether "
               "their machines can reach this one", missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(),
-              ranks.size, ranks.address.c_str(), ranks.port, PATIENCE, ranks.variables.c_str());
+              ranks.size, ranks.address.c_str(), ranks.port, patience_, ranks.variables.c_str());
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) continue;
     limit_waiting(socket, 2);
@@ -151,7 +150,7 @@ void Channel::gather(const Ranks& ranks) {
       continue;
     }
     missing.erase(found);
-    peers_.push_back({hello.rank, socket, false, ""});
+    peers_.push_back({hello.rank, socket});
   }
   ::close(listener);
 }
@@ -161,26 +160,28 @@ void Channel::connect(const Ranks& ranks) {
   addrinfo wanted = {}, *found = nullptr;
   wanted.ai_family = AF_INET, wanted.ai_socktype = SOCK_STREAM;
   std::string port = std::to_string(ranks.port);
-  auto deadline = Clock::now() + std::chrono::seconds(PATIENCE);
+  auto deadline = Clock::now() + std::chrono::seconds(patience_);
+  int unknown = 0;
   for (; Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
-    int error = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
-    if (error != 0)
-      failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),
-              ::gai_strerror(error));
+    unknown = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
+    if (unknown != 0) continue;  // name servers of machines that have just started may not know it yet
     int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    limit_waiting(socket, PATIENCE);
+    limit_waiting(socket, patience_);
     char answer = 0;
     bool accepted = ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
                     send_all(socket, &hello, sizeof hello) && receive_all(socket, &answer, 1) && answer == '+';
     ::freeaddrinfo(found);
     if (accepted) {
-      peers_.push_back({0, socket, false, ""});
+      peers_.push_back({0, socket});
       return;
     }
     ::close(socket);
   }
+  if (unknown != 0)
+    failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),
+            ::gai_strerror(unknown));
   failure("ranks: rank %d found no rank 0 at %s:%d within %d seconds (%s)", ranks.rank, ranks.address.c_str(),
-          ranks.port, PATIENCE, ranks.variables.c_str());
+          ranks.port, patience_, ranks.variables.c_str());
 }
 
 std::string Channel::share(const std::string& text) {
@@ -196,6 +197,7 @@ void Channel::watch(std::function<std::string()> health) {
 
 int Channel::end(int code, const std::string& text) {
   if (code == 0) {
+    done_ = true;
     for (const Peer& peer : peers_) send(peer, DONE, "");
     return 0;
   }
@@ -224,28 +226,51 @@ void Channel::send(const Peer& peer, char kind, const std::string& text) {
 // ---- the thread
 
 void Channel::run() {
+  std::chrono::duration<double> between(patience_ / 9.0);  // two signs of life
+  auto before = Clock::now(), said = before;
   for (;;) {
     std::vector<pollfd> ready = {{wake_[0], POLLIN, 0}};
     for (const Peer& peer : peers_) ready.push_back({peer.ended ? -1 : peer.socket, POLLIN, 0});
-    ::poll(ready.data(), ready.size(), 1000);
+    ::poll(ready.data(), ready.size(), std::min(1000, patience_ * 1000 / 9));
     if (ready[0].revents) return;
     for (size_t i = 0; i < peers_.size(); i++)
       if (ready[i + 1].revents) read_from(peers_[i]);
+    auto now = Clock::now();
+    if (now - said >= between) {
+      for (const Peer& peer : peers_)
+        if (!peer.ended) send(peer, ALIVE, "");
+      said = now;
+    }
+    // Not the time in which this process did not run itself, stopped as a whole job may be.
+    count_silence(std::min<std::chrono::duration<double>>(now - before, between).count());
+    before = now;
     std::lock_guard lock(health_lock_);
     if (std::string trouble = health_ ? health_() : ""; !trouble.empty()) stop_run(1, trouble, 5);
   }
+}
+
+void Channel::count_silence(double seconds) {
+  for (Peer& peer : peers_) {
+    peer.silence += seconds;
+    if (peer.silence < patience_ || done_) continue;
+    if (!peer.ended) died(peer, format("no sign of life for %d seconds; was it stopped?", patience_), 0);
+    stop_run(1, format("rank %d has ended its program and rank %d has not: start all ranks with the same flags and "
+                       "configuration", peer.rank, rank_), 0);
+  }
+}
+
+void Channel::died(const Peer& peer, const std::string& reason, int seconds) {
+  bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;
+  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; continue it with --resume",
+                              peer.rank, reason.c_str()) : "", seconds);
 }
 
 void Channel::read_from(Peer& peer) {
   char bytes[4096];
   ssize_t got = ::recv(peer.socket, bytes, sizeof bytes, MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (got <= 0) {  // its process or its machine is gone
-    bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;
-    std::string reason = got < 0 ? std::strerror(errno) : "its connection was closed";
-    stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; continue it with --resume",
-                                peer.rank, reason.c_str()) : "", 1);
-  }
+  if (got <= 0) died(peer, got < 0 ? std::strerror(errno) : "its connection was closed", 1);  // or its machine is gone
+  peer.silence = 0;
   peer.received.append(bytes, size_t(got));
   for (;;) {
     uint32_t size;

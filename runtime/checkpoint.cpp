@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 1;
+constexpr int FORMAT = 2;
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
 const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};  // that a run continues from
 
@@ -55,7 +55,7 @@ ordered_json written_text(const std::string& path, const std::string& text) {
 
 ordered_json data_json(const std::vector<DataFile>& files) {
   ordered_json list = ordered_json::array();
-  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}});
+  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
   return list;
 }
 
@@ -90,6 +90,7 @@ std::string state_text(const RunState& state, const ordered_json& files) {
 void check_present(const std::string& path, const std::string& name) {
   if (::access(path.c_str(), R_OK) == 0) return;
   if (errno == ENOENT || errno == ENOTDIR) throw Damage(name + " is missing");
+  if (errno != EACCES) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
   user_error("checkpoint: cannot read the file: %s; nothing was changed  [%s]", std::strerror(errno), path.c_str());
 }
 
@@ -123,7 +124,8 @@ std::vector<DataFile> data_files(const json& object, const char* key) {
   std::vector<DataFile> files;
   for (auto& item : member(object, key, &json::is_array)) {
     if (!item.is_object()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
-    files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens")});
+    files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens"),
+                     member(item, "xxh64", &json::is_string).get<std::string>()});
   }
   return files;
 }
@@ -196,25 +198,30 @@ std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint) {
       throw Damage(error.what());
     }
     checkpoint->path = folder;
+    checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root);
     const json& files = member(root, "files", &json::is_object);
     for (const char* name : FILES) verify_file(folder, name, member(files, name, &json::is_object));
     return "";
   } catch (const Damage& damage) {
     return damage.what();
-  } catch (const Failure& error) {  // a disk that does not give its bytes back
-    return error.what();
   }
 }
 
-std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<DamagedCheckpoint>* damaged) {
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<SkippedCheckpoint>* skipped) {
   for (auto& folder : step_folders(run_path)) {
     Checkpoint checkpoint;
-    std::string problem = read_checkpoint(folder.path, &checkpoint);
+    std::string problem;
+    try {
+      problem = read_checkpoint(folder.path, &checkpoint);
+    } catch (const Failure& error) {
+      skipped->push_back({folder, error.what(), false});
+      continue;
+    }
     if (problem.empty() && checkpoint.state.step != folder.step)
       problem = format("state.json is that of step %ld", checkpoint.state.step);
     if (problem.empty()) return checkpoint;
-    damaged->push_back({folder, problem});
+    skipped->push_back({folder, problem, true});
   }
   return std::nullopt;
 }

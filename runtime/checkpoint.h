@@ -21,6 +21,7 @@
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
   int64_t tokens = 0;
+  std::string xxh64;  // sampled_checksum()
   bool operator==(const DataFile&) const = default;
 };
 
@@ -56,16 +57,18 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content);
 
 struct Checkpoint {
   std::string path;
+  std::string checksum;  // of state.json, which has those of the other files: of everything
   RunState state;
 };
-struct DamagedCheckpoint {
+struct SkippedCheckpoint {
   StepFolder folder;
   std::string reason;
+  bool damaged;  // or not readable now
 };
 
 // Reads and verifies one folder. Returns what is damaged, "" if nothing is. Of a folder that may not be read nothing is
-// known: that is a user_error instead.
+// known: that is a user_error instead, and a failure where the disk does not give its bytes back, which it may later.
 std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint);
 
-// The newest intact checkpoint of a run, none where it has none. Damaged newer ones are appended to `damaged`.
-std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<DamagedCheckpoint>* damaged);
+// The newest intact checkpoint of a run, none where it has none. Newer ones that are not are appended to `skipped`.
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<SkippedCheckpoint>* skipped);

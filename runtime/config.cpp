@@ -405,8 +405,9 @@ void check_batch(const Config& c, int ranks) {
   if (unit != c.model.context) values += " = " + std::to_string(unit);
   int64_t below = c.batch.tokens / unit * unit;
   std::string nearest = (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
-  refuse(c.file, "batch.tokens = %ld must be a multiple of %s = %s; use %s", c.batch.tokens, names.c_str(),
-         values.c_str(), nearest.c_str());
+  bool smaller_divides = c.batch.tokens % (int64_t(c.model.context) * ranks) == 0;
+  refuse(c.file, "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(),
+         values.c_str(), nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
 // Numbers that float32 has no place for.

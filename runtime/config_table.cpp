@@ -11,15 +11,16 @@ std::vector<ConfigRow> config_rows(Config& c) {
   auto& g = c.attention.gate;
   auto& o = c.optimizer;
   const char* no = nullptr;
-  constexpr bool may_change = true;
+  constexpr bool may_change = true, of_a_rank = true;
   std::string variant_names;
   for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
   return {
-    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change},
+    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
-    {"init", &c.init, "", no, "folder with a model.safetensors to start from; empty starts afresh", may_change},
+    {"init", &c.init, "", no,
+     "folder with a model.safetensors to start from; empty starts afresh", may_change, of_a_rank},
     {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "of activations and matrix products"},
-    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change},
+    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
 
     {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
     {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
@@ -50,8 +51,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
 
     {"data.train", &c.data.train, "", no,
-     "shards to train on: a glob, or a list of globs and files, sorted", may_change},
-    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change},
+     "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -101,9 +102,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sample from so many likeliest tokens; 0 = from all", may_change},
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-     "folder with GPT-2's vocabulary and merges", may_change},
+     "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
 
-    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change},
+    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };
 }
 

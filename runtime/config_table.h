@@ -17,6 +17,7 @@ struct ConfigRow {
   const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
   const char* help;
   bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
+  bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
 };
 std::vector<ConfigRow> config_rows(Config& config);
 

@@ -15,6 +15,7 @@
 #include "runtime/channel.h"
 #include "runtime/comm.h"
 #include "runtime/error.h"
+#include "runtime/signals.h"
 
 namespace {
 
@@ -30,9 +31,9 @@ class Launcher {
       int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &patience);
       if (signal < 0 && errno == EAGAIN) end(code_, format("rank %d has ended with exit code %d", failed_, code_));
       if (signal == SIGCHLD) reap();
-      else if (signal == SIGUSR1) kill(children_[0], SIGUSR1);
-      else if (signal > 0 && forwarded_ == 0) kill(children_[0], forwarded_ = signal);
-      else if (signal > 0) end_by(signal);
+      else if (signal == SIGUSR1) pass_on(signal);
+      else if (signal > 0 && forwarded_ == 0) pass_on(forwarded_ = signal), forwarded_at_ = milliseconds_now();
+      else if (signal > 0 && milliseconds_now() - forwarded_at_ >= SAME_REQUEST_MS) end_by(signal);
     }
   }
 
@@ -56,6 +57,10 @@ class Launcher {
       if (code != 0 && code_ == 0) code_ = code, failed_ = static_cast<int>(rank);
     }
     if (running_ == 0) end(code_, code_ ? format("rank %d has ended with exit code %d", failed_, code_) : "");
+  }
+
+  void pass_on(int signal) {
+    if (children_[0] > 0) kill(children_[0], signal);
   }
 
   void end_children() {
@@ -84,13 +89,15 @@ class Launcher {
   std::vector<pid_t> children_;  // by rank; 0: gone
   size_t running_;
   int forwarded_ = 0;            // the signal that rank 0 was asked to stop with
+  int64_t forwarded_at_ = 0;
   int code_ = 0, failed_ = 0;    // of the first rank that failed, other than rank 0
 };
 
 }  // namespace
 
-static Ranks launch_ranks(int count) {
+static Ranks launch_ranks(int count, int patience) {
   Ranks ranks;
+  ranks.patience = patience;
   ranks.size = count;
   ranks.address = "127.0.0.1";
   ranks.listener = listen_at(ranks.address, 0, &ranks.port);
@@ -159,5 +166,5 @@ Ranks find_ranks(const std::string& flag, const Ranks& started) {
   if (!Comm::built())
     user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
                "again", gpus);
-  return launch_ranks(count);
+  return launch_ranks(count, started.patience);
 }

@@ -1,8 +1,11 @@
 #include "runtime/model_file.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
+#include "runtime/file.h"
 #include "runtime/safetensors.h"
 
 int64_t NamedArray::count() const {
@@ -123,4 +126,24 @@ std::string model_config_json(const Config& config) {
     "}\n",
     classes.c_str(), m.layers, m.heads, m.channels, m.mlp_width(), m.context, m.context, m.vocab, end_of_text.c_str(),
     end_of_text.c_str(), own.c_str());
+}
+
+std::vector<std::string> model_differences(const std::string& folder, const Config& config) {
+  using nlohmann::json;
+  std::string path = folder + "/config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return {};
+  json found = json::parse(read_text_file(path, "init", 1 << 20), nullptr, false);
+  const std::pair<const char*, std::vector<json>> computed[] = {
+    {"n_head", {config.model.heads}},       {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
+    {"layer_norm_epsilon", {1e-5}},         {"tie_word_embeddings", {true}},
+    {"scale_attn_weights", {true}},         {"scale_attn_by_inverse_layer_idx", {false}},
+  };
+  std::vector<std::string> differences;
+  for (auto& [key, values] : computed)
+    if (found.is_object() && found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end())
+      differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
+                                   "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
+                                   values[0].dump().c_str()));
+  return differences;
 }

@@ -89,5 +89,7 @@ Ranks ranks_of_environment() {
   ranks.port = variable("MASTER_PORT").empty() ? port_of(ranks.job) : number("MASTER_PORT", 1, 65534);
   // torchrun keeps a store of its own at MASTER_PORT.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ranks.port++;
-  return ranks.size > 1 ? ranks : Ranks{};
+  if (ranks.size == 1) ranks = {};
+  if (!variable("PLUSGPT_PATIENCE").empty()) ranks.patience = number("PLUSGPT_PATIENCE", 1, 86400);
+  return ranks;
 }

@@ -32,33 +32,32 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
 }
 
 std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
-  std::vector<DamagedCheckpoint> damaged;
+  std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
   if (place.step.path.empty()) {
-    found = newest_checkpoint(place.run, &damaged);
+    found = newest_checkpoint(place.run, &skipped);
   } else {
     Checkpoint named;
     std::string reason = read_checkpoint(place.step.path, &named);
     if (reason.empty()) found = named;
-    else damaged.push_back({place.step, reason});
+    else skipped.push_back({place.step, reason, true});
   }
-  for (auto& [folder, reason] : damaged) {
+  for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
-    if (run && folder.step > 0) now = "; it is now called " + run->set_aside(folder.step);
-    std::fprintf(stderr, "warning: skipped the damaged checkpoint %s: %s%s\n", folder.path.c_str(), reason.c_str(),
-                 now.c_str());
+    if (run && folder.step > 0 && damaged) now = "; it is now called " + run->set_aside(folder.step);
+    std::fprintf(stderr, "warning: skipped the %s checkpoint %s: %s%s\n", damaged ? "damaged" : "unreadable",
+                 folder.path.c_str(), reason.c_str(), now.c_str());
   }
+  if (!found && std::any_of(skipped.begin(), skipped.end(), [](auto& checkpoint) { return !checkpoint.damaged; }))
+    failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
   std::vector<std::string> aside = set_aside_folders(place.run);
-  if (!found && (!damaged.empty() || (place.step.path.empty() && !aside.empty())))
+  if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
     user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
                "elsewhere, name another, or begin again with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
   if (!found) return found;
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
-  std::vector<StepFolder> steps = step_folders(place.run);
-  if (place.own && !steps.empty() && steps[0].step > found->state.step)
-    std::printf("later checkpoints, up to %s, stay until this run passes them\n", steps[0].path.c_str());
   return found;
 }
 
@@ -66,12 +65,15 @@ Config saved_config(const Checkpoint& checkpoint) {
   return parse_config(checkpoint.state.config, checkpoint.path + "/state.json");
 }
 
+std::string described(const DataFile& file) {
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
+}
+
 // Adds the first place where the lists differ.
 static void compare_files(std::vector<std::string>& changes, const char* key, const std::vector<DataFile>& before,
                           const std::vector<DataFile>& now) {
   auto text = [](const std::vector<DataFile>& files, size_t i) {
-    if (i >= files.size()) return std::string("no further shard");
-    return format("%s of %ld tokens", shortened(json_quote(files[i].name)).c_str(), files[i].tokens);
+    return i < files.size() ? described(files[i]) : std::string("no further shard");
   };
   for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
     if (i < before.size() && i < now.size() && before[i] == now[i]) continue;
@@ -87,6 +89,8 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   Config before = saved_config(checkpoint), same_micro = now;
   if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
   std::vector<std::string> changes = changed_settings(before, same_micro);
+  for (std::string& change : changes)
+    if (change.rfind("batch.micro:", 0) == 0) change += " (0 takes the old one, or where it does not fit another)";
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {

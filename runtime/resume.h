@@ -1,7 +1,7 @@
 // Where a run goes on, and whether it may: with settings and data that make it the same run.
 // THE configuration table says which settings may change (ConfigRow::may_change). Beyond it train.steps may, where the
 // learning rates of the steps already made stay what they were; and data files may move, but not change their names,
-// sizes or order.
+// content or order.
 #pragma once
 #include <optional>
 #include <string>
@@ -25,6 +25,7 @@ ResumePlace resume_place(const std::string& resume, const std::string& name);
 // those aside where `run` is given. A user_error where there are checkpoints and none is intact.
 std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run);
 
+std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
 Config saved_config(const Checkpoint& checkpoint);  // the settings that it was written with
 
 // A user_error with a list of old and new values. In `now` batch.micro = 0 stands for the checkpoint's.

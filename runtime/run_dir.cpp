@@ -1,6 +1,5 @@
 #include "runtime/run_dir.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 #include "runtime/error.h"
 
 namespace fs = std::filesystem;
+
+static const char* const OLD_STEPS = "old_steps";
 
 // Every call takes a std::error_code: the exceptions of std::filesystem would not say what to do.
 static void check(const std::error_code& error, const char* what, const std::string& path) {
@@ -36,6 +37,28 @@ static void remove_tree(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
   check(error, "remove", path);
+}
+
+// What is not needed any more and cannot be removed takes space: no reason to end a run.
+template <class F> static void try_to_remove(F remove) {
+  try {
+    remove();
+  } catch (const Failure& error) {
+    std::fprintf(stderr, "warning: %s; it stays there\n", error.what());
+  }
+}
+
+static void rename(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  check(error, "rename", from);
+}
+
+static std::string free_name(const std::string& path) {  // path, path_2, path_3, ...
+  std::string name = path;
+  std::error_code error;
+  for (int i = 2; fs::exists(name, error); i++) name = format("%s_%d", path.c_str(), i);
+  return name;
 }
 
 std::string step_folder_name(int64_t step) { return format("step_%08ld", step); }
@@ -95,16 +118,14 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
 void RunDir::remove_step(const StepFolder& folder) {
   std::string removed = path_ + "/.tmp_removed_" + step_folder_name(folder.step);
   remove_tree(removed);
-  std::error_code error;
-  fs::rename(folder.path, removed, error);
-  check(error, "rename", folder.path);
+  rename(folder.path, removed);
   remove_tree(removed);
 }
 
-void RunDir::keep_newest(size_t count, int64_t last) {
+void RunDir::keep_newest(size_t count) {
   size_t kept = 0;
   for (auto& folder : step_folders(path_))
-    if (folder.step <= last && ++kept > count) remove_step(folder);
+    if (++kept > count) try_to_remove([&] { remove_step(folder); });
 }
 
 void RunDir::abandon_step(int64_t step) {
@@ -113,30 +134,47 @@ void RunDir::abandon_step(int64_t step) {
 }
 
 std::string RunDir::set_aside(int64_t step) {
-  std::string name = step_folder_name(step), target = path_ + "/bad_" + name;
-  std::error_code error;
-  for (int i = 2; fs::exists(target, error); i++) target = format("%s/bad_%s_%d", path_.c_str(), name.c_str(), i);
-  fs::rename(path_ + "/" + name, target, error);
-  check(error, "rename", path_ + "/" + name);
+  std::string name = step_folder_name(step), target = free_name(path_ + "/bad_" + name);
+  rename(path_ + "/" + name, target);
   return target;
+}
+
+// Newest first: whoever is interrupted here leaves a run that ends earlier, and metrics that can be taken back to that.
+std::string RunDir::put_away_after(int64_t step) {
+  std::vector<StepFolder> later = step_folders(path_);
+  std::erase_if(later, [&](auto& folder) { return folder.step <= step; });
+  if (later.empty()) return "";
+  std::string old = free_name(path_ + "/" + OLD_STEPS);
+  std::error_code error, none;
+  fs::create_directory(old, error);
+  check(error, "create the folder", old);
+  if (fs::exists(metrics_path(), none)) fs::copy_file(metrics_path(), old + "/metrics.jsonl", error);
+  check(error, "copy metrics.jsonl to", old);
+  for (auto& folder : later) rename(folder.path, old + "/" + step_folder_name(folder.step));
+  for (auto& name : names_in(old)) sync_path(old + "/" + name);
+  sync_path(old), sync_path(path_);  // before the metrics are taken back
+  return old;
 }
 
 void RunDir::remove_leftovers() {
   for (auto& name : names_in(path_))
-    if (name.rfind(".tmp_", 0) == 0) remove_tree(path_ + "/" + name);
+    if (name.rfind(".tmp_", 0) == 0) try_to_remove([&] { remove_tree(path_ + "/" + name); });
 }
 
 void RunDir::start_fresh(bool overwrite) {
+  std::vector<std::string> others, names = names_in(path_);  // checkpoints that nobody continues by himself
+  for (auto& name : names)
+    if (name.rfind("bad_step_", 0) == 0 || name.rfind(OLD_STEPS, 0) == 0) others.push_back(name);
   auto steps = step_folders(path_);
-  if (!steps.empty() && !overwrite)
+  if (!overwrite && (!steps.empty() || !others.empty()))
     user_error(
-      "runs: %s already has checkpoints up to step %ld: continue it with --resume, replace it with --overwrite, or "
-      "choose another name (--set name=...)",
-      path_.c_str(), steps[0].step);
+      "runs: %s already has checkpoints%s: continue it with --resume, replace it with --overwrite, or choose another "
+      "name (--set name=...)",
+      path_.c_str(), steps.empty() ? (" in " + others[0]).c_str() : format(" up to step %ld", steps[0].step).c_str());
   for (auto& folder : steps) remove_step(folder);
-  for (auto& name : names_in(path_))
-    if (name.rfind(".tmp_", 0) == 0 || name.rfind("bad_", 0) == 0 || name == "metrics.jsonl")
-      remove_tree(path_ + "/" + name);
+  for (auto& name : others) remove_tree(path_ + "/" + name);
+  remove_leftovers();
+  remove_tree(metrics_path());
 }
 
 std::string RunDir::begin_step(int64_t step) {
@@ -152,18 +190,7 @@ std::string RunDir::publish_step(int64_t step) {
   std::string folder = path_ + "/.tmp_" + step_folder_name(step), target = path_ + "/" + step_folder_name(step);
   for (auto& name : names_in(folder)) sync_path(folder + "/" + name);
   sync_path(folder);
-  // A run that went back to an earlier step meets its old folder again. The two change places: one is always there.
-  std::string old = folder;
-  std::error_code error;
-  if (::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
-    old = path_ + "/.tmp_replaced_" + step_folder_name(step);
-    remove_tree(old);
-    if (fs::exists(target, error)) fs::rename(target, old, error);  // on file systems that cannot exchange
-    check(error, "rename", target);
-    fs::rename(folder, target, error);
-    check(error, "rename", folder);
-  }
+  rename(folder, target);
   sync_path(path_);
-  remove_tree(old);
   return target;
 }

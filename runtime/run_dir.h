@@ -28,19 +28,20 @@ class RunDir {
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
   std::string config_path() const { return path_ + "/config.json"; }
 
-  // Before training without --resume: a run that has step folders is a user_error, with `overwrite` they are removed.
-  // Either way metrics.jsonl and what an interrupted process left (.tmp_*, bad_*) are removed.
+  // Before training without --resume: a run that has checkpoints, damaged and old ones (bad_step_*, old_steps) too, is a
+  // user_error; with `overwrite` they are removed. Either way metrics.jsonl and what an interrupted process left are.
   void start_fresh(bool overwrite);
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed
   std::string publish_step(int64_t step);  // syncs what is in it and renames; returns the step folder
-  // Removes all step folders but the newest `count` up to step `last`. Later ones, which a run has that went back, stay
-  // until it comes to them again.
-  void keep_newest(size_t count, int64_t last = INT64_MAX);
+  void keep_newest(size_t count);          // removes all others; a warning where it cannot
   void abandon_step(int64_t step);         // removes what begin_step made, as far as that is possible
   std::string set_aside(
       int64_t step);  // step_N is damaged: it becomes bad_step_N, which nobody continues; the new path
-  void remove_leftovers();                 // .tmp_*: what an interrupted process left
+  // Before a run goes back to `step`: later step folders move to old_steps, with a copy of metrics.jsonl, like a run of
+  // their own. So the newest step folder is always where the metrics end. Returns that folder, "": nothing was moved.
+  std::string put_away_after(int64_t step);
+  void remove_leftovers();                 // .tmp_*: what an interrupted process left; a warning where it cannot
 
  private:
   void remove_step(const StepFolder& folder);

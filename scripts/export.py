@@ -42,7 +42,7 @@ class Run(plot.Run):
     for length, losses in self.newest.items():
       width = min(256, max(1, length // 32))  # of a bin: eval/evaluate.h
       for number, loss in enumerate(losses, 1):
-        if loss is not None:
+        if plot.finite(loss) is not None:
           self.points.append(("position", min(number * width, length), {f"eval/by_position/{length}": loss}))
 
   def add(self, entry):
@@ -53,12 +53,13 @@ class Run(plot.Run):
     elif kind in ("val", "eval") and self.of_this_run():
       length = entry["length"]
       values = {f"{kind}/{key}/{length}": entry[key] for key in ("loss", "last_loss") if key in entry}
-      if "by_position" in entry:
+      if isinstance(entry.get("by_position"), list):
         self.newest[length] = entry["by_position"]
     else:
       return
-    values = {name: value for name, value in values.items() if type(value) in (int, float)}  # null: not a number
-    self.points.append(("step", entry["step"], values))
+    values = {name: value for name, value in values.items() if plot.finite(value) is not None}
+    if values:
+      self.points.append(("step", entry["step"], values))
     self.last.update((name, value) for name, value in values.items() if "loss" in name)
 
 
@@ -121,6 +122,7 @@ def main():
   arguments = parser.parse_args()
   try:
     runs = [Run(folder) for folder in arguments.runs]
+    plot.distinguish(runs)
     for run in runs:
       if not run.points:
         stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")

@@ -9,6 +9,7 @@ RUN/loss.png of the first run.
 """
 import argparse
 import json
+import math
 import os
 import sys
 
@@ -31,6 +32,22 @@ def load_pyplot():
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
 
 
+def finite(value):
+  """The number, None where there is none: a loss that exploded, or something else in its place."""
+  return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def count(value, least=0):
+  if type(value) is not int or not least <= value < 1 << 53:
+    raise ValueError("no number of steps or tokens")
+  return value
+
+
+def section(settings, name):
+  found = settings.get(name)
+  return found if isinstance(found, dict) else {}
+
+
 class Run:
   """What metrics.jsonl says: config, (step, loss) of training and validation, {length: (step, loss)} of evaluation."""
 
@@ -45,19 +62,21 @@ class Run:
       for line in lines:
         try:
           self.add(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
           continue
 
   def add(self, entry):
-    kind, loss = entry["type"], entry.get("loss")
+    kind, loss = entry["type"], finite(entry.get("loss"))
     if kind == "start":
-      self.latest = entry["config"]
+      self.latest = {**entry["config"]}  # a TypeError unless it is an object
       self.config = self.config or self.latest
-    elif kind == "train" and loss is not None:
-      self.train.append((entry["step"], loss))
+      return
+    step = count(entry["step"])
+    length = count(entry["length"], 1) if kind in ("val", "eval") else 0
+    if kind == "train" and loss is not None:
+      self.train.append((step, loss))
       self.lines.append(entry)
     elif kind in ("val", "eval") and loss is not None and self.of_this_run():
-      step, length = entry["step"], entry["length"]
       if kind == "val" and length == self.context():
         self.curve.append((step, loss))
       if step >= self.by_length.get(length, (-1,))[0]:
@@ -65,11 +84,23 @@ class Run:
 
   def of_this_run(self):
     """Not an evaluation with other settings than the run's first, which would take the place of the run's own."""
-    pick = lambda c: [c.get("model"), c.get("attention"), c.get("precision"), c.get("init"), c.get("eval", {}).get("rope_scaling")]
+    pick = lambda c: [c.get(key) for key in ("model", "attention", "precision", "init")] + [
+        section(c, "eval").get("rope_scaling")]
     return pick(self.latest) == pick(self.config)
 
   def context(self):
-    return self.config.get("model", {}).get("context")
+    return finite(section(self.config, "model").get("context"))
+
+
+def distinguish(runs):
+  """Runs whose folders have the same name are called by as much of the path as tells them apart."""
+  parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
+  for number, run in enumerate(runs):
+    others = [other for other in parts if other != parts[number]]
+    depth = 1
+    while any(other[-depth:] == parts[number][-depth:] for other in others):
+      depth += 1
+    run.label = os.sep.join(parts[number][-depth:])
 
 
 def smooth(losses):
@@ -101,7 +132,7 @@ DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning r
 def draw_details(runs, panels):
   for axes, (key, title, label) in zip(panels, DETAILS):
     for number, run in enumerate(runs):
-      points = [(entry["step"], entry[key]) for entry in run.lines if entry.get(key) is not None]
+      points = [(entry["step"], entry[key]) for entry in run.lines if finite(entry.get(key)) is not None]
       if points:
         axes.plot(*zip(*points), color=COLOURS[number % len(COLOURS)], linewidth=1.0, alpha=0.9)
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
@@ -169,7 +200,7 @@ def draw(runs, path, brief=False):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
-  parser.add_argument("--out", metavar="FILE.png", help="the picture [loss.png in the first run's folder]")
+  parser.add_argument("--out", metavar="FILE.png", help="the picture, or a folder for loss.png [the first run's]")
   parser.add_argument("--brief", action="store_true", help="the losses only")
   arguments = parser.parse_args()
   try:
@@ -179,7 +210,12 @@ def main():
   for run in runs:
     if not run.train and not run.by_length:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
-  path = arguments.out or os.path.join(runs[0].folder, "loss.png")
+  distinguish(runs)
+  path = arguments.out or runs[0].folder
+  if os.path.isdir(path):
+    path = os.path.join(path, "loss.png")
+  elif not os.path.splitext(path)[1]:
+    path += ".png"
   if any(run.by_length for run in runs):
     print(table(runs))
   try:

@@ -63,6 +63,27 @@ TEST(Checksum, OfAFile) {
   EXPECT_EQ(file_checksum(dir / "f"), checksum_text(text));
 }
 
+TEST(Checksum, SamplesOfALargeFile) {
+  TempDir dir;
+  std::string text(1'000'003, 'x');
+  auto sampled = [&](const std::string& content) {
+    write_file(dir / "f", content);
+    return sampled_checksum(dir / "f");
+  };
+  std::string expected = sampled(text);
+  for (size_t at : {size_t(0), size_t(4095), text.size() - 4096, text.size() - 1}) {
+    std::string other = text;
+    other[at] = 'y';
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // whatever is longer than a 64th part is met
+    std::string other = text;
+    std::fill_n(other.begin() + at, 20000, 'y');
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t size : {0, 10, 200000}) EXPECT_EQ(sampled(text.substr(0, size)), checksum_text(text.substr(0, size)));
+}
+
 // ---- background
 
 TEST(Background, ThrowsWhereOneWaits) {
@@ -162,8 +183,8 @@ struct Checkpoints : testing::Test {
     c.state.tokens = step * 2048;
     c.state.next_window = step * 128;
     c.state.windows = 59;
-    c.state.train = {{"a.bin", 660}, {"\xC3\xA4 \".bin", 300}};
-    c.state.val = {{"val.bin", 800}};
+    c.state.train = {{"a.bin", 660, "0a"}, {"\xC3\xA4 \".bin", 300, "0b"}};
+    c.state.val = {{"val.bin", 800, "0c"}};
     c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
     c.state.matmul_choices = "GPU\t1\t2\n";
     c.state.config = config_json(small_config());
@@ -251,8 +272,8 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
   write_state(folder, good);
   ASSERT_EQ(damage(folder), "");
   for (auto* path : {"/format", "/step", "/tokens", "/data", "/data/next_window", "/data/windows", "/data/train",
-                     "/data/val", "/data/train/0/name", "/data/train/0/tokens", "/spikes", "/spikes/loss",
-                     "/spikes/skipped", "/matmul_choices", "/config", "/files", "/files/model.safetensors",
+                     "/data/val", "/data/train/0/name", "/data/train/0/tokens", "/data/train/0/xxh64", "/spikes",
+                     "/spikes/loss", "/spikes/skipped", "/matmul_choices", "/config", "/files", "/files/model.safetensors",
                      "/files/model.safetensors/bytes", "/files/model.safetensors/xxh64"}) {
     json::json_pointer at(path);
     std::vector<json> wrong = {nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}),
@@ -276,10 +297,10 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
   write_state(folder, bad);
   EXPECT_TRUE(has(damage(folder), "\"loss\""));
   bad = good;
-  bad["format"] = 2;
+  bad["format"] = 3;
   write_state(folder, bad);
   EXPECT_EQ(error_of([&] { damage(folder); }),
-            "user: checkpoint: state.json is of format 2, this program reads format 1: use the version that wrote it");
+            "user: checkpoint: state.json is of format 3, this program reads format 2: use the version that wrote it");
 }
 
 TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
@@ -297,7 +318,7 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
 }
 
 TEST_F(Checkpoints, TheNewestIntactIsTaken) {
-  std::vector<DamagedCheckpoint> damaged;
+  std::vector<SkippedCheckpoint> damaged;
   EXPECT_FALSE(newest_checkpoint(run_path, &damaged));
   EXPECT_FALSE(newest_checkpoint(dir / "absent", &damaged));
   for (int64_t step : {10, 20, 30, 40}) write(step);
@@ -349,11 +370,11 @@ TEST_F(Checkpoints, AFailureLeavesNothingBehind) {
 }
 
 TEST_F(Checkpoints, RunFoldersAreTidied) {
-  for (int64_t step : {1, 2, 3, 4, 9}) write(step);
-  run.keep_newest(2, 4);  // 9 is of a run that went on from 3
+  for (int64_t step : {1, 2, 3, 9}) write(step);
+  run.keep_newest(2);
   auto steps = step_folders(run_path);
-  EXPECT_EQ(steps.size(), 3u);
-  EXPECT_EQ(steps[2].step, 3);
+  EXPECT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[1].step, 3);
   EXPECT_EQ(run.set_aside(9), run_path + "/bad_step_00000009");
   write(9);
   EXPECT_EQ(run.set_aside(9), run_path + "/bad_step_00000009_2");
@@ -394,7 +415,7 @@ struct SameRun : Checkpoints {
   Config now = small_config();
   std::vector<DataFile> train, val;
   SameRun() {
-    checkpoint = {"runs/a/step_00000020", content(20).state};
+    checkpoint = {"runs/a/step_00000020", "", content(20).state};
     train = checkpoint.state.train;
     val = checkpoint.state.val;
   }
@@ -423,16 +444,21 @@ TEST_F(SameRun, WhatMayNot) {
   now.attention.gate.bias_init = 0.5;
   now.seed = 3;
   train[1].tokens = 301;
-  val.push_back({"more.bin", 1});
+  val[0].xxh64 = "0d";
+  val.push_back({"more.bin", 1, "0c"});
   EXPECT_EQ(error(),
             "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; give "
             "it the old values back, or begin another run (--set name=...):"
             "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
             "\n  model.layers: 12 in the checkpoint, 13 now"
             "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"
-            "\n  data.train, shard 2: \"\xC3\xA4 \\\".bin\" of 300 tokens in the checkpoint, "
-            "\"\xC3\xA4 \\\".bin\" of 301 tokens now"
-            "\n  data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens now");
+            "\n  data.train, shard 2: \"\xC3\xA4 \\\".bin\" of 300 tokens (0b) in the checkpoint, "
+            "\"\xC3\xA4 \\\".bin\" of 301 tokens (0b) now"
+            "\n  data.val, shard 1: \"val.bin\" of 800 tokens (0c) in the checkpoint, "
+            "\"val.bin\" of 800 tokens (0d) now");
+  val = checkpoint.state.val;
+  val.push_back({"more.bin", 1, "0c"});
+  EXPECT_TRUE(has(error(), "data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens (0c) now"));
 }
 
 TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
@@ -502,6 +528,20 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
       testing::ExitedWithCode(11), "");
   EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
               testing::ExitedWithCode(11), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); raise(SIGINT); }, testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGINT); raise(SIGTERM); }, testing::KilledBySignal(SIGTERM), "");
+  auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
+              testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
+              testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(Signals, OneRequestMayArriveSeveralTimes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
+        _exit(stop_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
 }

@@ -257,15 +257,15 @@ TEST(ConfigErrors, BatchMustDivide) {
                "batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [x.json]");
   expect_error(
     R"({"batch": {"tokens": 524288, "micro": 3}})", {},
-    "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312  [x.json]");
+    "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
+    "or batch.micro = 0 for one that divides  [x.json]");
   expect_error(
     R"({"batch": {"micro": 65535}, "model": {"context": 65536}})", {},
     "batch.micro x model.context = 65535 x 65536 tokens at once are too many (at most 2147483647)  [x.json]");
   Config c = parse_config(R"({"batch": {"tokens": 6144, "micro": 2}})", "x.json");
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
             "user: config: batch.tokens = 6144 must be a multiple of micro x context x ranks = 2 x 1024 x 2 = 4096; "
-            "use 4096 or "
-            "8192  [x.json]");
+            "use 4096 or 8192, or batch.micro = 0 for one that divides  [x.json]");
   resolve_batch(c, 3, 1);
   EXPECT_EQ(c.batch.micro, 2);
   EXPECT_EQ(micro_steps(c, 3), 1);

@@ -351,7 +351,7 @@ TEST(Evaluation, FollowsTheProtocol) {
     WindowReader reader(shards, L, 61);
     ASSERT_EQ(reader.windows(), 3 + 1);  // (150 - 1) / 40 and (75 - 1) / 40
     for (int64_t tokens : {1000, 85, 40}) {
-      LengthLoss result = evaluate(*model, shards, L, tokens);
+      LengthLoss result = *evaluate(*model, shards, L, tokens);
       int64_t windows = std::min<int64_t>(4, tokens / L);
       std::vector<double> position(L, 0);
       for (int64_t w = 0; w < windows; w++) {
@@ -381,7 +381,7 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
   auto model = make_model(config, L, L, false);
   randomise(*model, 7);
   std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
-  LengthLoss result = evaluate(*model, shards, L, L);
+  LengthLoss result = *evaluate(*model, shards, L, L);
   std::vector<int> inputs(L), targets(L);
   std::vector<float> losses(L);
   WindowReader(shards, L, 61).read(0, inputs.data(), targets.data());

@@ -188,12 +188,37 @@ TEST_F(Runs, LeftoversOfAnInterruptedStepAreNotKept) {
   EXPECT_EQ(bytes_of(run_path + "/step_00000005/whole"), "y");
 }
 
-TEST_F(Runs, PublishingAStepAgainReplacesIt) {
+TEST_F(Runs, GoingBackKeepsWhatWasThere) {
   RunDir run("a", root);
-  make_step(run, 7, "old");
-  make_step(run, 7, "new");
-  EXPECT_EQ(bytes_of(run_path + "/step_00000007/model.safetensors"), "new");
-  EXPECT_EQ(names(), (std::vector<std::string>{".lock", "step_00000007"}));
+  for (int64_t step : {10, 20, 30}) make_step(run, step);
+  write_text_file(run.metrics_path(), "lines\n");
+  EXPECT_EQ(run.put_away_after(30), "");
+  EXPECT_EQ(run.put_away_after(10), run_path + "/old_steps");
+  EXPECT_EQ(names(), (std::vector<std::string>{".lock", "metrics.jsonl", "old_steps", "step_00000010"}));
+  EXPECT_EQ(bytes_of(run_path + "/old_steps/step_00000030/model.safetensors"), "x");
+  EXPECT_EQ(bytes_of(run_path + "/old_steps/metrics.jsonl"), "lines\n");
+  EXPECT_EQ(step_folders(run_path + "/old_steps").size(), 2u);  // it can be continued like a run
+  std::filesystem::remove(run.metrics_path());
+  make_step(run, 20);
+  EXPECT_EQ(run.put_away_after(10), run_path + "/old_steps_2");
+  EXPECT_EQ(steps(), std::vector<int64_t>{10});
+}
+
+TEST_F(Runs, WhatCannotBeRemovedStays) {
+  RunDir run("a", root);
+  for (int64_t step : {1, 2, 3}) make_step(run, step);
+  std::filesystem::create_directories(run_path + "/.tmp_step_00000009/in");
+  std::filesystem::permissions(run_path, std::filesystem::perms::all);
+  for (auto* name : {"/step_00000001", "/step_00000002", "/.tmp_step_00000009"})
+    std::filesystem::permissions(run_path + name, std::filesystem::perms(0555));
+  without_root([&] {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(error_of([&] { run.keep_newest(1), run.remove_leftovers(); }), "");
+    std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("warning: cannot remove " + run_path + "/.tmp_step_00000009: Permission denied"), said.npos);
+    EXPECT_EQ(steps(), std::vector<int64_t>{3});
+  });
+  for (auto& name : names()) std::filesystem::permissions(run_path + "/" + name, std::filesystem::perms::owner_all);
 }
 
 TEST_F(Runs, PublishingNothingFails) {
@@ -216,9 +241,15 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   write_text_file(run.metrics_path(), "{}\n");
   write_text_file(run_path + "/picture.png", "kept");
   std::filesystem::create_directory(run_path + "/.tmp_step_00000009");
-  std::filesystem::create_directory(run_path + "/bad_step_00000008");
   run.start_fresh(false);  // no checkpoints: nothing is lost
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+  for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
+    std::filesystem::create_directory(run_path + name);
+    EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +
+                                                             (name + 1) + ": continue", 0), 0u);
+    run.start_fresh(true);
+    EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+  }
   make_step(run, 20);
   make_step(run, 10);
   write_text_file(run.metrics_path(), "{}\n");

@@ -48,6 +48,10 @@ LINES = [
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
     {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
 ]
+DAMAGED = [line + "\n" for line in (
+    '{"type":"start","config":null}', '{"type":"train","step":3,"loss":1e400}', '{"type":"train","step":"a","loss":1}',
+    '{"type":"eval","step":3,"length":"100","loss":1,"by_position":7}', '{"type":"skip","step":null,"skipped":1}',
+    '{"type":"eval","step":3,"length":100,"loss":Infinity,"by_position":7}', "[]")]
 POINTS = [
     ("step", 1, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
     ("step", 1, {"skip/skipped": 1}),
@@ -66,7 +70,8 @@ class Export(ScriptTest):
     super().setUp()
     self.run_folder = self.path("a")
     os.mkdir(self.run_folder)
-    self.write("a/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in LINES) + '{"type":"train","st')
+    lines = [json.dumps(line) + "\n" for line in LINES]
+    self.write("a/metrics.jsonl", "".join(lines[:7] + DAMAGED + lines[7:]) + '{"type":"train","st')
     self.libraries(torch=REFUSE, tensorboardX=REFUSE, wandb=REFUSE)
 
   def libraries(self, **modules):

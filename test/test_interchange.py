@@ -98,6 +98,23 @@ class Interchange(Workspace):
     names = set(read_safetensors(os.path.join(folder, "model.safetensors")))
     self.assertLessEqual({"wte.weight", "wpe.weight", "h.1.attn.c_gate.weight", "h.1.attn.sink"}, names)
 
+  def test_what_tensors_do_not_show(self):
+    """A folder of GPT-2 that was made to compute something else: a warning for each setting."""
+    folder, config = self.trained()
+    init = os.path.relpath(folder, self.folder)
+    self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
+    config["activation_function"] = "gelu_pytorch_tanh"  # the same under another name
+    for key, value in {"activation_function": "relu", "layer_norm_epsilon": 1e-6, "scale_attn_weights": False,
+                       "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "n_head": 4}.items():
+      for said in (value, [value], None):
+        with open(os.path.join(folder, "config.json"), "w") as file:
+          json.dump({**config, key: said}, file)
+        self.assertRegex(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr,
+                         rf"^warning: init: runs/.*config.json says {key} = .*, but here it is .*\n$")
+    for text in ("", "[]", "{", json.dumps(config), "\xff"):
+      self.write(os.path.join(init, "config.json"), text)
+      self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
+
   def test_a_run_goes_on_without_the_modelling_file(self):
     run = {"train__steps": 4, "checkpoint__every": 2, "model__position": "rope"}
     self.ok(**run)

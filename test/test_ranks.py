@@ -13,7 +13,7 @@ import subprocess
 import time
 import unittest
 
-from test_resume import LARGE, Runs
+from test_resume import AGAIN, LARGE, Runs
 from workspace import CRASH, read_safetensors, write_safetensors
 
 ENDLESS = {"optimizer__schedule": "constant", "train__steps": 1000000, "checkpoint__every": 0, "log__every": 1000000,
@@ -35,6 +35,10 @@ class Several(Runs):
     for mine, other in zip(ours, theirs):
       for key in {"loss", "grad_norm"} & mine.keys():
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
+
+  def impatient(self, seconds):
+    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
+    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
 
   def ranks(self):
     """rank -> process id, of the ranks that this test's launcher has started."""
@@ -209,6 +213,14 @@ class Continued(Several):
         for key in ("tokens", "data"):
           self.assertEqual(self.state(40)[key], self.state(40, "straight")[key])
 
+  def test_a_named_micro_batch_that_does_not_divide(self):
+    self.changes["batch__micro"] = 8
+    self.run_ok(train__steps=40)
+    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.run_bad("--resume", "--gpus", "2", names=["8 x 16 x 2 = 256", "or batch.micro = 0"])
+    self.run_bad("--resume", "--gpus", "2", names=["batch.micro: 8 in the checkpoint, 4 now .0 takes"], batch__micro=4)
+    self.run_ok("--resume", "--gpus", "2", batch__micro=0)
+
   def test_beginnings_ends_and_damage(self):
     done = self.run_ok("--gpus", "2", "--resume")
     self.assertRegex(done.stdout, "no checkpoint yet")
@@ -310,10 +322,74 @@ class Ends(Several):
     process = self.start("--gpus", "2", **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     self.wait_for(process, lambda: len(self.lines()) > 2)
     os.kill(self.ranks()[0], signal.SIGSTOP)  # deaf: only the launcher can end it
-    for _ in range(2):
-      process.send_signal(signal.SIGINT)
-      time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(AGAIN)
+    process.send_signal(signal.SIGINT)
     self.assertEqual(self.ended(process)[0], -signal.SIGINT)
+
+  def test_one_request_to_all_processes(self):
+    """As `timeout`, scancel and service managers send it, and again while the run is ending."""
+    process = self.start("--gpus", "2", **{**ENDLESS, **LARGE})
+    self.wait_for(process, lambda: len(self.lines()) > 2)
+    for _ in range(3):
+      for one in [*self.ranks().values(), process.pid]:
+        try:
+          os.kill(one, signal.SIGTERM)
+        except ProcessLookupError:
+          pass
+      time.sleep(0.05)
+    code, output, errors = self.ended(process)
+    self.assertEqual((code, errors), (0, ""), output)
+    self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
+
+  def test_a_stopped_rank(self):
+    self.impatient(2)
+    process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    os.kill(self.ranks()[1], signal.SIGSTOP)
+    process.terminate()  # which a run that hangs does not hear either
+    code, _, errors = self.ended(process)
+    self.assertEqual(code, 1)
+    self.assertRegex(errors, r"^rank 1 has died \(no sign of life for 2 seconds")
+    self.assertEqual(errors.count("\n"), 1, errors)
+
+  def test_rank_0_is_stopped_where_nobody_looks_after_it(self):
+    self.impatient(2)
+    first, second = self.started_by_hand(torchrun(2), **ENDLESS)
+    self.wait_for(first, lambda: len(self.lines()) > 10)
+    first.send_signal(signal.SIGSTOP)
+    self.assertEqual(second.wait(20), 1)
+    self.assertRegex(second.communicate()[1], r"^rank 0 has died \(no sign of life")
+
+  def test_a_job_that_was_stopped_as_a_whole_goes_on(self):
+    self.impatient(2)
+    process = self.start("--gpus", "2", **ENDLESS)
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    everybody = [*self.ranks().values(), process.pid]
+    for sign, pause in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
+      for one in everybody:
+        os.kill(one, sign)
+      time.sleep(pause)
+    before = len(self.lines())
+    self.wait_for(process, lambda: len(self.lines()) > before + 10)
+    process.terminate()
+    self.assertEqual(self.ended(process)[::2], (0, ""))
+
+  def test_a_rank_ends_before_the_others(self):
+    self.impatient(2)
+    environments = torchrun(2)
+    first, = self.started_by_hand(environments[:1], **ENDLESS)
+    second, = self.started_by_hand(environments[1:], "--print-config", **ENDLESS)
+    self.assertEqual([first.wait(20), second.wait(20)], [1, 0])
+    self.assertRegex(first.communicate()[1], "^rank 1 has ended its program and rank 0 has not: start all ranks with")
+
+  def test_ranks_wait_for_the_slow_one(self):
+    """Rank 0 saves and writes texts while the others have nothing left to do."""
+    self.impatient(1)
+    self.run_ok("--gpus", "2", train__steps=1)
+    began = time.monotonic()
+    self.run_ok("--gpus", "2", "--generate", "It was", "--resume", train__steps=1, generate__tokens=60000)
+    self.assertGreater(time.monotonic() - began, 1.5)
 
   def test_an_error_of_one_rank_is_said_by_rank_0(self):
     # Rank 1 looks for its data where there are none.
@@ -357,6 +433,70 @@ class Starts(Several):
     processes = self.started_by_hand(environment, "--gpus", "2")
     self.assertEqual([process.wait(20) for process in processes], [2, 2])
     self.assertRegex(processes[0].communicate()[1], "--gpus 2, but RANK, WORLD_SIZE say")
+
+  def pair(self, flags=(), folder=None, **changes):
+    """Rank 0 as always, rank 1 with other flags and changes, or in another folder: what the two and rank 0 say."""
+    environments = torchrun(2)
+    first, = self.started_by_hand(environments[:1], *([] if folder is None else ["--resume"]), train__steps=10)
+    home, self.folder = self.folder, folder or self.folder
+    second, = self.started_by_hand(environments[1:], *flags, **{"train__steps": 10, **changes})
+    self.folder = home
+    return first.wait(20), second.wait(20), first.communicate()[1]
+
+  def test_all_ranks_must_be_started_alike(self):
+    self.run_ok(name="other", train__steps=1)
+    for changes, texts in (
+        ({"train__steps": 9, "seed": 7, "model__layers": 3, "batch__tokens": 64, "eval__every": 3, "precision": "bf16",
+          "attention__kind": "lssar"},
+         ["train.steps: 9 here, 10 at rank 0", "seed: 7 here", "model.layers: 3", "batch.tokens: 64 here",
+          "eval.every: 3", 'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
+        ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
+         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here",
+          r"init, .*: \w{16} here, none at rank 0", "data.train, shard 2: none here"])):
+      *codes, errors = self.pair(**changes)
+      self.assertEqual(codes, [2, 2], errors)
+      self.assertRegex(errors, "^rank 1: ranks: this rank was not started as rank 0 was; give all the same program")
+      for text in texts:
+        self.assertRegex(errors, "\n  " + text)
+      self.assertNotRegex(errors, CRASH)
+      self.assertFalse(os.path.exists(self.path("runs/tiny")))
+    self.assertEqual(self.pair(threads=2, log__every=7, data__train="./train*.bin"), (0, 0, ""))
+
+  def test_all_ranks_must_see_the_same_files(self):
+    other = self.path("other")
+    shutil.copytree(self.folder, other)
+    os.remove(os.path.join(other, "val.bin"))
+    shutil.copy(self.path("val.bin"), other)
+    self.run_ok(train__steps=10, checkpoint__every=5)
+    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    shutil.copytree(self.path("runs"), os.path.join(other, "runs"))
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual((codes, errors), ([0, 0], ""))
+    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
+    shutil.rmtree(os.path.join(other, "runs/tiny/step_00000005"))
+    shutil.copytree(self.path("runs/changed/step_00000005"), os.path.join(other, "runs/tiny/step_00000005"))
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual(codes, [1, 1])
+    self.assertRegex(errors, "^rank 1: checkpoint: .*step_00000005: .* all ranks must see the same runs/")
+    with open(os.path.join(other, "train_000001.bin"), "r+b") as file:  # the same size, other content
+      file.seek(1200)
+      file.write(b"a")
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual(codes, [2, 2])
+    self.assertRegex(errors, r'data\.train, shard 2: "train_000001.bin" of \d+ tokens \(\w+\) here, "train_000001.bin"')
+
+  def test_information_needs_no_ranks(self):
+    for environment in (torchrun(2)[1], {"RANK": "x"}):
+      for flag in ("--help", "--version"):
+        process, = self.started_by_hand([environment], flag)
+        self.assertEqual(process.wait(5), 0)
+
+  def test_an_address_that_nobody_knows(self):
+    self.impatient(1)
+    process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_ADDR": "nobody.invalid"}])
+    self.assertEqual(process.wait(40), 1)
+    self.assertRegex(process.communicate()[1], 'rank 1 cannot find rank 0: MASTER_ADDR = "nobody.invalid": ')
 
   def test_strangers_are_turned_away(self):
     environment = torchrun(2)

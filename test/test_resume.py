@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -18,6 +19,7 @@ from workspace import CONFIG, CRASH, TEXT, TRAIN, Workspace, merged, read_safete
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
 # 13 MB a checkpoint: long enough under way to be met there.
 LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
+AGAIN = 2.2  # seconds after which a signal is no longer the same request
 
 
 class Runs(Workspace):
@@ -25,6 +27,7 @@ class Runs(Workspace):
 
   def setUp(self):
     super().setUp()
+    self.started = 0
     self.changes = {"train__steps": 40, "checkpoint__every": 10, "checkpoint__keep": 9, "eval__every": 5}
 
   def run_ok(self, *flags, **changes):
@@ -37,10 +40,12 @@ class Runs(Workspace):
     return done
 
   def start(self, *flags, **changes):
-    """./train in the background."""
+    """./train in the background, with a configuration of its own: it reads it when it wants."""
     changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
-    self.write("config.json", json.dumps(merged(CONFIG, changes)))
-    process = subprocess.Popen([TRAIN, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+    self.started += 1
+    config = f"config{self.started}.json"
+    self.write(config, json.dumps(merged(CONFIG, changes)))
+    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     self.addCleanup(lambda: (process.kill(), process.communicate()))
     return process
@@ -174,9 +179,27 @@ class Interrupted(Runs):
     expected = self.straight()
     self.run_ok()
     done = self.run_ok("--resume", "runs/tiny/step_00000010/", checkpoint__keep=1)
-    self.assertRegex(done.stdout, "later checkpoints, up to runs/tiny/step_00000040")
+    self.assertRegex(done.stdout, "later checkpoints, and a copy of the metrics, are now in runs/tiny/old_steps")
     self.assertEqual(self.outcome(), expected)
     self.assertEqual(self.steps(), [40])
+    self.assertEqual(self.steps("tiny/old_steps"), [20, 30, 40])
+    self.assertEqual(self.steady("tiny/old_steps"), expected[0])
+    self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
+    self.assertEqual(self.outcome(run="other"), expected)
+
+  def test_killed_after_going_back(self):
+    """What comes next is where it was killed, not the checkpoints from before, to which the metrics would have a gap."""
+    changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
+    expected = self.straight(**changes)
+    self.run_ok(**changes)
+    process = self.start("--resume", "runs/tiny/step_00000010", **{**changes, "train__steps": 1000000,
+                                                                   "checkpoint__every": 0})
+    self.wait_for(process, lambda: 10 < len(self.lines()) < 40)
+    process.kill()
+    process.wait()
+    done = self.run_ok("--resume", **changes)
+    self.assertIn("continuing from runs/tiny/step_00000010", done.stdout)
+    self.assertEqual(self.outcome(), expected)
 
   def test_another_run(self):
     expected = self.straight()
@@ -250,15 +273,14 @@ class Signals(Runs):
     self.assertEqual(self.outcome(step + 5, "other"), self.straight(step + 5, train__steps=step + 5))
 
   def test_second_signal_aborts(self):
-    self.write("val.bin", shard(TEXT * 3000))
-    process = self.start(eval__tokens=300000, eval__every=1)  # one length: not interrupted by the first signal
+    process = self.start(batch__tokens=32 * 1000000, eval__every=0)  # a step that takes minutes
     self.wait_for(process, lambda: self.lines("start"))
     time.sleep(0.1)
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    for sign, pause in ((signal.SIGTERM, 0.2), (signal.SIGTERM, AGAIN), (signal.SIGINT, 0)):
       self.assertIsNone(process.poll())
       process.send_signal(sign)
-      time.sleep(0.1)
-    process.communicate(timeout=2)
+      time.sleep(pause)
+    process.communicate(timeout=5)
     self.assertEqual(process.returncode, -signal.SIGINT)
 
   def test_stopped_between_evaluations(self):
@@ -274,6 +296,33 @@ class Signals(Runs):
     self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
     self.run_ok("--resume", **changes)
     self.assertEqual(self.outcome(8), expected)
+
+  def test_signals_within_an_evaluation(self):
+    self.write("val.bin", shard(TEXT * 1000))
+    for count in "12":
+      with self.subTest(ranks=count):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = dict(eval__tokens=40000, eval__batch=1, eval__lengths=[8], eval__every=4, train__steps=6)
+        self.run_ok("--gpus", count, name="straight", **changes)
+        process = self.start("--gpus", count, **changes)
+        self.wait_for(process, lambda: len(self.lines()) == 4)
+        process.send_signal(signal.SIGUSR1)
+        self.wait_for(process, lambda: self.steps() == [4])
+        process.terminate()
+        output, errors = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, errors), (0, ""))
+        self.assertIn("asked to stop after 4", output)
+        self.assertEqual([entry["step"] for entry in self.lines("val")], [0])
+        self.run_ok("--gpus", count, "--resume", **changes)
+        self.assertEqual(self.outcome(6), self.outcome(6, "straight"))
+
+  def test_stopped_while_writing_a_text(self):
+    process = self.start(generate__every=3, generate__tokens=1000000, eval__every=0)
+    self.wait_for(process, lambda: len(self.lines()) == 3)
+    time.sleep(0.2)
+    process.terminate()
+    process.communicate(timeout=20)
+    self.assertEqual((process.returncode, self.steps()), (0, [3]))
 
 
 class Damage(Runs):
@@ -351,6 +400,16 @@ class Damage(Runs):
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
       self.assertEqual(before, self.run_digests())
 
+  def test_a_folder_that_may_not_be_entered(self):
+    os.mkdir(self.path("runs"))
+    self.addCleanup(os.chmod, self.path("runs"), 0o755)
+    os.chmod(self.path("runs"), 0)
+    for flags in ((), ("--resume",), ("--eval", "--resume"), ("--set", "init=runs/other", "--dry-run")):
+      process = self.as_a_user(*flags)
+      errors = process.communicate(timeout=20)[1]
+      self.assertEqual(process.returncode, 1)
+      self.assertRegex(errors, "^cannot (list|create the folder) runs(/tiny)?: Permission denied")
+
   def test_a_folder_that_may_not_be_written(self):
     # Saved on request only, so that it is the failed checkpoint itself that ends the run, and not the next one.
     self.changes.update(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000)
@@ -368,20 +427,39 @@ class Damage(Runs):
     self.assertEqual(len(self.steps()), 1)
     self.run_ok("--resume", "--dry-run")
 
-  def test_full_disk(self):
+  def small_disk(self, size):
     os.mkdir(self.path("runs"))
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=480k", "none", self.path("runs")], capture_output=True,
-                             text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + size, "none", self.path("runs")],
+                             capture_output=True, text=True)
     if mounted.returncode != 0:
       self.skipTest("cannot mount a tmpfs: " + mounted.stderr.strip())
     self.addCleanup(subprocess.run, ["umount", self.path("runs")], check=True)
+
+  def test_no_space_for_metrics(self):
+    self.small_disk("2m")
+    process = self.start(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000000,
+                         optimizer__schedule="constant")
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process.send_signal(signal.SIGUSR1)
+    self.wait_for(process, lambda: self.steps())
+    with open(self.path("runs/rest"), "wb", buffering=0) as file:
+      with self.assertRaises(OSError):
+        while True:
+          file.write(bytes(1000000))
+    errors = process.communicate(timeout=20)[1]
+    self.assertEqual(process.returncode, 1)
+    self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
+                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is as it was")
+
+  def test_full_disk(self):
+    self.small_disk("480k")
     done = self.call(**self.changes)  # 148 KB a checkpoint: the third or fourth does not fit
     self.assertEqual(done.returncode, 1, done.stderr)
     kept = self.steps()
     self.assertIn(kept, ([10, 20], [10, 20, 30]))
     # Most often; a line of metrics.jsonl may meet the full disk at the same time.
     self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
-                                  rf"device.*step_{kept[-1]:08d}|metrics.jsonl: No space left on device")
+                                  rf"device.*step_{kept[-1]:08d}|step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
     self.assertNotRegex(done.stderr, CRASH)
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     subprocess.run(["mount", "-o", "remount,size=10m", self.path("runs")], check=True)
@@ -408,6 +486,14 @@ class Settings(Runs):
     self.write("other.bin", shard(TEXT[30:] * 10))
     self.run_bad("--resume", names=["val.bin", "other.bin"], train__steps=20, data__train="train_00000[01].bin",
                  data__val="other.bin")
+    content = self.bytes_of(self.path("val.bin"))
+    for name in ("train_000001.bin", "val.bin"):  # other content of the same size
+      with open(self.path(name), "r+b") as file:
+        file.seek(1500)
+        file.write(b"x")
+      self.run_bad("--resume", names=[rf'{name}" of \d+ tokens \((\w+)\) in the checkpoint, "{name}" of \d+ tokens '
+                                      r"\((?!\1)\w+\) now"], train__steps=20, data__train="train_00000[01].bin")
+      self.write("val.bin", content)
 
   def test_allowed(self):
     expected = self.straight()
@@ -505,17 +591,20 @@ class Guards(Runs):
     write_safetensors(self.path("start/model.safetensors"), tensors)
     done = self.call(**{**self.changes, "init": "start", "eval__every": 0})
     self.assertEqual(done.returncode, 1)
-    self.assertRegex(done.stderr, r"step 1: .*h\.1\.ln_2\.weight.*no checkpoint yet")
+    self.assertRegex(done.stderr, r"step 1: .*h\.1\.ln_2\.weight.*--set optimizer.warmup_steps=\.\.\.$")
     self.assertNotRegex(done.stderr, CRASH)
     self.assertIsNone(self.metrics(kind="train")[0]["loss"])
 
-  def test_divergence_names_the_last_checkpoint(self):
+  def test_divergence_says_how_to_go_on(self):
     changes = {**self.changes, "optimizer__lr": 1000.0, "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0,
-               "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 1, "eval__every": 0}
+               "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 2, "eval__every": 0}
     done = self.call(**changes)
     self.assertEqual(done.returncode, 1, done.stdout)
-    step, = self.steps()
-    self.assertRegex(done.stderr, rf"step {step + 1}: .*(parameter|gradient).* is .*; the last checkpoint, runs/tiny/step_{step:08d}")
+    before, step = self.steps()  # the newer one has given the loss that is not finite
+    advice = re.search(rf"step {step + 1}: .*(?:parameter|gradient).* is .*\. Begin another run .*: --set name=\.\.\. "
+                       rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$", done.stderr)
+    self.assertTrue(advice, done.stderr)
+    self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
     # The update that would have spoilt the weights was not made: they are finite still.
     for name in FILES[:2]:
       for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
