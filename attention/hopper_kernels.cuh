@@ -150,7 +150,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       else wgmma_wait<0>(z, out_sums, weights);
       stages.free(keys_number);
       weigh(step);
-      if constexpr (OVERLAP) wgmma_wait<0>(out_sums, weights);
+      if constexpr (OVERLAP) {
+        compute_before_wait(z);
+        wgmma_wait<0>(out_sums, weights);
+      }
       stages.free(values_number);
       if (Policy::RAISES)
         for (int value = 0; value < VALUES; value++) scale(value, factor);
@@ -377,14 +380,14 @@ dim3 hopper_grid(const Shape& s, int B) {
   return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
 }
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums leave
-// registers for 64 streamed rows only.
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums of
+// 128 channels leave registers for 64 streamed rows only.
 template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
   auto run = [&]<int DIM>() {
     using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
-                                    HopperTile<DIM, 64, 8, 1>>;
+                                    HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
     launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, c.B), out_map(c.out, shape, c.B), c.stats, c.sink,
            c.settings, shape, c.B);

@@ -64,10 +64,12 @@ struct Stages {
   __device__ __forceinline__ void fetch_held(int number, int tensor, const TensorMap& map, int b, int row, int head) {
     Mbarrier& barrier = held_full[number % 2];
     if (tensor == 0) mbarrier_wait(held_empty[number % 2], (number / 2 & 1) ^ 1);
-    if (threadIdx.x != 0) return;
-    if (tensor == 0)
-      mbarrier_arrive_expect(barrier, Tile::HELD_TENSORS * Tile::HELD_SIZE * int(sizeof(bf16)));
-    fetch_rows<Tile::HELD>(held(number, tensor), map, b, row, head, barrier);
+    if (threadIdx.x == 0) {
+      if (tensor == 0)
+        mbarrier_arrive_expect(barrier, Tile::HELD_TENSORS * Tile::HELD_SIZE * int(sizeof(bf16)));
+      fetch_rows<Tile::HELD>(held(number, tensor), map, b, row, head, barrier);
+    }
+    warp_sync();  // no lane may run ahead by two phases, which look alike
   }
   // With `rows` come STREAM floats from each of ROWS arrays, `pitch` apart, to row_values(number).
   __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head,
@@ -75,11 +77,13 @@ struct Stages {
     constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
-    if (threadIdx.x != 0) return;
-    mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROWS * row_bytes : 0));
-    fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
-    for (int n = 0; rows && n < Tile::ROWS; n++)
-      bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
+    if (threadIdx.x == 0) {
+      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROWS * row_bytes : 0));
+      fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
+      for (int n = 0; rows && n < Tile::ROWS; n++)
+        bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
+    }
+    warp_sync();
   }
 
   // The consumers' side. A warp frees a slot when all its products from there are done.

@@ -6,6 +6,7 @@
 //   sweep
 //           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
+//   HEAVY   its backward leaves few registers
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
 //   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read (backward_row)
 #pragma once
@@ -15,7 +16,7 @@
 // What most kinds have no use for.
 struct PolicyDefaults {
   static constexpr int PASSES = 1, VALUES = 1;
-  static constexpr bool RAISES = false, HAS_SINK = false;
+  static constexpr bool RAISES = false, HAS_SINK = false, HEAVY = false;
   enum { CONSTANTS };
   __device__ void look(float, float*) const {}
   __device__ void turn(int, const float*, float*) const {}
@@ -125,6 +126,7 @@ template <class Maths, class Power, bool TRAINING = true>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
+  static constexpr bool HEAVY = std::is_same_v<Power, AnyPower<Maths>>;
   enum { SUM_F, MAX_F };         // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };   // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };

@@ -326,7 +326,7 @@ void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   prepare_backward_rows<T, Policy>(c, shape);
   with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : 32>;
+    using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : DIM == 128 && Policy::HEAVY ? 16 : 32>;
     size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
     launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
            bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,

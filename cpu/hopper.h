@@ -58,6 +58,7 @@ void fence_products();
 
 }  // namespace cpu
 
+template <class... R> inline void compute_before_wait(R&...) {}
 template <class... R> inline void wgmma_fence(R&...) { cpu::fence_products(); }
 void wgmma_commit();
 // Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows. Till then sums and A's

@@ -345,22 +345,24 @@ __global__ void two_products(float* s_out, float* o_out, const bf16* a, const bf
   async_proxy_fence();
   named_barrier(1 + group, WARPGROUP);
   float s[8][4], again[8][4], o[8][4] = {};
-  for (float(*sums)[8][4] : {&s, &again}) {
-    wgmma_fence();
+  auto start = [&](float (&sums)[8][4]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) wgmma(*sums, rows_operand(a_tile) + 2 * k, rows_operand(a_tile) + 2 * k, k > 0);
+    for (int k = 0; k < 4; k++) wgmma(sums, rows_operand(a_tile) + 2 * k, rows_operand(a_tile) + 2 * k, k > 0);
     wgmma_commit();
-  }
+  };
+  wgmma_fence(s, again);
+  start(s);
+  start(again);
   wgmma_wait<1>(s);
   unsigned p[4][4];
 #pragma unroll
   for (int k = 0; k < 4; k++)
     for (int r = 0; r < 4; r++) p[k][r] = pack_pair<bf16>(s[2 * k + r / 2][r % 2 * 2], s[2 * k + r / 2][r % 2 * 2 + 1]);
-  wgmma_fence();
+  wgmma_fence(o, p);
 #pragma unroll
   for (int k = 0; k < 4; k++) wgmma(o, p[k], columns_operand(v_tile, 64 * TILE_ROW_BYTES) + 128 * k);
   wgmma_commit();
-  wgmma_wait<0>(again, o);
+  wgmma_wait<0>(again, o, p);
   for (int n = 0; n < 8; n++)
     for (int i = 0; i < 4; i++) {
       int place = group * 64 * 64 + sum_place(n, i, 64);
