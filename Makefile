@@ -171,7 +171,7 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel,
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)
-	@$(MAKE) BACKEND=cuda ARCH=$(firstword $(ARCH)) $(FEW_KINDS) build/cuda/train
+	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(FEW_KINDS) build/cuda/train
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
