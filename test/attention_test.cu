@@ -1,7 +1,7 @@
 // attention/ against its float64 references: general, tensor-core and Hopper kernels, forward and backward, float32 and
-// bf16, by the rule of test/compare.h; the references themselves by finite differences. Also: causality, extreme scores,
-// equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside (test/device.h),
-// errors. prepare_test.cu has the rest.
+// bf16, by the rule of test/compare.h; the references themselves by finite differences. Also: causality, extreme
+// scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
+// (test/device.h), errors. prepare_test.cu has the rest.
 #include <cstdlib>
 #include <cstring>
 
@@ -34,9 +34,7 @@ static AttentionShape fit(AttentionShape shape) {
   if (family == Kernels::hopper) shape.D = (shape.D + 7) / 8 * 8;
   return shape;
 }
-static bool has_kernels(int D) {
-  return family == Kernels::general || D <= 128;
-}
+static bool has_kernels(int D) { return family == Kernels::general || D <= 128; }
 
 template <class T>
 struct Result {
@@ -44,22 +42,33 @@ struct Result {
   std::vector<float> stats, dsinks;
 };
 
-// The kernels' forward and backward. `shift` elements misalign every array of T.
+// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which stay as they
+// are, follow every row of q, k, v and of their gradients.
 template <class T>
 Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv,
-                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
+  const T other = from_float<T>(7);
+  size_t row = 3 * size_t(shape.H) * shape.D;
   s.kernels = family;
-  auto shifted = [&](const std::vector<T>& x) {
-    std::vector<T> y(x.size() + shift, T{});
-    std::copy(x.begin(), x.end(), y.begin() + shift);
+  if (extra) s.qkv_stride = int(row) + extra;
+  auto laid_out = [&](const std::vector<T>& x, size_t row, int extra) {
+    std::vector<T> y(shift, other);
+    for (size_t i = 0; i < x.size(); i += row) {
+      y.insert(y.end(), x.begin() + i, x.begin() + i + row);
+      y.insert(y.end(), extra, other);
+    }
     return y;
   };
-  auto unshifted = [&](const DeviceArray<T>& x) {
-    auto y = x.download();
-    return std::vector<T>(y.begin() + shift, y.end());
+  auto taken = [&](const DeviceArray<T>& array, size_t row, int extra) {
+    std::vector<T> y = array.download(), x;
+    for (size_t i = shift; i < y.size(); i += row + extra) {
+      x.insert(x.end(), y.begin() + i, y.begin() + i + row);
+      for (int e = 0; e < extra; e++) EXPECT_EQ(to_float(y[i + row + e]), 7) << "written beside row " << i / row;
+    }
+    return x;
   };
-  DeviceArray<T> in(shifted(qkv)), out(shape.out_size() + shift), dqkv(shape.qkv_size() + shift), d(shifted(dout)),
-      sink(sinks);
+  DeviceArray<T> in(laid_out(qkv, row, extra)), out(shape.out_size() + shift), d(laid_out(dout, row / 3, 0)),
+      sink(sinks), dqkv(laid_out(std::vector<T>(shape.qkv_size(), from_float<T>(NAN)), row, extra));
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
       dsinks(std::vector<float>(sinks.size(), 0.5f));
   DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H, shape.D));
@@ -70,8 +79,9 @@ Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const 
                         shape.H, shape.D, nullptr, learned);
   DeviceArray<T> evaluated(shape.out_size());
   attention_forward<T>(evaluated, nullptr, in + shift, s, shape.B, shape.T, shape.H, shape.D, false, nullptr, learned);
-  expect_same_bits("evaluation", evaluated.download(), unshifted(out));
-  return {unshifted(out), unshifted(dqkv), stats.download(), dsinks.download()};
+  std::vector<T> result = taken(out, row / 3, 0);
+  expect_same_bits("evaluation", evaluated.download(), result);
+  return {result, taken(dqkv, row, extra), stats.download(), dsinks.download()};
 }
 
 // Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
@@ -216,6 +226,22 @@ TYPED_TEST(AttentionTest, MisalignedArrays) {
   for (Kind kind : built_kinds()) check_random<typename TypeParam::T>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
 }
 
+// As where a gate's logits follow q, k and v.
+TYPED_TEST(AttentionTest, RowsFurtherApart) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{2, 70, 3, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds())
+    for (int extra : {3, 8, 120}) {
+      if (family == Kernels::hopper && extra % 8) continue;
+      auto together = run_attention<T>({.kind = kind}, shape, qkv, dout),
+           apart = run_attention<T>({.kind = kind}, shape, qkv, dout, {}, 0, extra);
+      expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
+      expect_same_bits(format("%s dqkv, %d apart", kind_names[int(kind)], extra), apart.dqkv, together.dqkv);
+    }
+}
+
 // ---- values
 
 // Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow.
@@ -252,6 +278,7 @@ TYPED_TEST(AttentionTest, EqualKeys) {
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
     check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
+  for (int D : {64, 128}) check_random<typename TypeParam::T>({.kind = Kind::lssar}, {1, 200, 2, D});
   check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
   check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0},
                                       {2, 40, 3, 16});
