@@ -66,6 +66,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     auto start = [&] {
       for (int half = 0; half < 2; half++) policy.start(sums[half], mine.quad == 0);
     };
+    auto scores_of = [&](int keys_number) {  // z =
+      const bf16* keys = stages.await(keys_number);
+      wgmma_fence(z);
+      start_scores<Tile>(z, queries, keys);
+      wgmma_commit();
+      wgmma_wait<0>(z);
+      stages.free(keys_number);
+    };
     auto mask = [&](int step) {
       int j0 = step * Tile::STREAM;
       if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
@@ -108,12 +116,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     if constexpr (LOOKS > 0) {
       start();
       for (int step = 0; step < own_steps; step++) {
-        const bf16* keys = stages.await(streamed + step);
-        wgmma_fence();
-        start_scores<Tile>(z, queries, keys);
-        wgmma_commit();
-        wgmma_wait<0>(z);
-        stages.free(streamed + step);
+        scores_of(streamed + step);
         mask(step);
         for_elements<N>([&](int n, int half, int c) { policy.look(z[n][2 * half + c], sums[half]); });
       }
@@ -127,12 +130,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     start();
     for (int value = 0; value < VALUES; value++)
       for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] = 0; });
-    const bf16* keys = stages.await(streamed);
-    wgmma_fence();
-    start_scores<Tile>(z, queries, keys);
-    wgmma_commit();
-    wgmma_wait<0>(z);
-    stages.free(streamed);
+    scores_of(streamed);
     weigh(0);
     pack();
     auto start_output = [&](const bf16* values) {
@@ -155,8 +153,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         wgmma_wait<0>(out_sums, weights);
       }
       stages.free(values_number);
-      if (Policy::RAISES)
+      if constexpr (Policy::RAISES) {
         for (int value = 0; value < VALUES; value++) scale(value, factor);
+      }
       pack();
     }
     const bf16* values = stages.await(streamed + 2 * own_steps - 1);
