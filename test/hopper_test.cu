@@ -19,9 +19,7 @@ constexpr bool under_tsan = false;
 
 struct Hopper : testing::Test {
   void SetUp() override {
-    cudaDeviceProp device;
-    CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
-    if (!on_cpu && device.major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
     set_cpu_poison(true);
   }
   ~Hopper() override {
@@ -31,12 +29,7 @@ struct Hopper : testing::Test {
   }
 };
 
-bf16 of_bits(unsigned bits) {
-  unsigned short half = static_cast<unsigned short>(bits);
-  bf16 v;
-  memcpy(&v, &half, 2);
-  return v;
-}
+bf16 of_bits(unsigned bits) { return __ushort_as_bfloat16(static_cast<unsigned short>(bits)); }
 std::vector<bf16> counted(size_t n) {  // all different, but for 2^16 elements
   std::vector<bf16> values(n);
   for (size_t i = 0; i < n; i++) values[i] = of_bits(unsigned(i) + 1);
