@@ -541,8 +541,9 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   ResumePlace place;
   if (flags.resuming) {
     place = resume_place(flags.resume, config.name);
-    if (flags.overwrite && place.own)
-      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
+    if (flags.overwrite && place.within)
+      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
+                 "(--set name=...)", place.run.c_str());
     std::error_code ignored;
     bool begun = place.own && std::filesystem::is_directory(place.run, ignored);
     if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);

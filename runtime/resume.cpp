@@ -19,7 +19,7 @@ StepFolder named_folder(const std::string& named) {
 
 ResumePlace resume_place(const std::string& resume, const std::string& name) {
   std::string own = "runs/" + name;
-  if (resume == "latest") return {own, {}, true};
+  if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
   if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
     user_error("command line: --resume: %s is no folder; name a run or one of its step_* folders", resume.c_str());
@@ -27,8 +27,10 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
   fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
   bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
   fs::path run = is_step ? parent : path;
-  bool is_own = fs::weakly_canonical(run, ignored) == fs::weakly_canonical(own, ignored);
-  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own};
+  fs::path here = fs::weakly_canonical(run, ignored), there = fs::weakly_canonical(own, ignored);
+  bool is_own = here == there;
+  bool within = std::mismatch(there.begin(), there.end(), here.begin(), here.end()).first == there.end();
+  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
 std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {

@@ -18,6 +18,7 @@ struct ResumePlace {
   std::string run;   // as runs/NAME where it is the run that this process trains
   StepFolder step;   // path "": the newest
   bool own = false;  // it is that run
+  bool within = false;  // it lies in that run's folder: the run itself, or what it has put away
 };
 ResumePlace resume_place(const std::string& resume, const std::string& name);
 

@@ -184,6 +184,8 @@ class Interrupted(Runs):
     self.assertEqual(self.steps(), [40])
     self.assertEqual(self.steps("tiny/old_steps"), [20, 30, 40])
     self.assertEqual(self.steady("tiny/old_steps"), expected[0])
+    for place in ("runs/tiny/old_steps", "runs/tiny/old_steps/step_00000030"):
+      self.run_bad("--resume", place, "--overwrite", names=["runs/tiny/old_steps", "--overwrite deletes it", "name="])
     self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
     self.assertEqual(self.outcome(run="other"), expected)
 
