@@ -58,6 +58,11 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
                "elsewhere, name another, or begin again with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
+  std::vector<std::string> old = old_folders(place.run);
+  if (!found && place.own && !old.empty())
+    user_error("command line: --resume: %s has no checkpoint but those that it has put away: continue from them under "
+               "another name (--resume %s/%s --set name=...), or begin again with --overwrite",
+               place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
