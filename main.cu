@@ -237,6 +237,11 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .step = int(step + 1)};
 }
 
+static int64_t newest_step(const std::string& run) {  // 0: it has none
+  std::vector<StepFolder> folders = step_folders(run);
+  return folders.empty() ? 0 : folders[0].step;
+}
+
 // The newest checkpoint of fewer steps, "" where there is none.
 static std::string checkpoint_before(const std::string& run, int64_t step) {
   for (const StepFolder& folder : step_folders(run))
@@ -352,7 +357,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
-  int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
+  int64_t saved = comm.agree(newest_step(path));  // 0: nothing yet, as when another run is continued
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
   MetricsLog metrics = begun_metrics(run, flags, model, device);
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
@@ -375,6 +380,10 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (ranks[0] + ranks[1] > 0) save_unless_saved();
     return ranks[0] > 0;
   };
+  if (first > 0) {  // under its own name before the first step: --resume finds it, whatever happens then
+    save_unless_saved();
+    background.wait();
+  }
   for (;; state.step++) {
     int64_t step = state.step;
     bool last = step == steps;
