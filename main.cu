@@ -373,6 +373,11 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
+  metrics.failed = [&](int64_t step, const std::string& error) {
+    background.wait();  // which may have something to say itself
+    failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
+            how_to_continue(path, step + 1).c_str());
+  };
   // Does what signals ask for, also within an evaluation. What one rank was asked counts for all of them.
   auto stopping = [&] {
     double ranks[] = {double(stop_requested()), double(save_requested())};
@@ -413,13 +418,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
                        .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
-    try {
-      metrics.train(report);
-    } catch (const Failure& error) {
-      background.wait();  // which may have something to say itself
-      failure("step %lld: %s. Training stops; %s", (long long)report.step, error.what(),
-              how_to_continue(path, report.step).c_str());
-    }
+    metrics.train(report);
     eta.add(report.ms);
     if (!finite) {
       background.wait();

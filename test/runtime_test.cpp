@@ -372,6 +372,17 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   EXPECT_EQ(after(""), line);
 }
 
+TEST(Metrics, WhoWritesSaysWhatALostLineMeans) {
+  MetricsLog log("/dev/full");
+  log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
+  std::string text = ": cannot write /dev/full: No space left on device";
+  TrainReport report = {};
+  report.step = 5;
+  EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
+  EXPECT_EQ(error_of([&] { log.val(6, 2, 3, 4); }), "failure: step 6" + text);
+  EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
+}
+
 TEST(Metrics, WithoutAFileNothingHappens) {
   MetricsLog log;
   EXPECT_EQ(error_of([&] { log.val(1, 2, 3, 4); }), "");
