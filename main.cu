@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -560,6 +561,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
       user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
   }
+  if (several && !from) check_agreement(comm, init_facts(config));
   if (from) {
     if (training) check_same_run(*from, config, train_files, val_files);
     int64_t steps = config.train.steps;
@@ -620,6 +622,7 @@ static int ended(Channel* channel, int code, const char* text) {
 }
 
 int main(int argc, char** argv) {
+  std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
   std::unique_ptr<Channel> channel;
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || channel) return;

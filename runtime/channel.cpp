@@ -264,8 +264,8 @@ void Channel::count_silence(double seconds) {
 
 void Channel::died(const Peer& peer, const std::string& reason, int seconds) {
   bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;
-  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; continue it with --resume",
-                              peer.rank, reason.c_str()) : "", seconds);
+  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; --resume continues "
+                              "training", peer.rank, reason.c_str()) : "", seconds);
 }
 
 void Channel::read_from(Peer& peer) {

@@ -51,8 +51,8 @@ class Launcher {
       if (WIFSIGNALED(status)) {
         int signal = WTERMSIG(status);
         if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet
-        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; continue it with "
-                      "--resume", rank, static_cast<int>(child), signal, strsignal(signal)));
+        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; --resume "
+                      "continues training", rank, static_cast<int>(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
       if (code != 0 && rank == 0) end(code, "");  // it has said why
@@ -108,11 +108,10 @@ static Ranks launch_ranks(int count, int patience) {
   // Signals are waited for instead of being handled; the ranks get their usual ones back.
   sigset_t signals, before;
   sigemptyset(&signals);
-  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) {
-    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
-    sigaddset(&signals, number);
-  }
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
   sigprocmask(SIG_BLOCK, &signals, &before);
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1})
+    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
   std::vector<pid_t> children;
   pid_t launcher = getpid();
   for (int rank = 0; rank < count; rank++) {
@@ -127,6 +126,7 @@ static Ranks launch_ranks(int count, int patience) {
     // Ctrl-C reaches the launcher only, which passes it on once. A background group may write to its terminal still.
     setpgid(0, 0);
     signal(SIGTTOU, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);  // until it trains, as in main()
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (rank > 0) close(ranks.listener), ranks.listener = -1;
     ranks.rank = ranks.local = rank;

@@ -310,6 +310,21 @@ class Ends(Several):
     self.assertEqual(len(self.steps()), 2)
     self.assertIn(f"asked to stop after {last}", output)
 
+  def test_a_request_to_save_that_comes_early(self):
+    def ready():  # ignores the signal, or has started ranks: its first instructions, where it would die, are over
+      status = self.bytes_of(f"/proc/{process.pid}/status").decode()
+      return int(re.search(r"SigIgn:\t(\w+)", status)[1], 16) >> signal.SIGUSR1 - 1 & 1 or self.ranks()
+    for attempt in range(5):
+      name = f"early{attempt}"
+      process = self.start("--gpus", "2", name=name, **ENDLESS)
+      self.wait_for(process, ready, pause=0)
+      while not self.lines(run=name):
+        for one in (process.pid, *self.ranks().values()):
+          os.kill(one, signal.SIGUSR1)
+        self.assertIsNone(process.poll())
+      process.terminate()
+      self.assertEqual(self.ended(process)[::2], (0, ""))
+
   def test_a_signal_to_any_rank_stops_all(self):
     processes = self.started_by_hand(torchrun(2), **ENDLESS)
     self.wait_for(processes[0], lambda: len(self.lines()) > 10)
@@ -474,8 +489,8 @@ class Starts(Several):
          ["train.steps: 9 here, 10 at rank 0", "seed: 7 here", "model.layers: 3", "batch.tokens: 64 here",
           "eval.every: 3", 'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
         ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
-         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here",
-          r"init, .*: \w{16} here, none at rank 0", "data.train, shard 2: none here"])):
+         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here", "data.train, shard 2: none here"]),
+        ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)
       self.assertRegex(errors, "^rank 1: ranks: this rank was not started as rank 0 was; give all the same program")
@@ -493,7 +508,7 @@ class Starts(Several):
     self.run_ok(train__steps=10, checkpoint__every=5)
     shutil.rmtree(self.path("runs/tiny/step_00000010"))
     shutil.copytree(self.path("runs"), os.path.join(other, "runs"))
-    *codes, errors = self.pair(["--resume"], other)
+    *codes, errors = self.pair(["--resume"], other, init="nowhere")  # which a run that goes on does not read
     self.assertEqual((codes, errors), ([0, 0], ""))
     shutil.rmtree(self.path("runs/tiny/step_00000010"))
     self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
