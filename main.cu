@@ -488,10 +488,8 @@ static void begin_run(RunDir& run, const Flags& flags, const std::optional<Check
     run.remove_leftovers();
     std::string old = place.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
-    std::error_code error;  // the other run's lines so far are this run's too, if there are any
-    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), error);
-    if (error && error != std::errc::no_such_file_or_directory)
-      failure("cannot copy %s/metrics.jsonl to %s: %s", place.run.c_str(), run.path().c_str(), error.message().c_str());
+    // The other run's lines so far are this run's too, if there are any.
+    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
   replace_text_file(run.config_path(), config_json(config));

@@ -160,12 +160,19 @@ std::string RunDir::put_away_after(int64_t step) {
   std::vector<StepFolder> later = step_folders(path_);
   std::erase_if(later, [&](auto& folder) { return folder.step <= step; });
   if (later.empty()) return "";
-  std::string old = free_name(path_ + "/" + OLD_STEPS);
-  std::error_code error, none;
-  fs::create_directory(old, error);
-  check(error, "create the folder", old);
-  if (fs::exists(metrics_path(), none)) fs::copy_file(metrics_path(), old + "/metrics.jsonl", error);
-  check(error, "copy metrics.jsonl to", old);
+  // Has its name once the metrics are in it: attempts that fail, on a full disk, leave nothing behind.
+  std::string half = path_ + "/.tmp_" + OLD_STEPS, old = free_name(path_ + "/" + OLD_STEPS);
+  remove_tree(half);
+  std::error_code error;
+  fs::create_directory(half, error);
+  check(error, "create the folder", half);
+  try {
+    copy_text_file(metrics_path(), half + "/metrics.jsonl");
+    rename(half, old);
+  } catch (...) {
+    fs::remove_all(half, error);
+    throw;
+  }
   for (auto& folder : later) rename(folder.path, old + "/" + step_folder_name(folder.step));
   for (auto& name : names_in(old)) sync_path(old + "/" + name);
   sync_path(old), sync_path(path_);  // before the metrics are taken back
