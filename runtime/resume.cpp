@@ -64,6 +64,9 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
                "another name (--resume %s/%s --set name=...), or begin again with --overwrite",
                place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
+  if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
+    std::fprintf(stderr, "warning: %s is of format 1, without checksums of the data: only names and lengths of the "
+                 "shards are compared\n", found->path.c_str());
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
 }
@@ -73,7 +76,8 @@ Config saved_config(const Checkpoint& checkpoint) {
 }
 
 std::string described(const DataFile& file) {
-  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens,
+                file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
 }
 
 // Adds the first place where the lists differ.
@@ -83,7 +87,11 @@ static void compare_files(std::vector<std::string>& changes, const char* key, co
     return i < files.size() ? described(files[i]) : std::string("no further shard");
   };
   for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
-    if (i < before.size() && i < now.size() && before[i] == now[i]) continue;
+    if (i < before.size() && i < now.size()) {
+      DataFile same = now[i];
+      if (before[i].xxh64.empty()) same.xxh64.clear();
+      if (before[i] == same) continue;
+    }
     changes.push_back(format("%s, shard %zu: %s in the checkpoint, %s now", key, i + 1, text(before, i).c_str(),
                              text(now, i).c_str()));
     return;
