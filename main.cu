@@ -480,21 +480,6 @@ static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
   return same;
 }
 
-// The run's folder before the first step: empty, or as it was at the checkpoint.
-static void begin_run(RunDir& run, const Flags& flags, const std::optional<Checkpoint>& from, const ResumePlace& place,
-                      const Config& config) {
-  if (!from || !place.own) run.start_fresh(flags.overwrite);
-  if (from) {
-    run.remove_leftovers();
-    std::string old = place.own ? run.put_away_after(from->state.step) : "";
-    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
-    // The other run's lines so far are this run's too, if there are any.
-    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
-    rewind_metrics(run.metrics_path(), from->state.step);
-  }
-  replace_text_file(run.config_path(), config_json(config));
-}
-
 static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
@@ -601,7 +586,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
-    begin_run(*run_dir, flags, from, place, config);
+    begin_run(*run_dir, flags.overwrite, from, place, config);
   }
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();

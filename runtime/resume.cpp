@@ -5,6 +5,7 @@
 
 #include "runtime/error.h"
 #include "runtime/json.h"
+#include "runtime/log.h"
 #include "runtime/schedule.h"
 
 namespace fs = std::filesystem;
@@ -129,4 +130,18 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
                checkpoint.path.c_str(), state.step, source_tag(now.file).c_str());
+}
+
+void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
+               const Config& config) {
+  if (!from || !place.own) run.start_fresh(overwrite);
+  if (from) {
+    run.remove_leftovers();
+    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
+    // The other run's lines so far are this run's too, if there are any.
+    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
+    rewind_metrics(run.metrics_path(), from->state.step);
+  }
+  replace_text_file(run.config_path(), config_json(config));
 }

@@ -33,3 +33,7 @@ Config saved_config(const Checkpoint& checkpoint);  // the settings that it was 
 // train, val: the files of `now`; val is not compared where one of the two does not evaluate.
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val);
+
+// The run's folder before the first step: empty, or as it was at the checkpoint. place: where that lies.
+void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
+               const Config& config);

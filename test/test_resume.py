@@ -215,7 +215,7 @@ class Interrupted(Runs):
     os.rename(self.path("runs/tiny/step_00000010"), self.path("runs/tiny/keep"))
     for name, place, step in (("other", "runs/straight/step_00000020", 20), ("tiny", "runs/tiny/keep", 10)):
       with self.subTest(name):
-        process = self.start("--resume", place, **changes | {"name": name, "train__steps": 10**6, "checkpoint__every": 0})
+        process = self.start("--resume", place, name=name, **{**changes, "train__steps": 10**6, "checkpoint__every": 0})
         self.wait_for(process, lambda: len(self.lines(run=name)) > step and self.steps(name) == [step])
         process.kill()
         process.wait()
