@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -237,6 +238,11 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .step = int(step + 1)};
 }
 
+static int64_t newest_step(const std::string& run) {  // 0: it has none
+  std::vector<StepFolder> folders = step_folders(run);
+  return folders.empty() ? 0 : folders[0].step;
+}
+
 // The newest checkpoint of fewer steps, "" where there is none.
 static std::string checkpoint_before(const std::string& run, int64_t step) {
   for (const StepFolder& folder : step_folders(run))
@@ -352,7 +358,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
-  int64_t saved = comm.agree(step_folders(path).empty()) ? 0 : first;  // continuing another run, this has nothing yet
+  int64_t saved = comm.agree(newest_step(path));  // 0: nothing yet, as when another run is continued
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
   MetricsLog metrics = begun_metrics(run, flags, model, device);
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
@@ -368,6 +374,11 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
     save(model, run, state, background);
   };
+  metrics.failed = [&](int64_t step, const std::string& error) {
+    background.wait();  // which may have something to say itself
+    failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
+            how_to_continue(path, step + 1).c_str());
+  };
   // Does what signals ask for, also within an evaluation. What one rank was asked counts for all of them.
   auto stopping = [&] {
     double ranks[] = {double(stop_requested()), double(save_requested())};
@@ -375,6 +386,10 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (ranks[0] + ranks[1] > 0) save_unless_saved();
     return ranks[0] > 0;
   };
+  if (first > 0) {  // under its own name before the first step: --resume finds it, whatever happens then
+    save_unless_saved();
+    background.wait();
+  }
   for (;; state.step++) {
     int64_t step = state.step;
     bool last = step == steps;
@@ -404,13 +419,7 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
                        .tokens_per_s = tokens_per_s,
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
-    try {
-      metrics.train(report);
-    } catch (const Failure& error) {
-      background.wait();  // which may have something to say itself
-      failure("step %lld: %s. Training stops; %s", (long long)report.step, error.what(),
-              how_to_continue(path, report.step).c_str());
-    }
+    metrics.train(report);
     eta.add(report.ms);
     if (!finite) {
       background.wait();
@@ -471,23 +480,6 @@ static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
   return same;
 }
 
-// The run's folder before the first step: empty, or as it was at the checkpoint.
-static void begin_run(RunDir& run, const Flags& flags, const std::optional<Checkpoint>& from, const ResumePlace& place,
-                      const Config& config) {
-  if (!from || !place.own) run.start_fresh(flags.overwrite);
-  if (from) {
-    run.remove_leftovers();
-    std::string old = place.own ? run.put_away_after(from->state.step) : "";
-    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
-    std::error_code error;  // the other run's lines so far are this run's too, if there are any
-    if (!place.own) std::filesystem::copy_file(place.run + "/metrics.jsonl", run.metrics_path(), error);
-    if (error && error != std::errc::no_such_file_or_directory)
-      failure("cannot copy %s/metrics.jsonl to %s: %s", place.run.c_str(), run.path().c_str(), error.message().c_str());
-    rewind_metrics(run.metrics_path(), from->state.step);
-  }
-  replace_text_file(run.config_path(), config_json(config));
-}
-
 static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
@@ -541,8 +533,9 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   ResumePlace place;
   if (flags.resuming) {
     place = resume_place(flags.resume, config.name);
-    if (flags.overwrite && place.own)
-      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them", place.run.c_str());
+    if (flags.overwrite && place.within)
+      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
+                 "(--set name=...)", place.run.c_str());
     std::error_code ignored;
     bool begun = place.own && std::filesystem::is_directory(place.run, ignored);
     if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);
@@ -551,6 +544,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
       user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
     if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
   }
+  if (several && !from) check_agreement(comm, init_facts(config));
   if (from) {
     if (training) check_same_run(*from, config, train_files, val_files);
     int64_t steps = config.train.steps;
@@ -592,7 +586,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
-    begin_run(*run_dir, flags, from, place, config);
+    begin_run(*run_dir, flags.overwrite, from, place, config);
   }
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();
@@ -611,6 +605,7 @@ static int ended(Channel* channel, int code, const char* text) {
 }
 
 int main(int argc, char** argv) {
+  std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
   std::unique_ptr<Channel> channel;
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || channel) return;

@@ -25,6 +25,11 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
     if (!row.of_a_rank) facts[row.key] = value_text(row);
   for (auto& [key, files] : {std::pair("data.train", &train), std::pair("data.val", &val)})
     for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
+  return facts;
+}
+
+Facts init_facts(const Config& config) {
+  Facts facts;
   std::string weights = config.init + "/model.safetensors";
   std::error_code ignored;
   if (!config.init.empty() && std::filesystem::exists(weights, ignored))

@@ -17,5 +17,8 @@ using Facts = std::map<std::string, std::string>;  // what it is called -> its v
 Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
                const std::vector<DataFile>& val);
 
+// The weights that a run begins from, where it does not go on from a checkpoint.
+Facts init_facts(const Config& config);
+
 // A user_error with a list at a rank whose facts are not rank 0's. The others wait for its word, which ends the run.
 void check_agreement(Comm& comm, const Facts& facts);

@@ -23,12 +23,12 @@ namespace {
 constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message
 constexpr char ID = 'i', ALIVE = 'a', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 
-struct Hello {  // the first bytes of a rank; answered with one byte once it is accepted
+struct Hello {  // the first bytes of a rank; answered with rank 0's patience (int32) once it is accepted
   char magic[8];
   int32_t rank, size;
   char job[64];
 };
-constexpr char MAGIC[8] = {'p', 'l', 'u', 's', 'g', 'p', 't', '1'};
+constexpr char MAGIC[8] = {'p', 'l', 'u', 's', 'g', 'p', 't', '2'};
 
 Hello hello_of(const Ranks& ranks) {
   Hello hello = {};
@@ -145,7 +145,8 @@ void Channel::gather(const Ranks& ranks) {
     if (ours && found == missing.end())
       failure("ranks: two processes say that they are rank %d of %d (%s)", hello.rank, ranks.size,
               ranks.variables.c_str());
-    if (!ours || !send_all(socket, "+", 1)) {  // a stranger, or a rank that has gone again
+    int32_t patience = patience_;
+    if (!ours || !send_all(socket, &patience, sizeof patience)) {  // a stranger, or a rank that has gone again
       ::close(socket);
       continue;
     }
@@ -167,11 +168,13 @@ void Channel::connect(const Ranks& ranks) {
     if (unknown != 0) continue;  // name servers of machines that have just started may not know it yet
     int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     limit_waiting(socket, patience_);
-    char answer = 0;
+    int32_t patience = 0;
     bool accepted = ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
-                    send_all(socket, &hello, sizeof hello) && receive_all(socket, &answer, 1) && answer == '+';
+                    send_all(socket, &hello, sizeof hello) && receive_all(socket, &patience, sizeof patience) &&
+                    patience > 0;
     ::freeaddrinfo(found);
     if (accepted) {
+      patience_ = patience;  // rank 0's, for all: signs of life come as often as the receiver expects them
       peers_.push_back({0, socket});
       return;
     }
@@ -261,8 +264,8 @@ void Channel::count_silence(double seconds) {
 
 void Channel::died(const Peer& peer, const std::string& reason, int seconds) {
   bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;
-  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; continue it with --resume",
-                              peer.rank, reason.c_str()) : "", seconds);
+  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; --resume continues "
+                              "training", peer.rank, reason.c_str()) : "", seconds);
 }
 
 void Channel::read_from(Peer& peer) {

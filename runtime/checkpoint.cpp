@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 2;
+constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
 const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};  // that a run continues from
 
@@ -120,12 +120,12 @@ int64_t natural(const json& object, const char* key) {
   return value.get<int64_t>();
 }
 
-std::vector<DataFile> data_files(const json& object, const char* key) {
+std::vector<DataFile> data_files(const json& object, const char* key, bool checksums) {
   std::vector<DataFile> files;
   for (auto& item : member(object, key, &json::is_array)) {
     if (!item.is_object()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
     files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens"),
-                     member(item, "xxh64", &json::is_string).get<std::string>()});
+                     checksums ? member(item, "xxh64", &json::is_string).get<std::string>() : ""});
   }
   return files;
 }
@@ -138,8 +138,9 @@ std::vector<double> numbers(const json& object, const char* key) {
 }
 
 RunState parsed_state(const json& root) {
-  if (int64_t found = natural(root, "format"); found != FORMAT)
-    user_error("checkpoint: state.json is of format %ld, this program reads format %d: use the version that wrote it",
+  int64_t found = natural(root, "format");
+  if (found != FORMAT && found != 1)
+    user_error("checkpoint: state.json is of format %ld, this program reads 1 and %d: use the version that wrote it",
                found, FORMAT);
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
@@ -147,8 +148,8 @@ RunState parsed_state(const json& root) {
   state.tokens = natural(root, "tokens");
   state.next_window = natural(data, "next_window");
   state.windows = natural(data, "windows");
-  state.train = data_files(data, "train");
-  state.val = data_files(data, "val");
+  state.train = data_files(data, "train", found > 1);
+  state.val = data_files(data, "val", found > 1);
   state.spikes = {numbers(spikes, "loss"), numbers(spikes, "grad_norm"), natural(spikes, "skipped")};
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
   state.config = member(root, "config", &json::is_object).dump();

@@ -21,7 +21,7 @@
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
   int64_t tokens = 0;
-  std::string xxh64;  // sampled_checksum()
+  std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
   bool operator==(const DataFile&) const = default;
 };
 

@@ -124,3 +124,22 @@ void replace_text_file(const std::string& path, std::string_view text) {
   if (::rename(beside.c_str(), path.c_str()) != 0)
     failure("cannot rename %s to %s: %s", beside.c_str(), path.c_str(), std::strerror(errno));
 }
+
+bool copy_text_file(const std::string& from, const std::string& to) {
+  if (::access(from.c_str(), F_OK) != 0 && errno == ENOENT) return false;
+  File source = File::open_to_sync(from), target = File::create(to);
+  try {
+    std::string piece(1 << 20, '\0');
+    for (int64_t at = 0, size = source.size(); at < size; at += static_cast<int64_t>(piece.size())) {
+      piece.resize(static_cast<size_t>(std::min<int64_t>(size - at, 1 << 20)));
+      source.read_at(piece.data(), piece.size(), at);
+      target.write(piece.data(), piece.size());
+    }
+    target.sync();
+    target.close();
+  } catch (...) {
+    ::unlink(to.c_str());
+    throw;
+  }
+  return true;
+}

@@ -44,5 +44,7 @@ std::string read_text_file(const std::string& path, const char* what, size_t lim
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
 // The same, but whoever looks, at any moment, finds the old text or the new one: written beside (.tmp_*) and renamed.
 void replace_text_file(const std::string& path, std::string_view text);
+// Copies a file and syncs it; false where there is none at `from`. What is half written of it is removed on a failure.
+bool copy_text_file(const std::string& from, const std::string& to);
 // What was written at `path` is on the disk; of a folder only the names in it, not the files.
 inline void sync_path(const std::string& path) { File::open_to_sync(path).sync(); }

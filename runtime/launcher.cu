@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int PATIENCE = 15;  // seconds that rank 0 has to say what another one has told it
+constexpr int64_t PATIENCE_MS = 5000;  // that rank 0 has to say what another one has told it, and to end
 
 class Launcher {
  public:
@@ -27,9 +27,11 @@ class Launcher {
 
   [[noreturn]] void watch(const sigset_t& signals) {
     for (;;) {
-      timespec patience = {PATIENCE, 0};
+      // The deadline stands, whatever signals come until then. The rank that has ended has said why by itself.
+      int64_t left = code_ == 0 ? 0 : deadline_ - milliseconds_now();
+      if (left < 0) end(code_, "");
+      timespec patience = {left / 1000, left % 1000 * 1000000};
       int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &patience);
-      if (signal < 0 && errno == EAGAIN) end(code_, format("rank %d has ended with exit code %d", failed_, code_));
       if (signal == SIGCHLD) reap();
       else if (signal == SIGUSR1) pass_on(signal);
       else if (signal > 0 && forwarded_ == 0) pass_on(forwarded_ = signal), forwarded_at_ = milliseconds_now();
@@ -49,14 +51,14 @@ class Launcher {
       if (WIFSIGNALED(status)) {
         int signal = WTERMSIG(status);
         if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet
-        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; continue it with "
-                      "--resume", rank, static_cast<int>(child), signal, strsignal(signal)));
+        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; --resume "
+                      "continues training", rank, static_cast<int>(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
       if (code != 0 && rank == 0) end(code, "");  // it has said why
-      if (code != 0 && code_ == 0) code_ = code, failed_ = static_cast<int>(rank);
+      if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
     }
-    if (running_ == 0) end(code_, code_ ? format("rank %d has ended with exit code %d", failed_, code_) : "");
+    if (running_ == 0) end(code_, "");
   }
 
   void pass_on(int signal) {
@@ -90,7 +92,8 @@ class Launcher {
   size_t running_;
   int forwarded_ = 0;            // the signal that rank 0 was asked to stop with
   int64_t forwarded_at_ = 0;
-  int code_ = 0, failed_ = 0;    // of the first rank that failed, other than rank 0
+  int code_ = 0;                 // of the first rank that failed, other than rank 0
+  int64_t deadline_ = 0;         // when all end with it
 };
 
 }  // namespace
@@ -105,11 +108,10 @@ static Ranks launch_ranks(int count, int patience) {
   // Signals are waited for instead of being handled; the ranks get their usual ones back.
   sigset_t signals, before;
   sigemptyset(&signals);
-  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) {
-    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
-    sigaddset(&signals, number);
-  }
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
   sigprocmask(SIG_BLOCK, &signals, &before);
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1})
+    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
   std::vector<pid_t> children;
   pid_t launcher = getpid();
   for (int rank = 0; rank < count; rank++) {
@@ -124,6 +126,7 @@ static Ranks launch_ranks(int count, int patience) {
     // Ctrl-C reaches the launcher only, which passes it on once. A background group may write to its terminal still.
     setpgid(0, 0);
     signal(SIGTTOU, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);  // until it trains, as in main()
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (rank > 0) close(ranks.listener), ranks.listener = -1;
     ranks.rank = ranks.local = rank;

@@ -52,57 +52,66 @@ MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(pat
   if (end < size) file_.truncate(end);
 }
 
-void MetricsLog::write(std::string line) {
-  if (file_) file_.write(line.data(), line.size());
+void MetricsLog::write(int64_t step, const std::string& line) {
+  try {
+    if (file_) file_.write(line.data(), line.size());
+  } catch (const Failure& error) {
+    if (failed) failed(step, error.what());
+    throw;
+  }
 }
 
 void MetricsLog::start(const std::string& commit, const std::string& command, const std::string& config,
                        const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
   std::string list;
   for (auto& [name, version] : versions) append_item(list, json_quote(name) + ":" + json_quote(version), ",");
-  write(Line("start")
-          .text("commit", commit)
-          .text("command", command)
-          .raw("config", on_one_line(config))
-          .text("device", device)
-          .raw("versions", "{" + list + "}")
-          .str());
+  write(0, Line("start")
+             .text("commit", commit)
+             .text("command", command)
+             .raw("config", on_one_line(config))
+             .text("device", device)
+             .raw("versions", "{" + list + "}")
+             .str());
 }
 
 void MetricsLog::train(const TrainReport& r) {
-  write(Line("train")
-          .integer("step", r.step)
-          .number("loss", r.loss)
-          .number("grad_norm", r.grad_norm)
-          .number("lr", r.lr)
-          .integer("tokens", r.tokens)
-          .number("tokens_per_s", r.tokens_per_s)
-          .number("mfu", r.mfu)
-          .number("ms", r.ms)
-          .str());
+  write(r.step, Line("train")
+                  .integer("step", r.step)
+                  .number("loss", r.loss)
+                  .number("grad_norm", r.grad_norm)
+                  .number("lr", r.lr)
+                  .integer("tokens", r.tokens)
+                  .number("tokens_per_s", r.tokens_per_s)
+                  .number("mfu", r.mfu)
+                  .number("ms", r.ms)
+                  .str());
 }
 
 void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
-  write(
-    Line("val").integer("step", step).integer("length", length).number("loss", loss).integer("tokens", tokens).str());
+  write(step, Line("val")
+                  .integer("step", step)
+                  .integer("length", length)
+                  .number("loss", loss)
+                  .integer("tokens", tokens)
+                  .str());
 }
 
 void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) {
-  write(Line("skip").integer("step", step).text("reason", reason).integer("skipped", skipped).str());
+  write(step, Line("skip").integer("step", step).text("reason", reason).integer("skipped", skipped).str());
 }
 
 void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
                       const std::vector<double>& by_position) {
   std::string list;
   for (double x : by_position) append_item(list, json_number(x), ",");
-  write(Line("eval")
-          .integer("step", step)
-          .integer("length", length)
-          .number("loss", loss)
-          .integer("tokens", tokens)
-          .number("last_loss", last_loss)
-          .raw("by_position", "[" + list + "]")
-          .str());
+  write(step, Line("eval")
+                .integer("step", step)
+                .integer("length", length)
+                .number("loss", loss)
+                .integer("tokens", tokens)
+                .number("last_loss", last_loss)
+                .raw("by_position", "[" + list + "]")
+                .str());
 }
 
 // Calls f(line, type, step, length) for every whole line, with "", -1, 0 for what is not there; a torn last line is

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -35,9 +36,11 @@ class MetricsLog {
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates of the whole run
   void eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
             const std::vector<double>& by_position);
+  // Called instead of the failure of a line that cannot be written, with its step and what went wrong; throws its own.
+  std::function<void(int64_t step, const std::string& error)> failed;
 
  private:
-  void write(std::string line);
+  void write(int64_t step, const std::string& line);
   File file_;
 };
 

@@ -21,7 +21,8 @@ struct Ranks {
 //   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, within a job step of several tasks only: in a batch
 //                                                           script SLURM_NTASKS tells of tasks that nobody has started
 // Without MASTER_ADDR it is this machine (mpirun) or the step's first (srun), without MASTER_PORT a number made of the
-// job's id. PLUSGPT_PATIENCE sets the patience, of `--gpus` too. What contradicts itself is a user_error.
+// job's id. PLUSGPT_PATIENCE sets the patience, of `--gpus` too; once all have come rank 0's counts. What contradicts
+// itself is a user_error.
 Ranks ranks_of_environment();
 
 std::string first_host(const std::string& slurm_nodes);  // "node[003-006,010],gpu1" -> "node003"

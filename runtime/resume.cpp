@@ -5,6 +5,7 @@
 
 #include "runtime/error.h"
 #include "runtime/json.h"
+#include "runtime/log.h"
 #include "runtime/schedule.h"
 
 namespace fs = std::filesystem;
@@ -19,7 +20,7 @@ StepFolder named_folder(const std::string& named) {
 
 ResumePlace resume_place(const std::string& resume, const std::string& name) {
   std::string own = "runs/" + name;
-  if (resume == "latest") return {own, {}, true};
+  if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
   if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
     user_error("command line: --resume: %s is no folder; name a run or one of its step_* folders", resume.c_str());
@@ -27,8 +28,10 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
   fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
   bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
   fs::path run = is_step ? parent : path;
-  bool is_own = fs::weakly_canonical(run, ignored) == fs::weakly_canonical(own, ignored);
-  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own};
+  fs::path here = fs::weakly_canonical(run, ignored), there = fs::weakly_canonical(own, ignored);
+  bool is_own = here == there;
+  bool within = std::mismatch(there.begin(), there.end(), here.begin(), here.end()).first == there.end();
+  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
 std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
@@ -56,7 +59,15 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
                "elsewhere, name another, or begin again with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
+  std::vector<std::string> old = old_folders(place.run);
+  if (!found && place.own && !old.empty())
+    user_error("command line: --resume: %s has no checkpoint but those that it has put away: continue from them under "
+               "another name (--resume %s/%s --set name=...), or begin again with --overwrite",
+               place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
+  if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
+    std::fprintf(stderr, "warning: %s is of format 1, without checksums of the data: only names and lengths of the "
+                 "shards are compared\n", found->path.c_str());
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
 }
@@ -66,7 +77,8 @@ Config saved_config(const Checkpoint& checkpoint) {
 }
 
 std::string described(const DataFile& file) {
-  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens,
+                file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
 }
 
 // Adds the first place where the lists differ.
@@ -76,7 +88,11 @@ static void compare_files(std::vector<std::string>& changes, const char* key, co
     return i < files.size() ? described(files[i]) : std::string("no further shard");
   };
   for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
-    if (i < before.size() && i < now.size() && before[i] == now[i]) continue;
+    if (i < before.size() && i < now.size()) {
+      DataFile same = now[i];
+      if (before[i].xxh64.empty()) same.xxh64.clear();
+      if (before[i] == same) continue;
+    }
     changes.push_back(format("%s, shard %zu: %s in the checkpoint, %s now", key, i + 1, text(before, i).c_str(),
                              text(now, i).c_str()));
     return;
@@ -114,4 +130,18 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
                checkpoint.path.c_str(), state.step, source_tag(now.file).c_str());
+}
+
+void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
+               const Config& config) {
+  if (!from || !place.own) run.start_fresh(overwrite);
+  if (from) {
+    run.remove_leftovers();
+    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
+    // The other run's lines so far are this run's too, if there are any.
+    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
+    rewind_metrics(run.metrics_path(), from->state.step);
+  }
+  replace_text_file(run.config_path(), config_json(config));
 }

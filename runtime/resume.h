@@ -18,6 +18,7 @@ struct ResumePlace {
   std::string run;   // as runs/NAME where it is the run that this process trains
   StepFolder step;   // path "": the newest
   bool own = false;  // it is that run
+  bool within = false;  // it lies in that run's folder: the run itself, or what it has put away
 };
 ResumePlace resume_place(const std::string& resume, const std::string& name);
 
@@ -32,3 +33,7 @@ Config saved_config(const Checkpoint& checkpoint);  // the settings that it was 
 // train, val: the files of `now`; val is not compared where one of the two does not evaluate.
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val);
+
+// The run's folder before the first step: empty, or as it was at the checkpoint. place: where that lies.
+void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
+               const Config& config);

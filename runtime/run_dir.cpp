@@ -77,6 +77,22 @@ std::vector<StepFolder> step_folders(const std::string& run_path) {
   return found;
 }
 
+// A user's own folder beside them, old_steps_notes or an empty one, is none.
+std::vector<std::string> old_folders(const std::string& run_path) {
+  std::vector<std::string> found;
+  for (auto& name : names_in(run_path)) {
+    std::string number = name.substr(std::min(name.size(), std::strlen(OLD_STEPS)));  // "" or _2
+    bool ours = name.rfind(OLD_STEPS, 0) == 0 &&
+                (number.empty() || (number[0] == '_' && number.size() > 1 &&
+                                    number.find_first_not_of("0123456789", 1) == std::string::npos));
+    std::error_code error;
+    if (ours && fs::is_directory(run_path + "/" + name, error) && !step_folders(run_path + "/" + name).empty())
+      found.push_back(name);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 std::vector<std::string> set_aside_folders(const std::string& run_path) {
   std::vector<std::string> found;
   for (auto& name : names_in(run_path))
@@ -144,12 +160,19 @@ std::string RunDir::put_away_after(int64_t step) {
   std::vector<StepFolder> later = step_folders(path_);
   std::erase_if(later, [&](auto& folder) { return folder.step <= step; });
   if (later.empty()) return "";
-  std::string old = free_name(path_ + "/" + OLD_STEPS);
-  std::error_code error, none;
-  fs::create_directory(old, error);
-  check(error, "create the folder", old);
-  if (fs::exists(metrics_path(), none)) fs::copy_file(metrics_path(), old + "/metrics.jsonl", error);
-  check(error, "copy metrics.jsonl to", old);
+  // Has its name once the metrics are in it: attempts that fail, on a full disk, leave nothing behind.
+  std::string half = path_ + "/.tmp_" + OLD_STEPS, old = free_name(path_ + "/" + OLD_STEPS);
+  remove_tree(half);
+  std::error_code error;
+  fs::create_directory(half, error);
+  check(error, "create the folder", half);
+  try {
+    copy_text_file(metrics_path(), half + "/metrics.jsonl");
+    rename(half, old);
+  } catch (...) {
+    fs::remove_all(half, error);
+    throw;
+  }
   for (auto& folder : later) rename(folder.path, old + "/" + step_folder_name(folder.step));
   for (auto& name : names_in(old)) sync_path(old + "/" + name);
   sync_path(old), sync_path(path_);  // before the metrics are taken back
@@ -162,15 +185,15 @@ void RunDir::remove_leftovers() {
 }
 
 void RunDir::start_fresh(bool overwrite) {
-  std::vector<std::string> others, names = names_in(path_);  // checkpoints that nobody continues by himself
-  for (auto& name : names)
-    if (name.rfind("bad_step_", 0) == 0 || name.rfind(OLD_STEPS, 0) == 0) others.push_back(name);
+  std::vector<std::string> others = set_aside_folders(path_);  // checkpoints that nobody continues by himself
+  for (auto& name : old_folders(path_)) others.push_back(name);
   auto steps = step_folders(path_);
-  if (!overwrite && (!steps.empty() || !others.empty()))
-    user_error(
-      "runs: %s already has checkpoints%s: continue it with --resume, replace it with --overwrite, or choose another "
-      "name (--set name=...)",
-      path_.c_str(), steps.empty() ? (" in " + others[0]).c_str() : format(" up to step %ld", steps[0].step).c_str());
+  if (!overwrite && steps.empty() && !others.empty())
+    user_error("runs: %s already has checkpoints in %s: replace them with --overwrite, or choose another name (--set "
+               "name=...)", path_.c_str(), others[0].c_str());
+  if (!overwrite && !steps.empty())
+    user_error("runs: %s already has checkpoints up to step %ld: continue it with --resume, replace it with "
+               "--overwrite, or choose another name (--set name=...)", path_.c_str(), steps[0].step);
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);
   remove_leftovers();

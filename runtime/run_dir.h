@@ -18,6 +18,7 @@ struct StepFolder {
 std::vector<StepFolder> step_folders(const std::string& run_path);
 std::string step_folder_name(int64_t step);  // step_00001000
 std::vector<std::string> set_aside_folders(const std::string& run_path);  // bad_*: names of damaged ones
+std::vector<std::string> old_folders(const std::string& run_path);  // old_steps*: put_away_after()'s that hold steps
 
 class RunDir {
  public:

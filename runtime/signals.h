@@ -7,6 +7,6 @@
 inline constexpr int64_t SAME_REQUEST_MS = 2000;
 int64_t milliseconds_now();  // of a clock that only goes forward
 
-void watch_signals();   // from now on; programs that never call it die of these signals as usual
+void watch_signals();   // from now on; before it main() ignores SIGUSR1, and the others end the process as usual
 bool stop_requested();
 bool save_requested();  // since the last call

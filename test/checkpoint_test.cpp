@@ -300,7 +300,22 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
   bad["format"] = 3;
   write_state(folder, bad);
   EXPECT_EQ(error_of([&] { damage(folder); }),
-            "user: checkpoint: state.json is of format 3, this program reads format 2: use the version that wrote it");
+            "user: checkpoint: state.json is of format 3, this program reads 1 and 2: use the version that wrote it");
+}
+
+TEST_F(Checkpoints, OfFormat1HaveNoChecksumsOfTheData) {
+  std::string folder = write(20);
+  json old = state_of(folder);
+  old["format"] = 1;
+  for (auto* list : {"train", "val"})
+    for (json& file : old["data"][list]) file.erase("xxh64");
+  write_state(folder, old);
+  Checkpoint read;
+  ASSERT_EQ(read_checkpoint(folder, &read), "");
+  RunState now = content(20).state;
+  ASSERT_EQ(read.state.train.size(), now.train.size());
+  EXPECT_EQ(read.state.train[0].name, now.train[0].name);
+  EXPECT_EQ(read.state.train[0].xxh64, "");
 }
 
 TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
@@ -437,6 +452,13 @@ TEST_F(SameRun, WhatMayChange) {
   now.batch.micro = 0;  // the checkpoint's
   val.clear();          // not evaluated now
   EXPECT_EQ(error(), "");
+}
+
+TEST_F(SameRun, WithoutChecksumsNamesAndLengthsAreCompared) {
+  checkpoint.state.train[1].xxh64 = checkpoint.state.val[0].xxh64 = "";
+  EXPECT_EQ(error(), "");
+  train[1].tokens = 301;
+  EXPECT_TRUE(has(error(), "of 300 tokens (no checksum) in the checkpoint, "));
 }
 
 TEST_F(SameRun, WhatMayNot) {

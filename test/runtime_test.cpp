@@ -243,12 +243,15 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   std::filesystem::create_directory(run_path + "/.tmp_step_00000009");
   run.start_fresh(false);  // no checkpoints: nothing is lost
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+  for (auto* name : {"/old_steps_notes/step_00000001", "/old_steps_", "/old_steps_3"})  // a user's own
+    std::filesystem::create_directories(run_path + name);
+  std::vector<std::string> kept = {".lock", "old_steps_", "old_steps_3", "old_steps_notes", "picture.png"};
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
-    std::filesystem::create_directory(run_path + name);
+    std::filesystem::create_directories(run_path + name + "/step_00000001");
     EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +
-                                                             (name + 1) + ": continue", 0), 0u);
+                                                             (name + 1) + ": replace", 0), 0u);
     run.start_fresh(true);
-    EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+    EXPECT_EQ(names(), kept);
   }
   make_step(run, 20);
   make_step(run, 10);
@@ -260,7 +263,7 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{20, 10}));
   EXPECT_EQ(bytes_of(run.metrics_path()), "{}\n");
   run.start_fresh(true);
-  EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+  EXPECT_EQ(names(), kept);
 }
 
 TEST_F(Runs, LockKeepsASecondProcessOut) {
@@ -367,6 +370,17 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   EXPECT_EQ(after("{\"a\":1}\n{\"b\""), "{\"a\":1}\n" + line);
   EXPECT_EQ(after("{\"b\""), line);
   EXPECT_EQ(after(""), line);
+}
+
+TEST(Metrics, WhoWritesSaysWhatALostLineMeans) {
+  MetricsLog log("/dev/full");
+  log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
+  std::string text = ": cannot write /dev/full: No space left on device";
+  TrainReport report = {};
+  report.step = 5;
+  EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
+  EXPECT_EQ(error_of([&] { log.val(6, 2, 3, 4); }), "failure: step 6" + text);
+  EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
 }
 
 TEST(Metrics, WithoutAFileNothingHappens) {

@@ -89,6 +89,18 @@ class Disk(Runs):
     self.assertRegex(errors, "^the checkpoint of step 10 could not be written: cannot write runs/tiny to disk: Input/"
                              r"output error\. Training stops; there is no checkpoint yet")
 
+  def test_going_back_on_a_disk_that_fails(self):
+    self.run_ok()
+    before = self.run_digests()
+    for _ in range(2):
+      code, errors, _ = self.calls("--resume", "runs/tiny/step_00000010", fail="fsync .tmp_old_steps/metrics.jsonl")
+      self.assertEqual((code, self.run_digests()), (1, before))
+      self.assertRegex(errors, "^cannot write runs/tiny/.tmp_old_steps/metrics.jsonl to disk: Input/output error\n$")
+      self.assertNotIn(".tmp_old_steps", os.listdir(self.path("runs/tiny")))
+    code, errors, _ = self.calls("--resume", "runs/tiny/step_00000010", name="other", fail="fsync other/metrics.jsonl")
+    self.assertEqual((code, os.path.exists(self.path("runs/other/metrics.jsonl"))), (1, False))
+    self.assertRegex(errors, "^cannot write runs/other/metrics.jsonl to disk: Input/output error")
+
   def test_a_read_error_is_no_damage(self):
     self.run_ok()
     expected = self.outcome(20)

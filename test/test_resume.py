@@ -184,6 +184,12 @@ class Interrupted(Runs):
     self.assertEqual(self.steps(), [40])
     self.assertEqual(self.steps("tiny/old_steps"), [20, 30, 40])
     self.assertEqual(self.steady("tiny/old_steps"), expected[0])
+    for place in ("runs/tiny/old_steps", "runs/tiny/old_steps/step_00000030"):
+      self.run_bad("--resume", place, "--overwrite", names=["runs/tiny/old_steps", "--overwrite deletes it", "name="])
+    os.rename(self.path("runs/tiny/step_00000040"), self.path("gone"))
+    for flags in ((), ("--eval",)):
+      self.run_bad("--resume", *flags, names=["runs/tiny has no checkpoint but", "--resume runs/tiny/old_steps --set"])
+    self.run_bad(names=["in old_steps: replace"])
     self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
     self.assertEqual(self.outcome(run="other"), expected)
 
@@ -200,6 +206,22 @@ class Interrupted(Runs):
     done = self.run_ok("--resume", **changes)
     self.assertIn("continuing from runs/tiny/step_00000010", done.stdout)
     self.assertEqual(self.outcome(), expected)
+
+  def test_killed_before_it_has_saved_anything(self):
+    """Continuing another run, or going back to a copy: what it began from is its own before the first step."""
+    changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
+    expected = self.straight(**changes)
+    self.run_ok(**changes)
+    os.rename(self.path("runs/tiny/step_00000010"), self.path("runs/tiny/keep"))
+    for name, place, step in (("other", "runs/straight/step_00000020", 20), ("tiny", "runs/tiny/keep", 10)):
+      with self.subTest(name):
+        process = self.start("--resume", place, name=name, **{**changes, "train__steps": 10**6, "checkpoint__every": 0})
+        self.wait_for(process, lambda: len(self.lines(run=name)) > step and self.steps(name) == [step])
+        process.kill()
+        process.wait()
+        done = self.run_ok("--resume", name=name, **changes)
+        self.assertIn(f"continuing from runs/{name}/step_{step:08d}", done.stdout)
+        self.assertEqual(self.outcome(run=name), expected)
 
   def test_another_run(self):
     expected = self.straight()
