@@ -7,19 +7,6 @@
 
 namespace {
 
-// The four lanes that share a row put together what they have seen; all get the same bits.
-template <class Policy>
-__device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float (&sums)[2][Policy::SUMS + 1]) {
-#pragma unroll
-  for (int half = 0; half < 2; half++)
-#pragma unroll
-    for (int mask = 1; mask <= 2; mask *= 2) {
-      float other[Policy::SUMS + 1];
-      for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[half][n], mask);
-      policy.merge(pass, sums[half], other);
-    }
-}
-
 // ---- forward: queries are held, keys and values stream past
 //
 // A row tile's streamed tiles: for policies of two sweeps first keys 0, 1, 2 ..., then keys 0, values 0, keys 1,
@@ -32,16 +19,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr bool OVERLAP = VALUES == 1;  // two sums leave no registers for it
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  auto steps_of = [&](int block_row) {
-    return (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
-  };
   int streamed = 0;  // tiles before this row tile's
 
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
     if (HopperFragment().warp != 0) return;
     for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD, steps = steps_of(block_row);
+      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
+      int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
       stages.fetch_held(number, 0, qkv, b, block_row, h);
       for (int step = 0; step < LOOKS * steps; step++)
         stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
@@ -59,8 +44,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   unsigned weights[VALUES][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1];
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-    int block_row = tile * Tile::HELD, steps = steps_of(block_row), i0 = block_row + mine.first;
-    int own_steps = min(steps, (block_row + (mine.consumer + 1) * BOX + Tile::STREAM - 1) / Tile::STREAM);
+    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
     auto start = [&] {
@@ -74,17 +59,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(z);
       stages.free(keys_number);
     };
-    auto mask = [&](int step) {
-      int j0 = step * Tile::STREAM;
-      if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
-        for_elements<N>([&](int n, int half, int c) {
-          if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
-        });
-    };
     // z = weights, to be packed when those of the step before have been used; factor: for the sums made so far
     float factor[2];
     auto weigh = [&](int step) {
-      mask(step);
+      mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
       if constexpr (Policy::RAISES) {
         float top[2] = {-INFINITY, -INFINITY};
         for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
@@ -117,13 +95,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start();
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
-        mask(step);
+        mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
         for_elements<N>([&](int n, int half, int c) { policy.look(z[n][2 * half + c], sums[half]); });
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
-      merge_quad(policy, 0, sums);
-      for (int half = 0; half < 2; half++) policy.turn(block_row + mine.row(half) + 1, sums[half], constants[half]);
+      for (int half = 0; half < 2; half++) {
+        merge_quad(policy, 0, sums[half]);
+        policy.turn(block_row + mine.row(half) + 1, sums[half], constants[half]);
+      }
       streamed += steps;
     }
 
@@ -169,9 +149,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     size_t rows = shape.rows(B), first = size_t(head) * shape.T;
     float last[VALUES][2];
-    merge_quad(policy, Policy::PASSES - 1, sums);
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
+      merge_quad(policy, Policy::PASSES - 1, sums[half]);
       float f[VALUES], saved[Policy::SAVED + 1];
       policy.finish(i + 1, constants[half], sums[half], f, saved);
       for (int value = 0; value < VALUES; value++) last[value][half] = f[value];
@@ -209,7 +189,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int steps = (shape.T + STREAM - 1) / STREAM;
+  int steps = steps_to<Tile>(shape.T, shape.T);
   int streamed = 0;  // tiles before this key tile's
 
   if (threadIdx.x < WARPGROUP) {
@@ -296,14 +276,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  auto steps_of = [&](int block_row) { return (min(block_row + Tile::HELD, shape.T) + STREAM - 1) / STREAM; };
   int streamed = 0;  // tiles before this query tile's
 
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
     if (HopperFragment().warp != 0) return;
     for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD, steps = steps_of(block_row);
+      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
+      int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
       stages.fetch_held(number, 0, qkv, b, block_row, h);
       stages.fetch_held(number, 1, dout, b, block_row, h);
       for (int step = 0; step < steps; step++, streamed += 2) {
@@ -320,8 +300,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
   unsigned dz[Tile::K][4];
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-    int block_row = tile * Tile::HELD, steps = steps_of(block_row), i0 = block_row + mine.first;
-    int own_steps = min(steps, (block_row + (mine.consumer + 1) * BOX + STREAM - 1) / STREAM);
+    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16 *queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *douts = queries + Tile::HELD_SIZE;
     float row[2][ROWS + 1];
     for (int half = 0; half < 2; half++) {
@@ -332,7 +312,6 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dq[n][2 * half + c] = 0; });
     stages.await_held(number);
     for (int step = 0; step < own_steps; step++, streamed += 2) {
-      int j0 = step * STREAM;
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
       start_scores<Tile>(z, queries, keys);
@@ -340,10 +319,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       wgmma_wait<0>(z, dp);
       stages.free(streamed + 1);
-      if (j0 + STREAM - 1 > i0)  // on the diagonal
-        for_elements<N>([&](int n, int half, int c) {
-          if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
-        });
+      mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {
         float p;
         policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);

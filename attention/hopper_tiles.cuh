@@ -148,6 +148,21 @@ __device__ __forceinline__ void for_elements(F f) {
       for (int c = 0; c < 2; c++) f(n, half, c);
 }
 
+// Steps of streamed rows that reach to row `end` of T.
+template <class Tile>
+__device__ __forceinline__ int steps_to(int end, int T) {
+  return (min(end, T) + Tile::STREAM - 1) / Tile::STREAM;
+}
+
+// Scores of queries, rows of the block's from block_row on, with keys from j0 on: -inf where the key comes later.
+template <class Tile>
+__device__ __forceinline__ void mask_later(float (&z)[Tile::N][4], int j0, int block_row, const HopperFragment& mine) {
+  if (j0 + Tile::STREAM - 1 <= block_row + mine.first) return;
+  for_elements<Tile::N>([&](int n, int half, int c) {
+    if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
+  });
+}
+
 // z = held rows x streamed rows, over all channels; held: the first of the consumer's rows. One group, not waited for.
 template <class Tile>
 __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16* held, const bf16* streamed) {

@@ -1,5 +1,6 @@
-// The kernels that a build has. Files general_KIND.cu and tensor_KIND.cu enter theirs here when the program starts, so
-// a build may leave any of them out (make ATTN=...); dispatch.cu looks them up. Policies stand in policies.cuh.
+// The kernels that a build has. Files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu enter theirs here when the
+// program starts, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up. Policies stand in
+// policies.cuh.
 #pragma once
 #include "attention/attention.h"
 

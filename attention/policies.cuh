@@ -1,9 +1,8 @@
 // The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing
-// else of them. Maths (maths.cuh) is FullMaths or FastMaths. The equations are in README.md. A row i = 1..T sees the keys j <= i, n = i of them; masked scores
-// arrive as -inf and must come out as weight 0, gradient 0. In the forward several threads share a row, each with its
-// own SUMS over its keys.
+// else of them. Maths (maths.cuh) is FullMaths or FastMaths. The equations are in README.md. A row i = 1..T sees the
+// keys j <= i, n = i of them; masked scores arrive as -inf and must come out as weight 0, gradient 0. In the forward
+// several threads share a row, each with its own SUMS over its keys.
 //   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first
-//   sweep
 //           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
 //   HEAVY   its backward leaves few registers
@@ -203,7 +202,9 @@ struct Sigmoid : PolicyDefaults {
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
   __device__ void start(float*, bool) const {}
-  __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = Maths::sigmoid(z - log_context); }
+  __device__ void weigh(float z, const float*, float*, float* weight) const {
+    weight[0] = Maths::sigmoid(z - log_context);
+  }
   __device__ void merge(int, float*, const float*) const {}
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
   __device__ void backward_row(int, const float*, const float*, float*) const {}
@@ -244,3 +245,14 @@ struct Relu2 : Relu<Maths> {
     dz = 2 * r * dp * row[INVERSE_N];
   }
 };
+
+// On tensor cores four neighbouring lanes share a row: they put together what they have seen; all get the same bits.
+template <class Policy>
+__device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float (&sums)[Policy::SUMS + 1]) {
+#pragma unroll
+  for (int mask = 1; mask <= 2; mask *= 2) {
+    float other[Policy::SUMS + 1];
+    for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[n], mask);
+    policy.merge(pass, sums, other);
+  }
+}

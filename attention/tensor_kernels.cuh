@@ -12,17 +12,6 @@ namespace {
 
 // ---- forward: queries are held, keys and values stream past
 
-// The four lanes that share a row put together what they have seen; all get the same bits.
-template <class Policy>
-__device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float (&sums)[Policy::SUMS + 1]) {
-#pragma unroll
-  for (int mask = 1; mask <= 2; mask *= 2) {
-    float other[Policy::SUMS + 1];
-    for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[n], mask);
-    policy.merge(pass, sums, other);
-  }
-}
-
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
