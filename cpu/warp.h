@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <immintrin.h>
+#include <emmintrin.h>
 #include <type_traits>
 #include "cpu/pool.h"
 

@@ -4,44 +4,15 @@
 // found, what is allowed and the fix.
 #pragma once
 #include <cstdarg>
-#include <cstdio>
 #include <stdexcept>
 #include <string>
 
 struct UserError : std::runtime_error { using std::runtime_error::runtime_error; };
 struct Failure : std::runtime_error { using std::runtime_error::runtime_error; };
 
-inline std::string vformat(const char* fmt, va_list args) {
-  va_list copy;
-  va_copy(copy, args);
-  int length = std::vsnprintf(nullptr, 0, fmt, copy);
-  va_end(copy);
-  std::string text(length > 0 ? length : 0, '\0');
-  if (length > 0) std::vsnprintf(text.data(), text.size() + 1, fmt, args);
-  return text;
-}
-
+std::string vformat(const char* fmt, va_list args);
 // std::format for C++20 compilers that lack it (g++ 11 and 12).
-__attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
-  va_list args;
-  va_start(args, fmt);
-  std::string text = vformat(fmt, args);
-  va_end(args);
-  return text;
-}
+__attribute__((format(printf, 1, 2))) std::string format(const char* fmt, ...);
 
-[[noreturn]] __attribute__((format(printf, 1, 2))) inline void user_error(const char* fmt, ...) {
-  va_list args;
-  va_start(args, fmt);
-  std::string text = vformat(fmt, args);
-  va_end(args);
-  throw UserError(text);
-}
-
-[[noreturn]] __attribute__((format(printf, 1, 2))) inline void failure(const char* fmt, ...) {
-  va_list args;
-  va_start(args, fmt);
-  std::string text = vformat(fmt, args);
-  va_end(args);
-  throw Failure(text);
-}
+[[noreturn]] __attribute__((format(printf, 1, 2))) void user_error(const char* fmt, ...);
+[[noreturn]] __attribute__((format(printf, 1, 2))) void failure(const char* fmt, ...);
