@@ -1,7 +1,7 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
-#   NCCL=0                  build without NCCL (where nccl.h is missing)    SAN=asan|tsan   sanitizer build (CPU only)
+#   NCCL=0                  build without NCCL (default where it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
@@ -34,7 +34,8 @@ ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
 # what ranks say to each other: through NCCL, on the CPU through what stands in for it
-NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo '\#include <nccl.h>' | $(CXX) -I$(CUDA_HOME)/include -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
+NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo 'int main() {}' | $(CXX) $(CPPFLAGS) -I$(CUDA_HOME)/include \
+  -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
 SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),runtime/comm.cu,runtime/comm_alone.cu),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
 TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
@@ -88,7 +89,7 @@ else
   # private: not for what they depend on, the list of flags
   $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=sm_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
-  LINK := $(NVCC) $(TARGETS)
+  LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 

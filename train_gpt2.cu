@@ -630,15 +630,16 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
 }
 
 // Gradients from this offset on are complete: their buckets are summed over the ranks, beside what remains of the
-// backward pass. With ZeRO every rank gets the sums of its share only.
+// backward pass. Every rank gets the sums of its share, and, without ZeRO, those of the others: an all-reduce in the two
+// steps that it is made of, so that both add in the same order.
 template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (comm_.size() == 1 || !last_micro_step() || unreduced_ == 0 || buckets_.begin(unreduced_ - 1) < offset) return;
   comm_.after(stream);
   for (; unreduced_ > 0 && buckets_.begin(unreduced_ - 1) >= offset; unreduced_--) {
     size_t k = unreduced_ - 1;
-    if (zero_) comm_.reduce_scatter(b.gradients + buckets_.begin(k), buckets_.share(k));
-    else comm_.all_reduce(b.gradients + buckets_.begin(k), buckets_.size(k));
+    comm_.reduce_scatter(b.gradients + buckets_.begin(k), buckets_.share(k));
+    if (!zero_) comm_.all_gather(b.gradients + buckets_.begin(k), buckets_.share(k));
   }
 }
 

@@ -29,11 +29,12 @@ const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<f
 }
 
 // On a GPU the fastest kernels that can. (The CPU layer runs those for tensor cores slower than the general ones: there
-// only tests ask for them.) Hopper's copy engine reads rows that begin at multiples of 16 bytes.
+// only tests ask for them.) Hopper's copy engine reads rows that begin at multiples of 16 bytes, of arrays at multiples
+// of 128 (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
 const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
   bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % 8 == 0;
-  for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 16 == 0;
+  for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
   switch (s.kernels) {
     case Kernels::general: return k.general_bf16;
     case Kernels::tensor:
@@ -113,7 +114,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, D);
-  launchers_for(settings, D, TypeTag<T>(), {dqkv, dout, out, qkv})
+  launchers_for(settings, D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
                  policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
 }

@@ -71,7 +71,7 @@ struct Seconds {
 
 // Of one run, on the default stream: after two to warm up, with something else in the caches before each.
 inline Seconds seconds(const std::function<void()>& run) {
-  static size_t flush_bytes = on_cpu ? size_t(64) << 20 : size_t(256) << 20;
+  static size_t flush_bytes = on_cpu ? size_t(64) << 20 : size_t(1) << 30;
   static void* flush = (new Arrays)->bytes(flush_bytes);  // until the program ends
   cudaEvent_t start, stop;
   CUDA_CHECK(cudaEventCreate(&start));

@@ -491,7 +491,11 @@ void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier, c
 
 void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel, const char* file,
                 int line) {
-  check_tile(tile, bytes_of(map), {"tile_store", file, line});
+  Site site{"tile_store", file, line};
+  check_tile(tile, bytes_of(map), site);
+  if (batch < 0 || row < 0 || head < 0 || channel < 0)
+    reject(site, "the tile begins before the tensor, at batch %d, row %d, head %d, channel %d; only a load may.", batch,
+           row, head, channel);
   Unseen unseen;
   engine().stores.push_back({{map, tile, batch, row, head, channel}, self, false});
 }

@@ -101,11 +101,14 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   if (shared_bytes > 48 * 1024) {  // beyond this a kernel has to ask
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(shared_bytes));
-    if (error != cudaSuccess)
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // forgets it: the next launch would report it
       failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
+    }
   }
-  ProfileScope scope(name, stream);
-  if (profile_on) scope.note(resources_of(kernel, block, shared_bytes));
+  KernelResources resources;
+  if (profile_on) resources = resources_of(kernel, block, shared_bytes);  // before the clock runs
+  ProfileScope scope(name, stream, resources);
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)

@@ -115,8 +115,8 @@ __device__ inline void tile_load(void* tile, const TensorMap& map, int batch, in
       :: "r"(shared_address(tile)), "l"(&map), "r"(channel), "r"(head), "r"(row), "r"(batch),
          "r"(shared_address(&barrier)) : "memory");
 }
-// The other way; what lies outside the tensor is not written. The tile may be written again after
-// bulk_commit(), bulk_wait_read() of the same thread.
+// The other way. Coordinates are at least 0 (for loads they need not be: CUDA Programming Guide 4.11.2); what lies past
+// the tensor's end is not written. The tile may be written again after bulk_commit(), bulk_wait_read() of the same thread.
 __device__ inline void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&map), "r"(shared_address(tile)), "r"(channel), "r"(head), "r"(row), "r"(batch) : "memory");

@@ -59,7 +59,7 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;  // cuBLASLt's A and B: our B and A
   Algorithm algorithm;
-  bool fused = true;     // false: cuBLASLt has nothing that fuses the epilogue for this shape; a kernel follows
+  bool fused = true;     // the epilogue is cuBLASLt's; else a kernel of ours follows
   bool settled = false;  // measured, or read from the cache
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -201,7 +201,7 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matm
                         &algorithm.opaque, device().workspace(stream), WORKSPACE, stream);
 }
 
-std::vector<Algorithm> candidates(const Plan& plan, uint32_t alignment) {
+std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -211,10 +211,10 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t alignment) {
   // Parts of a split k are added up in float32, never in bf16.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
   cublasLtMatmulHeuristicResult_t results[CANDIDATES];
   int count = 0;
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device().handle, plan.operation, plan.a, plan.b, plan.d,
@@ -225,51 +225,6 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t alignment) {
   for (int i = 0; i < count; i++)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
   return algorithms;
-}
-
-// Leaves the fastest candidate in the plan: all once for warmth and three times for a first ranking, the best few ten
-// times more; medians. False if none of them runs.
-template <class TIn, class TOut>
-bool measure(Plan& plan, const std::vector<Algorithm>& algorithms, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
-  TOut* d = p.d;
-  void* spare = nullptr;
-  if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
-    if (cudaMalloc(&spare, size_t(p.m) * p.ldd * sizeof(TOut)) != cudaSuccess) {
-      cudaGetLastError();
-      return true;
-    }
-    CUDA_CHECK(cudaMemsetAsync(spare, 0, size_t(p.m) * p.ldd * sizeof(TOut), stream));
-    d = static_cast<TOut*>(spare);
-  }
-  cudaEvent_t start, stop;
-  CUDA_CHECK(cudaEventCreate(&start));
-  CUDA_CHECK(cudaEventCreate(&stop));
-  auto median = [&](const Algorithm& algorithm, int runs) {
-    std::vector<float> times(runs);
-    for (float& time : times) {
-      CUDA_CHECK(cudaEventRecord(start, stream));
-      if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
-      CUDA_CHECK(cudaEventRecord(stop, stream));
-      CUDA_CHECK(cudaEventSynchronize(stop));
-      CUDA_CHECK(cudaEventElapsedTime(&time, start, stop));
-    }
-    std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
-    return times[runs / 2];
-  };
-  std::vector<std::pair<float, size_t>> ranking;
-  for (size_t i = 0; i < algorithms.size(); i++) {
-    median(algorithms[i], 1);
-    ranking.push_back({median(algorithms[i], 3), i});
-  }
-  std::sort(ranking.begin(), ranking.end());
-  ranking.resize(std::min<size_t>(ranking.size(), FINALISTS));
-  for (auto& [time, i] : ranking) time = median(algorithms[i], 10);
-  std::sort(ranking.begin(), ranking.end());
-  cudaEventDestroy(start);
-  cudaEventDestroy(stop);
-  if (spare) CUDA_CHECK(cudaFree(spare));
-  plan.algorithm = algorithms[ranking[0].second];
-  return ranking[0].first < FAILED;
 }
 
 // What a plan without a fused epilogue leaves to do, in place on d.
@@ -289,6 +244,62 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
     }
     d[i] = from_float<T>(x);
   }
+}
+
+template <class TIn, class TOut>
+void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+  if constexpr (std::is_same_v<TIn, TOut>)
+    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
+           p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
+}
+
+// The fastest candidate and its milliseconds, FAILED if none of them runs: the time of several products in a row, with
+// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few again.
+template <class TIn, class TOut>
+std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
+                                    const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+  TOut* d = p.d;
+  void* spare = nullptr;
+  if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
+    if (cudaMalloc(&spare, size_t(p.m) * p.ldd * sizeof(TOut)) != cudaSuccess) {
+      cudaGetLastError();
+      return {0, algorithms[0]};
+    }
+    CUDA_CHECK(cudaMemsetAsync(spare, 0, size_t(p.m) * p.ldd * sizeof(TOut), stream));
+    d = static_cast<TOut*>(spare);
+  }
+  cudaEvent_t start, stop;
+  CUDA_CHECK(cudaEventCreate(&start));
+  CUDA_CHECK(cudaEventCreate(&stop));
+  auto median = [&](const Algorithm& algorithm, int samples, int products) {
+    std::vector<float> times(samples);
+    for (float& time : times) {
+      CUDA_CHECK(cudaEventRecord(start, stream));
+      for (int i = 0; i < products; i++) {
+        if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
+        if (!plan.fused) apply_epilogue(p, d, stream);
+      }
+      CUDA_CHECK(cudaEventRecord(stop, stream));
+      CUDA_CHECK(cudaEventSynchronize(stop));
+      CUDA_CHECK(cudaEventElapsedTime(&time, start, stop));
+      time /= float(products);
+    }
+    std::nth_element(times.begin(), times.begin() + samples / 2, times.end());
+    return times[samples / 2];
+  };
+  std::vector<std::pair<float, size_t>> ranking;
+  for (size_t i = 0; i < algorithms.size(); i++) {
+    median(algorithms[i], 1, 1);  // for warmth
+    ranking.push_back({median(algorithms[i], 3, 2), i});
+  }
+  std::sort(ranking.begin(), ranking.end());
+  ranking.resize(std::min<size_t>(ranking.size(), FINALISTS));
+  for (auto& [time, i] : ranking) time = median(algorithms[i], 5, 4);
+  std::sort(ranking.begin(), ranking.end());
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  if (spare) CUDA_CHECK(cudaFree(spare));
+  return {ranking[0].first, algorithms[ranking[0].second]};
 }
 
 template <class TIn, class TOut>
@@ -325,17 +336,28 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     if (plan.settled) return plan;
     choices.erase(known);  // written by something else: measured anew
   }
+  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
+  // backward pass is then what the forward pass had, to the bit.
+  bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
+  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float);
+  float best = FAILED;
+  Choice choice{};
   for (bool fused : {true, false}) {
-    if (!fused && p.epilogue == Epilogue::none) break;
+    if (fused ? !fusible : p.epilogue == Epilogue::none) continue;
     plan.fused = fused;
     set_epilogue(plan, p);
-    std::vector<Algorithm> algorithms = candidates(plan, uint32_t(shape.alignment));
+    std::vector<Algorithm> algorithms = candidates(plan, shape.alignment, aligned ? 16 : sizeof(TOut));
     if (algorithms.empty()) continue;
     plan.algorithm = algorithms[0];
     if (capturing(stream)) return plan;
-    if (!measure(plan, algorithms, p, stream)) continue;
+    auto [time, algorithm] = fastest(plan, algorithms, p, stream);
+    if (time < best) best = time, choice = {fused, algorithm};
+  }
+  if (best < FAILED) {
+    plan.fused = choice.fused;
+    plan.algorithm = choice.algorithm;
     plan.settled = true;
-    Choice choice{plan.fused, plan.algorithm};
+    set_epilogue(plan, p);
     choices[key] = choice;
     append_to_cache(choice_line(key, choice));
     return plan;
@@ -353,11 +375,7 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   Plan& plan = find_plan(p, stream);
   ProfileScope scope("matmul", stream);
   CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
-  if constexpr (std::is_same_v<TIn, TOut>) {
-    if (p.epilogue == Epilogue::none || plan.fused) return;
-    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias,
-           p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
-  }
+  if (!plan.fused) apply_epilogue(p, p.d, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -11,8 +11,8 @@ struct ProfileEvent {
 bool profile_on = false;
 static std::vector<ProfileEvent> profile_events;
 
-void ProfileScope::begin(const char* name) {
-  ProfileEvent event{name, {}, {}, {}};
+void ProfileScope::begin(const char* name, const KernelResources& resources) {
+  ProfileEvent event{name, {}, {}, resources};
   cudaEventCreate(&event.start);
   cudaEventCreate(&event.stop);
   cudaEventRecord(event.start, stream_);
@@ -20,7 +20,6 @@ void ProfileScope::begin(const char* name) {
   profile_events.push_back(event);
 }
 void ProfileScope::end() { cudaEventRecord(profile_events[index_].stop, stream_); }
-void ProfileScope::note(const KernelResources& resources) { profile_events[index_].resources = resources; }
 
 void profile_start() { profile_on = true; }
 

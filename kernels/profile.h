@@ -32,17 +32,16 @@ std::vector<ProfileLine> profile_collect();
 // Times the work put on the stream while the object lives. name: as written at the launch; kept, not copied.
 class ProfileScope {
  public:
-  ProfileScope(const char* name, cudaStream_t stream) : stream_(stream) {
-    if (profile_on) begin(name);
+  ProfileScope(const char* name, cudaStream_t stream, const KernelResources& resources = {}) : stream_(stream) {
+    if (profile_on) begin(name, resources);
   }
   ~ProfileScope() {
     if (index_ >= 0) end();
   }
   ProfileScope(const ProfileScope&) = delete;
-  void note(const KernelResources& resources);
 
  private:
-  void begin(const char* name);
+  void begin(const char* name, const KernelResources&);
   void end();
   cudaStream_t stream_;
   int index_ = -1;

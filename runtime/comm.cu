@@ -2,6 +2,8 @@
 
 #include <nccl.h>
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -30,6 +32,10 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   CUDA_CHECK(cudaMalloc(&staging_, STAGING));
   CUDA_CHECK(cudaMallocHost(&pinned_, STAGING));
+  // Sums made in the network's switches (NVLS) come in no fixed order, those that go round a ring do. What the
+  // environment says already stays.
+  setenv("NCCL_NVLS_ENABLE", "0", 0);
+  setenv("NCCL_ALGO", "Ring", 0);
   ncclUniqueId id = {};
   if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
   std::string shared = channel.share(std::string(id.internal, sizeof id.internal));

@@ -2,7 +2,8 @@
 // With one rank every call leaves things as they are. With several all of them must make the same calls in the same
 // order. Calls on device arrays are queued on a stream of their own, so that they run beside the backward pass:
 //   comm.after(stream);  comm.all_reduce(x, n);  ...  comm.before(stream);   // the stream goes on when x is there
-// The others work on values of the host and wait for the result.
+// The others work on values of the host and wait for the result. Sums are made in an order that depends on nothing but
+// their size and the ranks, so that equal runs have equal bits.
 #pragma once
 #include <string>
 #include <vector>
@@ -32,7 +33,7 @@ class Comm {
   void all_gather(float* x, size_t share);        // x [size, share] = row r of rank r
   void all_gather(bf16* x, size_t share);
 
-  void sum(double* values, size_t count);         // = sum over the ranks, in their order
+  void sum(double* values, size_t count);         // = sum over the ranks
   double least(double value);                     // over the ranks; returns when all have called it
   template <class T> T agree(T value) {           // rank 0's
     broadcast(&value, sizeof value);

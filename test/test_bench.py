@@ -233,14 +233,14 @@ class GpuSession(ScriptTest):
   def test_a_sanitizer_that_finds_nothing(self):
     self.program("compute-sanitizer", self.clean)
     self.session("sanitize")
-    self.assertRegex(self.output, r"\| sanitize \| \d+ s \| done \| 9 of 9 runs without a finding \|\n$")
+    self.assertRegex(self.output, r"\| sanitize \| \d+ s \| done \| 18 of 18 runs without a finding \|\n$")
     self.assertEqual(self.files(), ["sanitize.log"])
 
   def test_a_sanitizer_that_finds_something(self):
     finds = 'case "$*" in *racecheck*kernels*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
     self.program("compute-sanitizer", finds + self.clean)
     self.session("sanitize", code=1)
-    self.assertIn("FAILED | racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 8 of 9 runs", self.output)
+    self.assertIn("FAILED | racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 17 of 18 runs", self.output)
 
   def test_a_sanitizer_that_refuses_the_device(self):
     self.program("compute-sanitizer", 'echo "========= Error: Device not supported"; exit 1')
