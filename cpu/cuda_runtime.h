@@ -1,7 +1,7 @@
 // The CUDA runtime's names for a machine without a GPU: found instead of the toolkit's header through -Icpu. Only
 // what the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
-// launch order, whatever its stream. Kernels run thread by thread on the scheduler (cpu/scheduler.h); start them with
-// launch() of kernels/gpu.cuh.
+// launch order, whatever its stream, unless a test keeps streams back (cpu/streams.h). Kernels run thread by thread on
+// the scheduler (cpu/scheduler.h); start them with launch() of kernels/gpu.cuh.
 #pragma once
 #define PLUSGPT_CPU 1
 #include <math.h>
@@ -111,13 +111,8 @@ using cudaStream_t = cpu_stream*;
 using cudaEvent_t = cpu_event*;
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind);
 cudaError_t cudaMemset(void* p, int value, size_t bytes);
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                                   cudaStream_t = nullptr) {
-  return cudaMemcpy(to, from, bytes, kind);
-}
-inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) {
-  return cudaMemset(p, value, bytes);
-}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr);
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr);
 // Rows of `width` bytes, `to_pitch` and `from_pitch` bytes apart.
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t = nullptr);
@@ -127,17 +122,16 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 // Streams and events.
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
-cudaError_t cudaStreamCreate(cudaStream_t*);
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
 cudaError_t cudaStreamDestroy(cudaStream_t);
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t*);
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned flags);
+inline cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 
 // One device: this machine.
@@ -150,5 +144,5 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize();
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }  // there is no CUDA

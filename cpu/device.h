@@ -3,6 +3,7 @@
 #include <string.h>
 #include <tuple>
 #include "cpu/pool.h"
+#include "cpu/streams.h"
 #include "cpu/warp.h"
 
 constexpr bool on_cpu = true;
@@ -21,11 +22,15 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   struct Call { void (*kernel)(P...); std::tuple<std::decay_t<P>...> arguments; };
   Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
   ProfileScope scope(name, stream);
-  cpu::run({name, grid, block, shared_bytes, [](const void* p) {
+  cpu::Launch launch{name, grid, block, shared_bytes, [](const void* p) {
     const Call& c = *static_cast<const Call*>(p);
     do std::apply(c.kernel, c.arguments);
     while (cpu::next_fresh());
-  }, &call});
+  }, &call};
+  if (cpu::streams_at_once()) return cpu::run(launch);
+  auto kept = std::make_shared<Call>(call);
+  launch.arguments = kept.get();
+  cpu::put_kernel_on(stream, launch, kept);
 }
 
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(cpu::here.dynamic_shared)

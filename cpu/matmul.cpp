@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/pool.h"
+#include "cpu/streams.h"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
 
@@ -118,10 +119,12 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
   ProfileScope scope("matmul", stream);
-  Tiling tiles(p.m, p.n);
-  cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
-    int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
-    multiply_tile(p, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+  cpu::put_on(stream, [p] {
+    Tiling tiles(p.m, p.n);
+    cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
+      int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
+      multiply_tile(p, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+    });
   });
 }
 

@@ -14,6 +14,8 @@
 #include <new>
 #include <string>
 #include <thread>
+#include "cpu/streams.h"
+#include "runtime/error.h"
 
 namespace {
 
@@ -74,22 +76,30 @@ struct ncclComm {
 namespace {
 
 // Calls fill(begin, n) and take(begin, n) for pieces of at most `most` elements, with all ranks meeting between them.
+// They run when the stream does, so they hold what they need by value.
 template <class Fill, class Take>
-ncclResult_t exchange(ncclComm_t comm, const Request& request, size_t most, Fill fill, Take take) {
-  comm->shared->requests[comm->rank] = request;
-  size_t begin = 0;
-  do {
-    size_t n = std::min(most, request.count - begin);
-    fill(begin, n);
-    comm->meet();
-    if (begin == 0) {
-      ncclResult_t result = comm->agreed(request);
-      if (result != ncclSuccess) return comm->meet(), result;  // all of them: each compares itself with all others
-    }
-    take(begin, n);
-    comm->meet();
-    begin += n;
-  } while (begin < request.count);
+ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& request, size_t most, Fill fill, Take take) {
+  auto work = [=] {
+    comm->shared->requests[comm->rank] = request;
+    size_t begin = 0;
+    do {
+      size_t n = std::min(most, request.count - begin);
+      fill(begin, n);
+      comm->meet();
+      if (begin == 0) {
+        ncclResult_t result = comm->agreed(request);
+        if (result != ncclSuccess) return comm->meet(), result;  // all of them: each compares itself with all others
+      }
+      take(begin, n);
+      comm->meet();
+      begin += n;
+    } while (begin < request.count);
+    return ncclSuccess;
+  };
+  if (cpu::streams_at_once()) return work();
+  cpu::put_on(stream, [=] {
+    if (work() != ncclSuccess) failure("NCCL: %s", last_error.c_str());
+  });
   return ncclSuccess;
 }
 
@@ -183,52 +193,52 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t) {
+                           ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, {"all-reduce", count, type, op, 0}, SLOT / bytes,
-                  [&](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-                  [&](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
+  return exchange(comm, stream, {"all-reduce", count, type, op, 0}, SLOT / bytes,
+                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+                  [=](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
 }
 
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = size_of(type), ranks = size_t(comm->ranks), most = SLOT / bytes / ranks;
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, {"reduce-scatter", recvcount, type, op, 0}, most,
-                  [&](size_t begin, size_t n) {  // a slot holds a piece for every rank
+  return exchange(comm, stream, {"reduce-scatter", recvcount, type, op, 0}, most,
+                  [=](size_t begin, size_t n) {  // a slot holds a piece for every rank
                     for (size_t r = 0; r < ranks; r++)
                       memcpy(comm->own() + r * most * bytes, from + (r * recvcount + begin) * bytes,
                                  n * bytes);
                   },
-                  [&](size_t begin, size_t n) {
+                  [=](size_t begin, size_t n) {
                     reduce(to + begin * bytes, *comm, size_t(comm->rank) * most * bytes, n, type, op);
                   });
 }
 
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t) {
+                           cudaStream_t stream) {
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
-                  [&](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-                  [&](size_t begin, size_t n) {
+  return exchange(comm, stream, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
+                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+                  [=](size_t begin, size_t n) {
                     for (int r = 0; r < comm->ranks; r++)
                       memcpy(to + (size_t(r) * sendcount + begin) * bytes, comm->slot(r), n * bytes);
                   });
 }
 
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t) {
+                           ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, {"broadcast", count, type, 0, root}, SLOT / bytes,
-                  [&](size_t begin, size_t n) {
+  return exchange(comm, stream, {"broadcast", count, type, 0, root}, SLOT / bytes,
+                  [=](size_t begin, size_t n) {
                     if (comm->rank == root) memcpy(comm->slot(root), from + begin * bytes, n * bytes);
                   },
-                  [&](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
+                  [=](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
 }

@@ -1,13 +1,10 @@
-// Memory, streams, events and the one device of the CPU layer.
+// Memory and the one device of the CPU layer.
 #include <cuda_runtime.h>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include "cpu/machine.h"
 #include "cpu/pool.h"
-
-struct cpu_stream {};
-struct cpu_event { std::chrono::steady_clock::time_point time; };
+#include "cpu/streams.h"
 
 const char* cudaGetErrorName(cudaError_t e) {
   switch (e) {
@@ -36,7 +33,12 @@ static cudaError_t allocate(void** p, size_t bytes) {
   if (bytes == 0) return cudaSuccess;
   if (posix_memalign(p, 256, bytes) != 0) return *p = nullptr, cudaErrorMemoryAllocation;
   if (cpu::knobs.poison) memset(*p, 0xff, bytes);
+  cpu::note_memory(*p, bytes);
   return cudaSuccess;
+}
+static cudaError_t release(void* p) {
+  if (p) cpu::forget_memory(p);
+  return free(p), cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
@@ -45,36 +47,9 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   return allocate(p, bytes);
 }
 
-cudaError_t cudaFree(void* p) { return free(p), cudaSuccess; }
+cudaError_t cudaFree(void* p) { return release(p); }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return allocate(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return free(p), cudaSuccess; }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  if (bytes) memmove(to, from, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                              cudaMemcpyKind kind, cudaStream_t) {
-  for (size_t row = 0; row < rows; ++row)
-    cudaMemcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width, kind);
-  return cudaSuccess;
-}
-cudaError_t cudaMemset(void* p, int value, size_t bytes) {
-  if (bytes) memset(p, value, bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t* s) { return *s = new cpu_stream, cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t s) { return delete s, cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new cpu_event, cudaSuccess; }
-cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete e, cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
-  e->time = std::chrono::steady_clock::now();
-  return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  *ms = std::chrono::duration<float, std::milli>(end->time - start->time).count();
-  return cudaSuccess;
-}
+cudaError_t cudaFreeHost(void* p) { return release(p); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   cpu::Memory memory = cpu::available_memory();
