@@ -405,7 +405,7 @@ CPU_NO_TSAN bool arrive_at_barrier(const char* file, int line) {
   return false;
 }
 
-void run(const Launch& l) {
+void check(const Launch& l) {
   uint64_t threads = uint64_t(l.block.x) * l.block.y * l.block.z;
   if (threads == 0 || threads > max_block_threads)
     failure("kernel %s: a block of %u x %u x %u threads cannot be launched (1 to %d).", l.name, l.block.x, l.block.y,
@@ -416,6 +416,10 @@ void run(const Launch& l) {
   if (l.shared_bytes > max_shared_bytes)
     failure("kernel %s: %zu bytes of shared memory were asked for, a block can have %zu.", l.name, l.shared_bytes,
             max_shared_bytes);
+}
+
+void run(const Launch& l) {
+  check(l);
   if (self != &host_thread) failure("kernel %s: launched from inside kernel %s.", l.name, here.worker->kernel);
 
   static std::atomic<uint64_t> launches;

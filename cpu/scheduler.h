@@ -27,7 +27,8 @@ struct Launch {
   void (*invoke)(const void*);  // runs the kernel for `self`, and on while next_fresh()
   const void* arguments;
 };
-void run(const Launch&);  // throws Failure, or what the kernel threw
+void check(const Launch&);  // throws Failure if no GPU would take it
+void run(const Launch&);    // throws Failure, or what the kernel threw
 
 // Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared
 // memory before every block, and in new device memory.

@@ -53,11 +53,11 @@ StreamOrder order_of_environment() {
   exit(2);
 }
 
-StreamOrder& order() {
+StreamOrder& chosen() {
   static StreamOrder order = order_of_environment();
   return order;
 }
-bool at_once() { return order() == StreamOrder::at_once; }
+bool at_once() { return chosen() == StreamOrder::at_once; }
 
 void run_to(const Point& point) {
   Queue& queue = *point.queue;
@@ -116,7 +116,7 @@ Point put(const std::shared_ptr<Queue>& queue, std::function<void()> work, std::
   queue->items.push_back({std::move(work), std::move(after)});
   queue->put++;
   Point point = end_of(queue);
-  if (order() == StreamOrder::random) run_something();
+  if (chosen() == StreamOrder::random) run_something();
   return point;
 }
 
@@ -129,6 +129,7 @@ void put_on(cpu_stream* stream, std::function<void()> work) {
 }
 
 void put_kernel_on(cpu_stream* stream, const Launch& l, std::shared_ptr<const void> arguments) {
+  check(l);
   put_on(stream, [l, arguments] { run(l); });
 }
 
@@ -136,7 +137,7 @@ bool streams_at_once() { return at_once(); }
 
 void keep_back(StreamOrder next) {
   run_all();
-  order() = next;
+  chosen() = next;
 }
 
 void note_memory(const void* p, size_t bytes) {

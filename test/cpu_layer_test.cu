@@ -17,6 +17,7 @@
 #include <vector>
 #include "cpu/machine.h"
 #include "cpu/pool.h"
+#include "cpu/streams.h"
 #include "test/device.h"
 
 namespace {
@@ -373,6 +374,115 @@ TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
   machine.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   machine.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(cpu::available_cores(machine.root), cores);
+}
+
+// ---- streams whose work is kept back --------------------------------------------------------------------------------
+
+__global__ void set_value(int* x, int value) { *x = value; }
+__global__ void times_ten_plus(int* x, int digit) { *x = *x * 10 + digit; }
+__global__ void copy_value(int* to, const int* from) { *to = *from; }
+
+struct Kept : CpuLayer {
+  cudaStream_t a, b, with_default;  // the first two are not ordered with the default stream
+  cudaEvent_t event;
+  int *x, *y, *pinned;
+  Kept() {
+    cpu::keep_back(cpu::StreamOrder::late);
+    for (cudaStream_t* stream : {&a, &b}) cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    cudaStreamCreate(&with_default);
+    cudaEventCreate(&event);
+    cudaMalloc(&x, sizeof *x), cudaMalloc(&y, sizeof *y), cudaMallocHost(&pinned, sizeof *pinned);
+    *x = *y = *pinned = 0;
+  }
+  ~Kept() override {
+    for (cudaStream_t stream : {a, b, with_default}) cudaStreamDestroy(stream);
+    cudaEventDestroy(event);
+    cudaFree(x), cudaFree(y), cudaFreeHost(pinned);
+    cpu::keep_back(cpu::StreamOrder::at_once);
+  }
+};
+
+TEST_F(Kept, NothingRunsBeforeSomebodyWaits) {
+  launch(set_value, 1, 1, 0, a, x, 5);
+  cudaMemcpyAsync(pinned, x, sizeof *x, cudaMemcpyDeviceToHost, a);
+  launch(set_value, 1, 1, 0, b, y, 6);
+  EXPECT_EQ(*pinned, 0);  // too early
+  cudaStreamSynchronize(a);
+  EXPECT_EQ(*pinned, 5);
+  EXPECT_EQ(*y, 0);  // nobody has waited for the other stream
+  cudaDeviceSynchronize();
+  EXPECT_EQ(*y, 6);
+}
+
+TEST_F(Kept, EventsOrderStreamsAndAreTakenAsTheyWere) {
+  for (bool wait : {true, false}) {
+    launch(set_value, 1, 1, 0, a, x, wait ? 1 : 2);
+    cudaEventRecord(event, a);
+    if (wait) cudaStreamWaitEvent(b, event);
+    launch(set_value, 1, 1, 0, a, x, 3);
+    cudaEventRecord(event, a);  // moves nobody who waits already
+    launch(copy_value, 1, 1, 0, b, y, x);
+    cudaStreamSynchronize(b);
+    EXPECT_EQ(*y, 1) << (wait ? "after the event" : "without it the old value is read");
+    cudaEventSynchronize(event);
+    EXPECT_EQ(*x, 3);
+    *x = 1;
+  }
+}
+
+TEST_F(Kept, TheDefaultStreamIsOrderedWithThoseThatDoNotDecline) {
+  launch(set_value, 1, 1, 0, with_default, x, 1);
+  launch(times_ten_plus, 1, 1, 0, nullptr, x, 2);
+  launch(times_ten_plus, 1, 1, 0, with_default, x, 3);
+  launch(set_value, 1, 1, 0, a, y, 4);
+  cudaStreamSynchronize(with_default);
+  EXPECT_EQ(*x, 123);
+  cudaMemset(y, 0, sizeof *y);
+  int value = -1;
+  cudaMemcpy(&value, y, sizeof *y, cudaMemcpyDeviceToHost);
+  EXPECT_EQ(value, 0);
+  cudaStreamSynchronize(a);
+  EXPECT_EQ(*y, 4);
+}
+
+TEST_F(Kept, CopiesReadPinnedMemoryWhenTheyRunAndOtherMemoryAtOnce) {
+  int pageable = 1;
+  *pinned = 1;
+  cudaMemcpyAsync(x, pinned, sizeof *x, cudaMemcpyHostToDevice, a);
+  cudaMemcpyAsync(y, &pageable, sizeof *y, cudaMemcpyHostToDevice, a);
+  *pinned = pageable = 2;  // without waiting
+  cudaStreamSynchronize(a);
+  EXPECT_EQ(*x, 2);
+  EXPECT_EQ(*y, 1);
+  launch(set_value, 1, 1, 0, a, x, 7);
+  cudaMemcpyAsync(&pageable, x, sizeof *x, cudaMemcpyDeviceToHost, a);
+  EXPECT_EQ(pageable, 7);
+}
+
+TEST_F(Kept, RandomMomentsKeepEveryOrderThatWasAskedFor) {
+  cpu::keep_back(cpu::StreamOrder::random);
+  std::set<int> early;  // what the host sees when it does not wait
+  for (int round = 0; round < 50; round++) {
+    *pinned = 0;
+    launch(set_value, 1, 1, 0, a, x, 1);
+    cudaEventRecord(event, a);
+    cudaStreamWaitEvent(b, event);
+    for (int digit = 2; digit < 5; digit++) launch(times_ten_plus, 1, 1, 0, b, x, digit);
+    cudaMemcpyAsync(pinned, x, sizeof *x, cudaMemcpyDeviceToHost, b);
+    early.insert(*pinned);
+    cudaStreamSynchronize(b);
+    EXPECT_EQ(*pinned, 1234);
+  }
+  EXPECT_EQ(early, (std::set<int>{0, 1234}));
+}
+
+TEST_F(Kept, ErrorsComeAtTheLaunchOrAtTheWait) {
+  EXPECT_THROW(launch(set_value, 0, 1, 0, a, x, 1), Failure);
+  launch(go_wrong, 1, 64, 0, a, 3, y);
+  EXPECT_THROW(cudaStreamSynchronize(a), Failure);
+  launch(set_value, 1, 1, 0, a, x, 9);
+  cudaStreamSynchronize(a);
+  EXPECT_EQ(*x, 9);
 }
 
 }  // namespace
