@@ -1,8 +1,9 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
-#   NCCL=0                  build without NCCL (default where it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
+#   NCCL=0                  build without NCCL (default where it is missing) SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
+#   V=1                     show every command
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
 MARCH ?= native
@@ -93,14 +94,15 @@ else
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 
-# ---- rules
+# ---- rules: a line for what is made, with V=1 the whole command
+SAY = $(if $(V),,@echo '$(1) $(2)';)
 .PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
 
 $(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
-	$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
 $(BUILD)/objects: FORCE
@@ -121,22 +123,22 @@ $(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
 $(BUILD)/runtime/model_file.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/common.h.gch: kernels/gpu.cuh $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $(COMMON)
-	$(CXX_CU) -MMD -MP -MF $(COMMON:.h=.d) -x c++-header $(COMMON) -o $@
+	$(call SAY,compile,$@)$(CXX_CU) -MMD -MP -MF $(COMMON:.h=.d) -x c++-header $(COMMON) -o $@
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
-	$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
+	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 $(BUILD)/test_%: $(BUILD)/test/%_test.cu.o $(OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
 $(BUILD)/test_%: $(BUILD)/test/%_test.cpp.o $(OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
 $(BUILD)/planted_bugs: $(BUILD)/test/cpu_planted_bugs.cu.o $(OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
-	$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 .DELETE_ON_ERROR:
 .PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
@@ -160,9 +162,9 @@ FUZZ_SOURCES := $(addprefix runtime/,error.cpp config.cpp config_table.cpp json.
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(FUZZ_CXX) -MMD -MP -c $< -o $@
+	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@
 build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
-	$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
+	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
 .PRECIOUS: build/fuzz/%.o
 -include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
 fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards and safetensors, FUZZ_SECONDS=20 each
@@ -182,4 +184,4 @@ cuda-subset:                       ## compile the CUDA build for one target, wit
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t16; sed -n '1,6s/^# \?//p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t16; sed -n '1,7s/^# \?//p' Makefile
