@@ -547,6 +547,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (several && !from) check_agreement(comm, init_facts(config));
   if (from) {
     if (training) check_same_run(*from, config, train_files, val_files);
+    else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
@@ -598,7 +599,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
 
 // The end of this process: 0, or why not. Where there are several ranks, rank 0 says it for all of them.
 static int ended(Channel* channel, int code, const char* text) {
-  std::fflush(stdout);
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && code == 0)
+    code = 1, text = "standard output: not everything could be written (is its disk full?)";
   if (channel) return channel->end(code, text);
   if (code != 0) std::fprintf(stderr, "%s\n", text);
   return code;

@@ -1,6 +1,6 @@
 // Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor_kernels.cuh (the same
-// policies, the same 7 products in the backward, no atomics), with wgmma for mma.sync, the copy engine for cp.async, and
-// a producer in place of barriers of the block. While one consumer works on its scores the other's products run.
+// policies, the same 7 products in the backward, no atomics), with wgmma for mma.sync, the copy engine for cp.async, a
+// producer for barriers of the block. While one consumer works on its scores the other's products run.
 #pragma once
 #include "attention/hopper_tiles.cuh"
 #include "attention/policies.cuh"

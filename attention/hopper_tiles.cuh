@@ -1,6 +1,6 @@
 // What the Hopper attention kernels are made of. A block is persistent, one to a multiprocessor: the first warp of its
-// first warpgroup, the producer, asks the copy engine for tiles; the two other warpgroups, the consumers, multiply them,
-// 64 held rows each. Tiles arrive in two kinds of shared memory:
+// first warpgroup, the producer, asks the copy engine for tiles; the two other warpgroups, the consumers, multiply, 64
+// held rows each. Tiles arrive in two kinds of shared memory:
 //   held    the rows that a block works for, [HELD_TENSORS][PARTS][HELD][64], two buffers: the next is filled early
 //   slots   a ring of streamed tiles [PARTS][STREAM][64]; tile number n of the kernel goes to slot n % SLOTS
 // and each of them has two mbarriers, full and empty. Producer and consumers count the same tiles in the same order, so

@@ -6,6 +6,7 @@
 
 #include "runtime/error.h"
 #include "runtime/file.h"
+#include "runtime/json.h"
 #include "runtime/safetensors.h"
 
 int64_t NamedArray::count() const {
@@ -145,5 +146,17 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
       differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
                                    "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
                                    values[0].dump().c_str()));
+  // Our own settings, where one of our checkpoints is what `init` names.
+  json now = json::parse(config_json(config, {"model", "attention"})).flatten();
+  std::string changes;
+  for (auto& [at, value] : now.items()) {
+    json::json_pointer place("/plusgpt" + at);
+    if (!found.is_object() || !found.contains(place) || found[place] == value) continue;
+    std::string key = at.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    append_item(changes, format("%s = %s (here %s)", key.c_str(), found[place].dump(-1, ' ', true).substr(0, 80).c_str(),
+                                value.dump().c_str()));
+  }
+  if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   return differences;
 }

@@ -31,7 +31,7 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
 std::string model_config_json(const Config& config);
 
 // What config.json of a folder that `init` names says of the network and its tensors do not show, where it is not what
-// this program will compute; transformers' GPT-2 can be set otherwise. None where there is no such file.
+// this program will compute: transformers' GPT-2 can be set otherwise, and so can ours. None where there is no such file.
 std::vector<std::string> model_differences(const std::string& folder, const Config& config);
 
 // What MODELLING_FILE in the folder must hold: scripts/modeling_plusgpt.py as it was when the program was built; ""

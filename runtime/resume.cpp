@@ -99,6 +99,25 @@ static void compare_files(std::vector<std::string>& changes, const char* key, co
   }
 }
 
+static std::string listed(const std::vector<std::string>& changes) {
+  std::string list;
+  for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
+  if (changes.size() > 10) list += format("\n  and %zu more", changes.size() - 10);
+  return list;
+}
+
+void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
+  std::vector<std::string> changes = changed_settings(saved_config(checkpoint), now);
+  std::erase_if(changes, [](const std::string& change) {
+    return change.rfind("model.", 0) != 0 && change.rfind("attention.", 0) != 0;
+  });
+  if (changes.empty()) return;
+  user_error("command line: --resume: the weights of %s belong to another model; use the settings that they were "
+             "trained with (./train %s/config.json --resume ...), or, to see what they do in this one, init = \"%s\" in "
+             "place of --resume:%s",
+             checkpoint.path.c_str(), run.c_str(), checkpoint.path.c_str(), listed(changes).c_str());
+}
+
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val) {
   const RunState& state = checkpoint.state;
@@ -119,14 +138,10 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
     changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld a step now",
                              state.next_window, state.step, windows_a_step));
-  if (!changes.empty()) {
-    std::string list;
-    for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
-    if (changes.size() > 10) list += format("\n  and %zu more", changes.size() - 10);
+  if (!changes.empty())
     user_error("command line: --resume: the run in %s was begun with other settings; give it the old values back, or "
                "begin another run (--set name=...):%s",
-               checkpoint.path.c_str(), list.c_str());
-  }
+               checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
                checkpoint.path.c_str(), state.step, source_tag(now.file).c_str());

@@ -34,6 +34,10 @@ Config saved_config(const Checkpoint& checkpoint);  // the settings that it was 
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val);
 
+// For what only uses the weights: a user_error with a list where settings of model or attention differ. run: the folder
+// that the checkpoint is of.
+void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run);
+
 // The run's folder before the first step: empty, or as it was at the checkpoint. place: where that lies.
 void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
                const Config& config);

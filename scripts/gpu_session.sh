@@ -12,7 +12,8 @@
 #              at 1K to 16K on those of --val (scripts/compare_variants.py)
 #
 # Logs and results go to $OUT, a short table is printed last; exit 1 if a part failed. CPPFLAGS and LDFLAGS reach make,
-# for headers and libraries that lie elsewhere; COMMIT names the sources where there is no git; PYTHON is one that has
+# for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and gtest,
+# and libgtest*.a, 3 MB in all. COMMIT names the sources where there is no git; PYTHON is one that has
 # PyTorch.
 # shellcheck disable=SC2317  # parts are called by name
 set -uo pipefail
@@ -30,7 +31,7 @@ tokens=26214400
 parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,16s/^# \{0,1\}//p' scripts/gpu_session.sh; exit 0 ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' scripts/gpu_session.sh; exit 0 ;;
     --train | --val | --tokens)
       [ $# -gt 1 ] || stop "$1 needs a value"
       case "$1" in --train) train_shards=$2 ;; --val) val_shards=$2 ;; *) tokens=$2 ;; esac

@@ -233,6 +233,15 @@ class BadFlags(Workspace):
     for flag in ("--eval", "--dry-run", "--print-config", "--overwrite"):
       self.bad(flag + "=false", names=[flag[2:]])
 
+  def test_output_that_cannot_be_written(self):
+    self.ok("--print-config")
+    with open("/dev/full", "w") as full:
+      done = subprocess.run([TRAIN, "config.json", "--print-config"], cwd=self.folder, stdout=full, text=True,
+                            stderr=subprocess.PIPE)
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(done.stderr.count("\n"), 1)
+    self.assertIn("standard output", done.stderr)
+
   def test_samples_that_cannot_be_made(self):
     self.bad(generate__every=2, generate__tokenizer="gpt2", names=["generate.tokenizer_dir"])
     self.bad(generate__every=2, generate__prompt="zzz", model__vocab=122, names=["generate.tokenizer", "122"])
