@@ -62,9 +62,9 @@ DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(she
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifeq ($(SAN),asan)
-  OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+  OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 else ifeq ($(SAN),tsan)
-  OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+  OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread
 else ifneq ($(SAN),)
   $(error SAN=$(SAN) is unknown; use asan or tsan)
 endif

@@ -783,8 +783,8 @@ void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, in
 template <class Real>
 void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
   int T = config_.model.context;
-  std::vector<int> padded(
-      T, 0);  // what follows cannot influence what precedes it; one length means one set of matrix shapes
+  // What follows cannot influence what precedes it, and one length means one set of matrix shapes.
+  std::vector<int> padded(T, 0);
   std::memcpy(padded.data(), tokens, count * sizeof(int));
   Activations<Real>& act = b.evaluation;
   upload(act, padded.data(), padded.data(), T);

@@ -30,12 +30,8 @@ struct Tensor {
   size_t rows() const { return size / columns(); }
 };
 
-enum class Part {
-  parameters,
-  gradients,
-  moment1,
-  moment2
-};  // parameters: the float32 masters; moments: AdamW's m and v
+// parameters: the float32 masters; moments: AdamW's m and v
+enum class Part { parameters, gradients, moment1, moment2 };
 
 // What one optimizer step reports.
 struct StepResult {
@@ -96,7 +92,7 @@ size_t snapshot_bytes(const Config& config);  // of host memory
 AttentionSettings attention_settings(const Config& config);
 GateSettings gate_settings(const Config& config);
 int64_t parameter_count(const Config& config);
-double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A: MEASURE's count for causal training
+double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
 
 int padded_vocab(const Config& config);
 int gate_logits(const Config& config);  // columns of the gate in the q,k,v product: 0 without a gate

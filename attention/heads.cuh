@@ -1,4 +1,4 @@
-// Where the rows of one head of one sequence lie, for the kernels of both families (general, tensor cores), and what
+// Where the rows of one head of one sequence lie, for all three families of kernels, and what
 // their backward reads per row besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart,
 // out, dout [B, T, H, D].
 #pragma once

@@ -7,7 +7,17 @@
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
 //   HEAVY   its backward leaves few registers
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
-//   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read (backward_row)
+//   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read
+//   Evaluation   the struct for a forward that no backward follows
+// and functions, whose arrays have a constant above as their length (kernels give one more, so that none is empty):
+//   start(sums =, first)                        before a sweep; first: of the threads of a row only one adds the sink
+//   look(z, sums +=)   turn(n, sums, constants =)               the first sweep of two, and what follows from it
+//   raise(sums, top): factor                    top: the largest score of those to come, where RAISES
+//   weigh(z, constants, sums +=, weight =)      a score's unnormalised weights, one for each of VALUES
+//   merge(pass, sums +=, other)                 another thread's sums of the same row
+//   finish(n, constants, sums, factor =, saved =)   by what each of VALUES is multiplied at the end; what is kept
+//   backward_row(n, saved, dot, row =)          dot: dO . O for each of VALUES
+//   grad(z, dp, row, p =, dz =)                 P and dz of one score, dp = dO . v
 #pragma once
 #include "attention/kernel_table.h"
 #include "attention/maths.cuh"
@@ -75,7 +85,7 @@ struct Lssa : PolicyDefaults {
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROWS };
   __device__ Lssa(const PolicySettings&, float) {}
-    __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus(z);
     sums[SUM] += weight[0];

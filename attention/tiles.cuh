@@ -1,10 +1,12 @@
 // What the general attention kernels are made of. A block holds a tile of rows of one sequence (queries, or keys) and
-// lets the rows of the other stream past it, in float32 whatever the type in memory. held tile    [channel][row]
-// transposed, so that a thread reads E neighbouring rows at once stream tile  [row][channel]     as in memory weight
-// tile  [streamed row][held row] Two products are all there is: scores (summed over channels) and sums (over streamed
-// rows). In both a thread multiplies E neighbouring floats by single ones that its neighbours read too. E = 16: four
-// 16-byte reads on a GPU, two AVX registers or one of AVX-512 on a CPU (g++ makes vector code of the innermost loops;
-// fmaf, so that every kernel rounds alike).
+// lets the rows of the other stream past it, in float32 whatever the type in memory:
+//   held tile    [channel][row]             transposed, so that a thread reads E neighbouring rows at once
+//   stream tile  [row][channel]             as in memory
+//   weight tile  [streamed row][held row]
+// Two products are all there is: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies
+// E neighbouring floats by single ones that its neighbours read too. E = 16: four 16-byte reads on a GPU, two AVX
+// registers or one of AVX-512 on a CPU (g++ makes vector code of the innermost loops; fmaf, so that every kernel rounds
+// alike).
 #pragma once
 #include <utility>
 

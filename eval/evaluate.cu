@@ -41,8 +41,8 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
     int64_t window = first + int64_t(comm.rank()) * batch;
     if (window >= windows) continue;
     int count = int(std::min<int64_t>(batch, windows - window));
-    for (int row = 0; row < batch;
-         row++)  // a short last batch repeats its last window: one batch size, and nothing counted twice
+    // A short last batch repeats its last window: one batch size, and nothing counted twice.
+    for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
     for (int row = 0; row < count; row++)

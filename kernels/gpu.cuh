@@ -1,5 +1,5 @@
-// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; the only PTX of the
-// project) and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX
+// but hopper.cuh's) and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no
 // #ifdef. Warp operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a
 // GPU unrolls them into the same instructions, the CPU layer pays for one meeting of the warp.
 #pragma once
@@ -247,8 +247,7 @@ template <int N> __device__ inline void cp_async_wait() {
 // Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
 // erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
 // instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
-// 2^-23, the logarithms
-// 2^-22 (near 1 that is absolute).
+// 2^-23, the logarithms 2^-22 (near 1 that is absolute).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -185,7 +185,8 @@ template <class... Registers> __device__ inline void compute_before_wait(Registe
   (hold_in_place(registers), ...);
   asm volatile("fence.acq_rel.cta;" ::: "memory");
 }
-// Orders the registers' last use before the products that follow; all that they use is named: sums and left operands.
+// Orders the registers' last use before the products that follow. What they read is named: left operands, and sums that
+// they add to; sums that they overwrite need not be.
 template <class... Registers> __device__ inline void wgmma_fence(Registers&... registers) {
   (hold_in_place(registers), ...);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

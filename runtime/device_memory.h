@@ -1,6 +1,7 @@
 // Device memory, planned once: a plan is a list of arrays that ends up as one allocation, so a step allocates nothing.
-//   MemoryPlan plan;  plan.add(&pointer, count, "activations");  ...  DeviceBlock block(plan);   // every pointer now
-//   points
+//   MemoryPlan plan;
+//   plan.add(&pointer, count, "activations");  ...
+//   DeviceBlock block(plan);   // now every pointer points
 // Without the allocation a plan only counts: that is how the largest micro batch is found. Arrays are 256-byte aligned.
 // Two sets of arrays that are never alive together can share memory: mark() before the first, rewind(mark) before the
 // second.

@@ -147,6 +147,8 @@ def weights_of(z, rows, attention, context, sink):
     return F.relu(z) / rows * seen
   if kind == "relu2":
     return F.relu(z) ** 2 / rows * seen
+  if kind not in ("lssa", "lssar"):
+    raise ValueError(f"no formula for attention.kind {kind!r}")
   f = F.softplus(z) * seen
   a = f / f.sum(-1, keepdim=True)
   if kind == "lssa":

@@ -153,6 +153,8 @@ class Attention(nn.Module):
       return F.relu(z) / rows * seen
     if kind == "relu2":
       return F.relu(z).square() / rows * seen
+    if kind not in ("lssa", "lssar"):
+      raise ValueError(f"attention.kind {kind!r} has no formula here")
     f = F.softplus(z) * seen
     a = shares(f, f.sum(-1, keepdim=True))
     return a if kind == "lssa" else self.sharpened(a, rows, seen)

@@ -1,8 +1,9 @@
 // THE comparator of the project. A result x is right when, against a float64 reference ref,
 //     max |x - ref| / max |ref|  <=  2 x (the same figure for the naive formula) + 2 u
 // where the naive formula works op by op on the same inputs, adds left to right in float32 and rounds every op's result
-// to the type the kernel stores; u is the unit roundoff of the output's type. There are no hand-tuned tolerances
-// anywhere. NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/device.h), so what was not
+// to the type the kernel stores; u is the unit roundoff of the output's type. Nothing is tuned by hand. (Tests of
+// whole models that compare two ways to the same float, sums in another order or finite differences, have round bounds
+// of their own.) NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/device.h), so what was not
 // written shows.
 //
 // References are templates over one of the two policies here and never mention a type themselves:

@@ -1,4 +1,4 @@
-"""Evaluation far beyond the trained length: memory grows with the length, not with its square."""
+"""Evaluation: far beyond the trained length memory grows with the length, not with its square; and of the right model."""
 import os
 import subprocess
 import unittest
@@ -28,6 +28,27 @@ class Memory(Workspace):
       self.assertLess(at[16384], 2**30 / 4, "a T x T matrix of floats would be 1 GiB")
       growth = (at[16384] - at[8192]) / (at[8192] - at[4096])
       self.assertAlmostEqual(growth, 2, delta=0.3, msg=f"{variant}: {at}; 4 would be quadratic")
+
+
+class Weights(Workspace):
+  def test_are_not_used_in_another_model(self):
+    lssar = {"attention__variant": "lssar"}
+    self.ok(**lssar)
+    for flags in (("--eval",), ("--generate", "It")):
+      self.bad(*flags, "--resume", names=["attention.variant", '"lssar" in the checkpoint', "runs/tiny/config.json"],
+               wrote_nothing=False)
+      self.bad(*flags, "--resume", **lssar, model__heads=4, names=["model.heads", "runs/tiny"], wrote_nothing=False)
+    self.assertEqual(self.metrics(kind="eval"), [])
+    first = self.ok("--eval", "--resume", **lssar)
+    self.assertEqual(first.stderr, "")
+    again = subprocess.run([TRAIN, "runs/tiny/config.json", "--eval", "--resume"], cwd=self.folder, capture_output=True,
+                           text=True)
+    self.assertEqual(again.stdout, first.stdout)
+    # What they do elsewhere may be asked for, and is said.
+    init = {"init": "runs/tiny/step_00000004", "name": "other"}
+    for flags in (("--eval",), ("--dry-run",)):
+      self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")
+      self.assertIn('attention.variant = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
 
 
 if __name__ == "__main__":

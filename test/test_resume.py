@@ -258,22 +258,6 @@ class Interrupted(Runs):
     self.ok("--resume", "--generate", "It was", **self.changes)
     self.assertEqual(before, self.run_digests())
 
-  def test_weights_are_not_used_in_another_model(self):
-    self.run_ok(attention__variant="lssar")
-    for flags in (("--eval",), ("--generate", "It")):
-      self.run_bad(*flags, "--resume", names=["attention.variant", '"lssar" in the checkpoint', "runs/tiny/config.json"])
-      self.run_bad(*flags, "--resume", attention__variant="lssar", model__heads=4, names=["model.heads", "runs/tiny"])
-    first = self.run_ok("--eval", "--resume", attention__variant="lssar")
-    self.assertEqual(first.stderr, "")
-    self.write("resolved.json", self.bytes_of(self.path("runs/tiny/config.json")))
-    done = subprocess.run([TRAIN, "resolved.json", "--eval", "--resume"], cwd=self.folder, capture_output=True, text=True)
-    self.assertEqual(done.stdout.split("memory")[1], first.stdout.split("memory")[1])
-    # What they do elsewhere may be asked for, and is said.
-    init = {"init": "runs/tiny/step_00000040", "name": "other"}
-    for flags in (("--eval",), ("--dry-run",)):
-      self.assertEqual(self.run_ok(*flags, attention__variant="lssar", **init).stderr, "")
-      self.assertIn('attention.variant = "lssar" (here "softmax")', self.run_ok(*flags, **init).stderr)
-
 
 class Signals(Runs):
   def setUp(self):

@@ -59,6 +59,19 @@ class Rules(unittest.TestCase):
                if "NAME" not in name and not os.path.exists(os.path.join(ROOT, name))]
     self.assertEqual(missing, [])
 
+  def test_names_stand_in_the_order_of_their_enumerators(self):
+    headers = dict(sources(".h", ".cuh"))
+    text = headers["attention/attention.h"] + headers["attention/gate.cuh"]
+    enums = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): re.findall(r"\w+", items)
+             for name, items in re.findall(r"enum class (\w+) \{([^}]*)\}", text)}
+    names = {name: re.findall(r'"(\w+)"', items) for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
+    self.assertEqual(names, enums)
+    self.assertIn("lssar", names["kind"])
+    # Each kind's formula for PyTorch, by its name.
+    for path in ("scripts/compare_torch.py", "scripts/modeling_plusgpt.py"):
+      for kind in names["kind"]:
+        self.assertIn(f'"{kind}"', dict(sources(".py"))[path], path)
+
 
 if __name__ == "__main__":
   unittest.main()
