@@ -513,8 +513,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     check_windows(config, val_shards, length, config.eval.tokens);
   std::vector<DataFile> train_files = data_files(train_shards), val_files = data_files(val_shards);
   if (dumping) check_folder_of(flags.dump_gradients);
-  std::printf("%s, %s, %s attention, %s parameters\n", device.name.c_str(), config.precision.c_str(),
-              config.attention.variant.c_str(), count_text(double(parameter_count(config))).c_str());
+  std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
+              mechanism(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows;
   if (training) {
     windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");

@@ -217,8 +217,8 @@ class Reader {
     const std::string source = "--set";
     size_t equals = text.find('=');
     if (!is_utf8(text)) user_error("config: --set %s is not UTF-8", shortened(json_quote(text)).c_str());
-    if (equals == std::string::npos)
-      user_error("config: --set %s has no \"=\"; write --set key=value", shortened(text).c_str());
+    if (equals == std::string::npos || equals == 0)
+      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(), equals ? "\"=\"" : "key");
     const ConfigRow& row = row_of(text.substr(0, equals), source);
     Given next = {value_of(row, text.substr(equals + 1)), source};
     if (std::string(row.key) == "attention.variant") replace_variant(next);
@@ -319,23 +319,30 @@ class Reader {
 // ---------------------------------------------------------------------------------------------------------------------
 // Values that follow from others, and what must hold between several.
 
+// What an error about these keys names: the command line where one of them was given there.
+std::string source_of(const Config& c, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
+  return c.file;
+}
+
 void complete(Config& c, const Reader& reader) {
   auto& m = c.model;
   if (m.head_dim == 0) {
     if (m.channels % m.heads != 0)
-      refuse(c.file,
+      refuse(source_of(c, {"model.channels", "model.heads"}),
              "model.channels = %d is not divisible by model.heads = %d; change one of them, or give model.head_dim",
              m.channels, m.heads);
     m.head_dim = m.channels / m.heads;
     if (m.head_dim > 512)
-      refuse(c.file,
+      refuse(source_of(c, {"model.channels", "model.heads"}),
              "model.head_dim would be channels / heads = %d, at most 512 are possible; use more heads or give it",
              m.head_dim);
     c.origins["model.head_dim"] = "channels / heads";
   }
   if (c.train.tokens > 0) {
     if (reader.is_given("train.steps"))
-      refuse(c.file, "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps,
+      refuse(source_of(c, {"train.steps", "train.tokens"}), "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps,
              c.train.tokens);
     c.train.steps = (c.train.tokens + c.batch.tokens - 1) / c.batch.tokens;
     c.origins["train.steps"] = "train.tokens / batch.tokens";
@@ -348,13 +355,13 @@ void complete(Config& c, const Reader& reader) {
 
 void check_model(const Config& c) {
   auto& m = c.model;
-  if (m.channels % 8 != 0) refuse(c.file, "model.channels = %d must be a multiple of 8", m.channels);
+  if (m.channels % 8 != 0) refuse(source_of(c, {"model.channels"}), "model.channels = %d must be a multiple of 8", m.channels);
   if (int width = m.mlp_width(); width % 8 != 0 || width == 0)
-    refuse(c.file,
+    refuse(source_of(c, {"model.mlp_ratio", "model.channels"}),
            "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x %d) = %d",
            json_number(m.mlp_ratio).c_str(), m.channels, width);
   if (m.position == "rope" && m.head_dim % 2 != 0)
-    refuse(c.file,
+    refuse(source_of(c, {"model.head_dim", "model.position", "model.channels", "model.heads"}),
            "model.head_dim = %d must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"",
            m.head_dim);
 }
@@ -362,13 +369,13 @@ void check_model(const Config& c) {
 void check_attention(const Config& c) {
   auto& a = c.attention;
   if (a.sink != "none" && a.kind != "softmax")
-    refuse(c.file,
+    refuse(source_of(c, {"attention.sink", "attention.kind", "attention.variant"}),
            "attention.sink = \"%s\" exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
            a.sink.c_str(), a.kind.c_str());
   if (a.scale.name == "logn" && c.model.context < 2)
-    refuse(c.file, "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
+    refuse(source_of(c, {"attention.scale", "model.context"}), "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
   if (a.gate.granularity == "headwise" && a.gate.position == "output")
-    refuse(c.file,
+    refuse(source_of(c, {"attention.gate.granularity", "attention.gate.position"}),
            "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", "
            "where the heads are mixed already; use \"elementwise\" or another position");
 }
@@ -377,20 +384,20 @@ void check_run(const Config& c) {
   bool plain = !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
   for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
   if (!plain)
-    refuse(c.file, "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
+    refuse(source_of(c, {"name"}), "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
            shortened(json_quote(c.name)).c_str());
   if (c.eval.rope_scaling != "none" && c.model.position != "rope")
-    refuse(c.file, "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
+    refuse(source_of(c, {"eval.rope_scaling", "model.position"}), "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
            c.eval.rope_scaling.c_str(), c.model.position.c_str());
   if (c.eval.rope_scaling == "ntk" && c.model.head_dim <= 2)
-    refuse(c.file, "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
+    refuse(source_of(c, {"eval.rope_scaling", "model.head_dim"}), "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
 }
 
 void check_batch(const Config& c, int ranks) {
   int64_t sequences = c.batch.micro > 0 ? c.batch.micro : 1;
   int64_t tokens = sequences * c.model.context;
   if (tokens > std::numeric_limits<int>::max())
-    refuse(c.file, "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
+    refuse(source_of(c, {"batch.micro", "model.context"}), "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
            c.batch.micro, c.model.context);
   int64_t unit = tokens * ranks;
   if (c.batch.tokens % unit == 0) return;
@@ -406,7 +413,7 @@ void check_batch(const Config& c, int ranks) {
   int64_t below = c.batch.tokens / unit * unit;
   std::string nearest = (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
   bool smaller_divides = c.batch.tokens % (int64_t(c.model.context) * ranks) == 0;
-  refuse(c.file, "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(),
+  refuse(source_of(c, {"batch.tokens", "batch.micro", "model.context"}), "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(),
          values.c_str(), nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
@@ -414,11 +421,40 @@ void check_batch(const Config& c, int ranks) {
 void check_optimizer(const Config& c) {
   auto& o = c.optimizer;
   if (o.grad_clip > 0 && o.grad_clip < 1e-30)
-    refuse(c.file, "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
+    refuse(source_of(c, {"optimizer.grad_clip"}), "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
            json_number(o.grad_clip).c_str());
 }
 
+// Warns of keys that were changed and change nothing.
+void warn_without_effect(Config& c) {
+  const Config::Attention& a = c.attention;
+  bool lssar = a.kind == "lssar", gated = a.gate.activation != "none";
+  const struct { const char* key; bool has_effect; const char* needs; } dependent[] = {
+      {"attention.power", lssar, "attention.kind = \"lssar\""},
+      {"attention.offset", lssar, "attention.kind = \"lssar\""},
+      {"attention.offset_free_rows", lssar, "attention.kind = \"lssar\""},
+      {"attention.gate.granularity", gated, "an attention.gate.activation"},
+      {"attention.gate.op", gated, "an attention.gate.activation"},
+      {"attention.gate.position", gated, "an attention.gate.activation"},
+      {"attention.gate.weight_init", gated, "an attention.gate.activation"},
+      {"attention.gate.bias", gated, "an attention.gate.activation"},
+      {"attention.gate.bias_init", gated && a.gate.bias, "a gate with attention.gate.bias"},
+      {"model.rope_base", c.model.position == "rope", "model.position = \"rope\""},
+      {"optimizer.decay_fraction", c.optimizer.schedule == "wsd", "optimizer.schedule = \"wsd\""},
+      {"optimizer.final_lr_fraction", c.optimizer.schedule != "constant", "a schedule other than \"constant\""}};
+  Config defaults;
+  std::vector<ConfigRow> usual = config_rows(defaults), ours = config_rows(c);
+  for (auto& [key, has_effect, needs] : dependent)
+    for (size_t i = 0; i < ours.size() && !has_effect; i++) {
+      if (std::string(key) != ours[i].key || value_text(ours[i]) == value_text(usual[i])) continue;
+      if (c.origins[key].rfind("variant ", 0) == 0) continue;
+      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", key, value_text(ours[i]).c_str(), needs,
+                                  source_tag(source_of(c, {key})).c_str()));
+    }
+}
+
 void check_everything(Config& c, const Reader& reader, bool trains) {
+  warn_without_effect(c);
   check_model(c);
   check_attention(c);
   check_run(c);
@@ -510,6 +546,16 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
     if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
   }
   return scratch.eval.lengths;
+}
+
+std::string mechanism(const Config& config) {
+  Config changed = config, plain = parse_config("{}", "", {"attention.variant=" + config.attention.variant}, false);
+  std::vector<ConfigRow> ours = config_rows(changed), named = config_rows(plain);
+  std::string changes;
+  for (size_t i = 0; i < ours.size(); i++)
+    if (std::string key = ours[i].key; key.rfind("attention.", 0) == 0 && value_text(ours[i]) != value_text(named[i]))
+      append_item(changes, key.substr(10) + " = " + value_text(ours[i]));
+  return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {

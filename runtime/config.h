@@ -145,6 +145,9 @@ std::vector<int> parse_lengths(const std::string& text, const char* what);  // "
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
+// "lssar attention", "lssar attention with power = 3": the variant, and what else was set.
+std::string mechanism(const Config& config);
+
 // Settings of which a continued run may not change the value, and it did: "model.layers: 2 in the checkpoint, 3 now".
 std::vector<std::string> changed_settings(const Config& before, const Config& now);
 

@@ -110,8 +110,10 @@ static Ranks launch_ranks(int count, int patience) {
   sigemptyset(&signals);
   for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
   sigprocmask(SIG_BLOCK, &signals, &before);
-  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1})
-    signal(number, SIG_DFL);  // whoever started this may have ignored it; what is ignored cannot be waited for
+  // Whoever started this may have ignored them, and what is ignored cannot be waited for. Until the first fork OpenBLAS
+  // has a thread that blocks nothing: a request to save that comes to it must not end the program.
+  for (int number : {SIGCHLD, SIGTERM, SIGINT}) signal(number, SIG_DFL);
+  signal(SIGUSR1, [](int) {});
   std::vector<pid_t> children;
   pid_t launcher = getpid();
   for (int rank = 0; rank < count; rank++) {

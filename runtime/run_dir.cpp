@@ -1,5 +1,6 @@
 #include "runtime/run_dir.h"
 
+#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -109,6 +110,10 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
       "runs: %s cannot be created, a file of that name is in the way: remove it, or choose another name "
       "(--set name=...)",
       path_.c_str());
+  if (!error && ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
+  if (error == std::errc::permission_denied || error == std::errc::read_only_file_system)
+    user_error("runs: %s cannot be written: %s; change that, or start in a folder where runs/ can be written",
+               path_.c_str(), error.message().c_str());
   check(error, "create the folder", path_);
   sync_path(root);  // a checkpoint is on the disk only if its run is
   lock_ = File::open_to_append(path_ + "/.lock");

@@ -150,7 +150,7 @@ TEST(ConfigErrors, RefusalsOfKeys) {
                "attention.gate is a group of keys; set one of attention.gate.activation, attention.gate.granularity, "
                "attention.gate.op, attention.gate.position, attention.gate.weight_init, attention.gate.bias, "
                "attention.gate.bias_init  [--set]");
-  expect_error("{}", {"=1"}, " is unknown; see --help  [--set]");
+  expect_error("{}", {"=1"}, "--set =1 has no key; write --set key=value");
   expect_error("{}", {"model.layers"}, "--set model.layers has no \"=\"; write --set key=value");
   expect_error("{}", {"name=\xff"}, "--set \"name=\xEF\xBF\xBD\" is not UTF-8");
 }

@@ -116,11 +116,32 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
 )");
 }
 
+TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
+  auto warnings = [](const std::vector<std::string>& sets) { return parse_config("{}", "x.json", sets).warnings; };
+  EXPECT_EQ(warnings({"attention.power=3"}),
+            std::vector<std::string>{"config: attention.power = 3 has no effect: it needs attention.kind = \"lssar\"  "
+                                     "[--set]"});
+  EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
+            std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
+                                     "\"rope\"  [x.json]"});
+  EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(), 3u);
+  EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
+  EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
+  EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
+
+  auto text = [](const std::vector<std::string>& sets) { return mechanism(parse_config("{}", "x.json", sets)); };
+  EXPECT_EQ(text({}), "softmax attention");
+  EXPECT_EQ(text({"attention.variant=lssar_softplus_gated"}), "lssar_softplus_gated attention");
+  EXPECT_EQ(text({"attention.variant=lssar", "attention.power=3", "attention.gate.activation=tanh"}),
+            "lssar attention with power = 3, gate.activation = \"tanh\"");
+  EXPECT_EQ(text({"attention.variant=lssar", "attention.kind=softmax"}), "lssar attention with kind = \"softmax\"");
+}
+
 TEST(Config, ValuesOfEveryType) {
   Config c = parse_config(R"({"name": "a b", "seed": 18446744073709551615, "precision": "bf16", "threads": 2,
       "_note": {"anything": [1, {"x": null}]},
       "model": {"layers": 3, "_x": 1, "context": 1e3, "mlp_ratio": 2, "rope_base": 5e5},
-      "attention": {"scale": 0.125, "gate": {"bias": false, "bias_init": -1.5, "_": "comment"}},
+      "attention": {"scale": 0.125, "gate": {"activation": "tanh", "bias": true, "bias_init": -1.5, "_": "comment"}},
       "data": {"train": "a_*.bin", "val": ["b.bin", "c.bin"], "shuffle": false},
       "batch": {"tokens": 64000.0}, "eval": {"lengths": [1000, 2000]}})",
                           "x.json");
@@ -130,7 +151,7 @@ TEST(Config, ValuesOfEveryType) {
   EXPECT_EQ(c.model.context, 1000);
   EXPECT_EQ(c.model.mlp_width(), 1536);
   EXPECT_EQ(c.attention.scale, (Config::Scale{"number", 0.125}));
-  EXPECT_FALSE(c.attention.gate.bias);
+  EXPECT_TRUE(c.attention.gate.bias);
   EXPECT_EQ(c.attention.gate.bias_init, -1.5);
   EXPECT_EQ(c.data.train, std::vector<std::string>{"a_*.bin"});
   EXPECT_EQ(c.data.val, (std::vector<std::string>{"b.bin", "c.bin"}));
@@ -238,7 +259,7 @@ TEST(Config, MicroBatchIsTheLargestThatFitsAndDivides) {
   Config c = parse_config("{}", "x.json", {"batch.tokens=3072"});
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
             "user: config: batch.tokens = 3072 must be a multiple of context x ranks = 1024 x 2 = 2048; use 2048 or "
-            "4096  [x.json]");
+            "4096  [--set]");
 }
 
 TEST(Config, StepsFromTokens) {
