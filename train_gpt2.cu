@@ -318,7 +318,7 @@ struct Buffers {
            {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
             layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
             prepare_backward_workspace(attention_settings(config), micro, m.context, m.heads),
-            attention_backward_workspace(micro, m.context, m.heads, m.head_dim)})
+            attention_backward_workspace(micro, m.context, m.heads)})
         workspace_bytes = std::max(workspace_bytes, bytes);
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);

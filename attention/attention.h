@@ -64,7 +64,7 @@ void attention_check(const AttentionSettings& settings, int D);
 // more.)
 int attention_statistics(const AttentionSettings& settings, int D);
 
-size_t attention_backward_workspace(int B, int T, int H, int D);  // bytes: 32 per row (b, h, t), so linear in T
+size_t attention_backward_workspace(int B, int T, int H);  // bytes: 32 per row (b, h, t), so linear in T
 
 // out = , stats = (only if training; may be nullptr otherwise).
 template <class T>

@@ -95,7 +95,7 @@ int attention_statistics(const AttentionSettings& settings, int D) {
   return k.saved + k.vectors * D;
 }
 
-size_t attention_backward_workspace(int B, int T, int H, int) {
+size_t attention_backward_workspace(int B, int T, int H) {
   return size_t(8) * sizeof(float) * B * H * workspace_rows(T);
 }
 

@@ -47,27 +47,6 @@ struct Matrix {
   __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }
 };
 
-// W neighbouring elements as floats: a pack, or one.
-template <int W, class T>
-__device__ __forceinline__ void read(float (&v)[W], const T* p) {
-  if constexpr (W == 1) {
-    v[0] = to_float(*p);
-  } else {
-    Pack<T> pack = load16(p);
-    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
-  }
-}
-template <int W, class T>
-__device__ __forceinline__ void write(T* p, const float (&v)[W]) {
-  if constexpr (W == 1) {
-    *p = from_float<T>(v[0]);
-  } else {
-    Pack<T> pack;
-    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
-    store16(p, pack);
-  }
-}
-
 // ---- elementwise: a thread has W channels of a row
 
 template <class T, class Act, bool ADD, int W>
@@ -76,10 +55,10 @@ __global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const
   if (column >= width) return;
   for (; row < N; row += gridDim.y) {
     float v[W], g[W];
-    read<W>(v, x.at(row, column));
-    read<W>(g, logits.at(row, column));
+    read_floats<W>(v, x.at(row, column));
+    read_floats<W>(g, logits.at(row, column));
     for (int i = 0; i < W; i++) v[i] = ADD ? v[i] + Act::value(g[i]) : v[i] * Act::value(g[i]);
-    write<W>(y.at(row, column), v);
+    write_floats<W>(y.at(row, column), v);
   }
 }
 
@@ -91,16 +70,16 @@ __global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<con
   for (; row < N; row += gridDim.y) {
     float d[W] = {}, v[W] = {}, g[W] = {}, dg[W] = {};
     if (column < width) {
-      read<W>(d, dy.at(row, column));
-      read<W>(v, x.at(row, column));
-      read<W>(g, logits.at(row, column));
+      read_floats<W>(d, dy.at(row, column));
+      read_floats<W>(v, x.at(row, column));
+      read_floats<W>(g, logits.at(row, column));
       for (int i = 0; i < W; i++) {
         dg[i] = (ADD ? d[i] : d[i] * v[i]) * Act::slope(g[i]);
         if (!ADD) d[i] *= Act::value(g[i]);
       }
-      write<W>(dx.at(row, column), d);
+      write_floats<W>(dx.at(row, column), d);
     }
-    write<W>(dlogits.at(row, column), dg);
+    write_floats<W>(dlogits.at(row, column), dg);
   }
 }
 

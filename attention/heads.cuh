@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "attention/kernel_table.h"
+#include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
 // One head of one sequence in memory: row r at x + r stride, D channels. wide: 16-byte accesses are possible.
@@ -31,7 +32,7 @@ template <class T>
 Shape shape_of(int T_, int H, int D, int qkv_stride, std::initializer_list<const void*> arrays) {
   if (qkv_stride == 0) qkv_stride = 3 * H * D;
   bool wide = D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
-  for (const void* array : arrays) wide = wide && reinterpret_cast<size_t>(array) % 16 == 0;
+  for (const void* array : arrays) wide = wide && aligned16(array);
   return {T_, H, D, wide, size_t(qkv_stride), T_};
 }
 
@@ -104,7 +105,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   size_t rows = shape.row_values(c.B);
-  launch((attention_rows_kernel<T, Policy>), dim3(unsigned((rows + 127) / 128)), dim3(128), 0, c.stream, c.workspace,
+  launch((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace,
          c.dout, c.out, c.stats, c.settings, shape, c.B);
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
 namespace {
@@ -66,27 +67,6 @@ __device__ inline float group_sum(float v, int lanes) {
   return v;
 }
 
-// W neighbouring elements: one 16-byte access, or one element.
-template <int W, class T>
-__device__ inline void read(float (&v)[W], const T* x) {
-  if constexpr (W == 1) {
-    v[0] = to_float(*x);
-  } else {
-    Pack<T> pack = load16(x);
-    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
-  }
-}
-template <int W, class T>
-__device__ inline void write(T* x, const float (&v)[W]) {
-  if constexpr (W == 1) {
-    *x = from_float<T>(v[0]);
-  } else {
-    Pack<T> pack;
-    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
-    store16(x, pack);
-  }
-}
-
 // A row's lanes take its pieces of W elements in turn.
 struct Lanes {
   int lane, count;
@@ -101,8 +81,8 @@ __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes la
   for (int start = 0; start < D; start += width)
     for (int d = start + lanes.lane * W; d < start + width; d += lanes.count * W) {
       float a[W], b[W];
-      read(a, x + d);
-      read(b, y + d);
+      read_floats(a, x + d);
+      read_floats(b, y + d);
       for (int i = 0; i < W; i++) sum += a[i] * b[i];
     }
   return sum;
@@ -115,28 +95,28 @@ __device__ void scale_and_rotate(T* x, const T* y, float scale, float along, con
   if (!angles) {
     for (int d = lanes.lane * W; d < D; d += lanes.count * W) {
       float a[W], b[W];
-      read(a, x + d);
-      read(b, y + d);
+      read_floats(a, x + d);
+      read_floats(b, y + d);
       for (int i = 0; i < W; i++) a[i] = scale * a[i] - along * b[i];
-      write(x + d, a);
+      write_floats(x + d, a);
     }
     return;
   }
   int half = D / 2;
   for (int d = lanes.lane * W; d < half; d += lanes.count * W) {
     float a[W], b[W], ya[W], yb[W];
-    read(a, x + d);
-    read(b, x + half + d);
-    read(ya, y + d);
-    read(yb, y + half + d);
+    read_floats(a, x + d);
+    read_floats(b, x + half + d);
+    read_floats(ya, y + d);
+    read_floats(yb, y + half + d);
     for (int i = 0; i < W; i++) {
       float2 angle = angles[d + i];
       float u = scale * a[i] - along * ya[i], v = scale * b[i] - along * yb[i], sine = SIGN * angle.y;
       a[i] = u * angle.x - v * sine;
       b[i] = v * angle.x + u * sine;
     }
-    write(x + d, a);
-    write(x + half + d, b);
+    write_floats(x + d, a);
+    write_floats(x + half + d, b);
   }
 }
 
@@ -219,14 +199,13 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
 template <class T>
 bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
   int unit = Pack<T>::size * (rope ? 2 : 1);
-  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && reinterpret_cast<size_t>(a) % 16 == 0 &&
-         reinterpret_cast<size_t>(b) % 16 == 0;
+  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && aligned16(a, b);
 }
 
 // A lane has at most 32 elements of a row, while there are lanes.
 int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
 
-dim3 grid_for(int rows, int lanes) { return dim3(unsigned((size_t(rows) * lanes + THREADS - 1) / THREADS)); }
+dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes, THREADS)); }
 
 }  // namespace
 

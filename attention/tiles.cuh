@@ -64,11 +64,8 @@ template <int W, class T>
 __device__ __forceinline__ void read_channels(float (&v)[W], const Head<T>& head, int r, int d) {
   if (r >= head.rows || d >= head.D) {
     for (int i = 0; i < W; i++) v[i] = 0;
-  } else if constexpr (W == 1) {
-    v[0] = to_float(head.x[r * head.stride + d]);
   } else {
-    Pack<T> pack = load16(head.x + r * head.stride + d);
-    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+    read_floats(v, head.x + r * head.stride + d);
   }
 }
 

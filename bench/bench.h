@@ -145,7 +145,7 @@ struct AttentionCase {
   T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements),
     *dout = arrays.normal<T>(elements), *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
-  void* workspace = arrays.bytes(attention_backward_workspace(B, length, H, D));
+  void* workspace = arrays.bytes(attention_backward_workspace(B, length, H));
 
   AttentionCase(const AttentionSettings& settings, int B, int length, int H, int D)
       : settings(settings), B(B), length(length), H(H), D(D) {}

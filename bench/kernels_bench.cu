@@ -125,7 +125,6 @@ static void measure(const Model& m) {
        [&] { residual_layernorm_forward<T>(z, y, mean, rstd, x, y, gamma, beta, N, C, stream); });
   line("layernorm_backward", 4 * NC * s, 0,
        [&] { layernorm_backward<T>(z, dgamma, dbeta, y, x, mean, rstd, gamma, workspace, N, C, stream); });
-  line("residual_add", 3 * NC * s, 0, [&] { residual_add<T>(z, x, y, NC_, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
   line("gelu_backward", 3.0 * N * F * s, 0,
        [&] { gelu_backward<T>(wide3, wide2, wide, NF, stream); });

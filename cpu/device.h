@@ -36,9 +36,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(cpu::here.dynamic_shared)
 
 template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
-template <class T> inline Pack<T> load16_streaming(const T* p) { return load16(p); }
 template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
-template <class T> inline void store16_streaming(T* p, const Pack<T>& v) { store16(p, v); }
 
 // The last two parameters of every meeting: the calling line, for reports.
 #define CPU_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -48,10 +46,6 @@ inline unsigned warp_ballot(bool v, CPU_SITE) { return cpu::vote(file, line, v);
 template <class T> inline T shuffle(T v, int lane, CPU_SITE) { return cpu::shuffle("shuffle", file, line, v, lane); }
 template <class T> inline T shuffle_xor(T v, int mask, CPU_SITE) {
   return cpu::shuffle("shuffle_xor", file, line, v, cpu::self->lane ^ mask);
-}
-template <class T> inline T shuffle_down(T v, int delta, CPU_SITE) {
-  int lane = cpu::self->lane;
-  return cpu::shuffle("shuffle_down", file, line, v, lane + delta < WARP ? lane + delta : lane);
 }
 template <class T> inline T shuffle_up(T v, int delta, CPU_SITE) {
   int lane = cpu::self->lane;
@@ -105,4 +99,3 @@ inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_log2(float x) { return log2f(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
 inline float fast_exp(float x) { return expf(x); }
-inline float fast_log(float x) { return logf(x); }

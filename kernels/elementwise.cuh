@@ -1,4 +1,4 @@
-// What kernels share: sums of packs, sizes of grids, and elementwise kernels:
+// What kernels share: packs as floats, sums of packs, sizes of grids, and elementwise kernels:
 //   elementwise(f, out, n, stream, in...): out[i] = f(in[i]...) for arrays of any length and alignment. f is a struct
 //   whose operator() takes and returns floats; out may be one of the inputs.
 // Loops over the elements of a pack have no branches and convert from and to float in the same expression; running sums
@@ -16,6 +16,27 @@ __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
 #pragma unroll
     for (int k = 0; k < half; k++) x[k] += x[k + half];
   return x[0];
+}
+
+// W neighbouring elements as floats: a pack, or one.
+template <int W, class T>
+__device__ __forceinline__ void read_floats(float (&v)[W], const T* p) {
+  if constexpr (W == 1) {
+    v[0] = to_float(*p);
+  } else {
+    Pack<T> pack = load16(p);
+    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+  }
+}
+template <int W, class T>
+__device__ __forceinline__ void write_floats(T* p, const float (&v)[W]) {
+  if constexpr (W == 1) {
+    *p = from_float<T>(v[0]);
+  } else {
+    Pack<T> pack;
+    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
+    store16(p, pack);
+  }
 }
 
 // Eight elements, in one access of bf16 or two of float.

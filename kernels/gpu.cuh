@@ -60,8 +60,7 @@ template <> __host__ __device__ inline float from_float<float>(float v) { return
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
 template <> __host__ __device__ inline fp16 from_float<fp16>(float v) { return __float2half_rn(v); }
 
-// What one 16-byte access moves. load16, store16: the address must be a multiple of 16. The streaming forms are for
-// data that is not used again soon: it leaves the caches first.
+// What one 16-byte access moves. load16, store16: the address must be a multiple of 16.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int size = 16 / sizeof(T);
@@ -123,23 +122,11 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 
 template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
 template <class T> __device__ inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
-template <class T> __device__ inline Pack<T> load16_streaming(const T* p) {
-  int4 raw = __ldcs(reinterpret_cast<const int4*>(p));
-  Pack<T> v;
-  memcpy(&v, &raw, 16);
-  return v;
-}
-template <class T> __device__ inline void store16_streaming(T* p, const Pack<T>& v) {
-  int4 raw;
-  memcpy(&raw, &v, 16);
-  __stcs(reinterpret_cast<int4*>(p), raw);
-}
 
-// T: float, int or unsigned. shuffle_down and shuffle_up past the warp's ends return the lane's own value.
+// T: float, int or unsigned. shuffle_up before the warp's first lane returns the lane's own value.
 constexpr unsigned all_lanes = 0xffffffffu;
 template <class T> __device__ inline T shuffle(T v, int lane) { return __shfl_sync(all_lanes, v, lane); }
 template <class T> __device__ inline T shuffle_xor(T v, int mask) { return __shfl_xor_sync(all_lanes, v, mask); }
-template <class T> __device__ inline T shuffle_down(T v, int delta) { return __shfl_down_sync(all_lanes, v, delta); }
 template <class T> __device__ inline T shuffle_up(T v, int delta) { return __shfl_up_sync(all_lanes, v, delta); }
 __device__ inline unsigned warp_ballot(bool v) { return __ballot_sync(all_lanes, v); }
 __device__ inline void warp_sync() { __syncwarp(); }
@@ -247,7 +234,7 @@ template <int N> __device__ inline void cp_async_wait() {
 // Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
 // erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
 // instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
-// 2^-23, the logarithms 2^-22 (near 1 that is absolute).
+// 2^-23, fast_log2 2^-22 (near 1 that is absolute).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -264,6 +251,5 @@ __device__ inline float fast_reciprocal(float x) {
   return y;
 }
 __device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }
-__device__ inline float fast_log(float x) { return fast_log2(x) * 0.693147181f; }
 
 #endif

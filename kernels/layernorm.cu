@@ -374,23 +374,11 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
   add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);
 }
 
-// ---- residual -------------------------------------------------------------------------------------------------------
-
-struct Add {
-  __device__ float operator()(float a, float b) const { return a + b; }
-};
-
-template <class T>
-void residual_add(T* out, const T* a, const T* b, size_t n, cudaStream_t stream) {
-  elementwise(Add(), out, n, stream, a, b);
-}
-
 #define INSTANTIATE(T)                                                                                               \
   template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);         \
   template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int, \
                                            cudaStream_t);                                                            \
   template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*,     \
-                                   void*, int, int, cudaStream_t);                                                   \
-  template void residual_add(T*, const T*, const T*, size_t, cudaStream_t);
+                                   void*, int, int, cudaStream_t);                                                   
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -23,7 +23,3 @@ size_t layernorm_backward_workspace(int N, int C);  // bytes
 template <class T>
 void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,
                         const float* rstd, const T* gamma, void* workspace, int N, int C, cudaStream_t stream);
-
-// out [n] = a + b; out may alias either. Floor: 3 n elements moved.
-template <class T>
-void residual_add(T* out, const T* a, const T* b, size_t n, cudaStream_t stream);

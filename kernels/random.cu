@@ -1,5 +1,7 @@
 #include "kernels/random.cuh"
 
+#include "kernels/elementwise.cuh"
+
 __device__ inline uint64_t splitmix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15ull;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -20,5 +22,5 @@ void normal_fill(float* out, size_t rows, size_t columns, size_t stride, float s
                  cudaStream_t stream) {
   size_t n = rows * columns;
   if (n == 0) return;
-  launch(normal_fill_kernel, dim3(unsigned((n + 255) / 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);
+  launch(normal_fill_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);
 }

@@ -154,7 +154,7 @@ std::vector<std::string> changed_settings(const Config& before, const Config& no
 std::string print_config(const Config& config);  // one line a key: value and origin
 // The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.
 std::string config_json(const Config& config, const std::vector<std::string>& sections = {});
-std::string config_help(bool markdown = false);  // keys with type, default, allowed values and meaning; variants
+std::string config_help();  // keys with type, default, allowed values and meaning; variants
 
 // `; did you mean "x"?` with the candidate nearest to `word` by edits; "" when none is near. For flags and keys alike.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates);

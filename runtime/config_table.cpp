@@ -281,36 +281,14 @@ std::string config_json(const Config& config, const std::vector<std::string>& se
   return text + "\n}\n";
 }
 
-std::string config_help(bool markdown) {
+std::string config_help() {
   Config defaults;
   auto default_of = [](const ConfigRow& row) {
     return is_automatic(row) ? std::string(row.automatic) : value_text(row);
   };
-  auto allowed_of = [](const ConfigRow& row) {
-    return std::holds_alternative<bool*>(row.value) ? std::string("true | false") : row.allowed;
-  };
   auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
-  std::string text;
-  if (markdown) {
-    auto cell = [](std::string content) {  // a bar would end the cell
-      for (size_t at = 0; (at = content.find('|', at)) != std::string::npos; at += 2) content.insert(at, 1, '\\');
-      return content;
-    };
-    text = "| key | type | default | allowed | meaning |\n|---|---|---|---|---|\n";
-    for (auto& row : config_rows(defaults))
-      text += "| `" + std::string(row.key) + "` | " + type_name(row) + " | " + cell(default_of(row)) + " | " +
-              cell(allowed_of(row)) + " | " + cell(row.help) + " |\n";
-    text += "\n| `attention.variant` | changes |\n|---|---|\n";
-    for (auto& variant : variants()) {
-      std::string changes;
-      for (auto& [key, value] : variant.changes)
-        append_item(changes, format("`%s` %s", short_key(key).c_str(), value));
-      text += "| `" + std::string(variant.name) + "` | " + (changes.empty() ? "nothing" : changes) + " |\n";
-    }
-    return text;
-  }
-  text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
-         "Keys that begin with \"_\" are comments.\n";
+  std::string text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
+                     "Keys that begin with \"_\" are comments.\n";
   for (auto& row : config_rows(defaults)) {
     text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
     text += ", default " + default_of(row);

@@ -75,7 +75,7 @@ Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const 
       sink(sinks), dqkv(laid_out(std::vector<T>(shape.qkv_size(), from_float<T>(NAN)), row, extra));
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
       dsinks(std::vector<float>(sinks.size(), 0.5f));
-  DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H, shape.D));
+  DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H));
   AttentionLearned<T> learned;
   if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
   attention_forward<T>(out + shift, stats, in + shift, s, shape.B, shape.T, shape.H, shape.D, true, nullptr, learned);
@@ -426,9 +426,9 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
 TEST(AttentionMemory, IsLinearInTheLength) {
   AttentionSettings s;
   EXPECT_EQ(attention_statistics(s, 64), 1);
-  size_t row = attention_backward_workspace(1, 1, 1, 64);
+  size_t row = attention_backward_workspace(1, 1, 1);
   EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
-  EXPECT_EQ(attention_backward_workspace(3, 16384, 12, 64), 32u * 3 * 16384 * 12);
+  EXPECT_EQ(attention_backward_workspace(3, 16384, 12), 32u * 3 * 16384 * 12);
 }
 
 // ---- the references' own gradients

@@ -186,7 +186,7 @@ __global__ void mix(float* x, int rounds) {
   int t = threadIdx.x, n = blockDim.x;
   float v = x[blockIdx.x * n + t];
   for (int i = 0; i < rounds; ++i) {
-    v += 0.25f * shuffle_down(v, i % 7) + 0.001f * warp_sum(v);
+    v += 0.25f * shuffle_up(v, i % 7) + 0.001f * warp_sum(v);
     all[t] = v;
     __syncthreads();
     v = 0.5f * (v + all[(t * 5 + i) % n]);
