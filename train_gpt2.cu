@@ -117,18 +117,19 @@ struct ParameterLayout {
 
   explicit ParameterLayout(const Config& config) {
     std::vector<ParameterRow> table = parameter_table(config);
+    size_t latest[PARAMETERS] = {};  // where in tensors the parameter of the last layer so far stands
     auto place = [&](const ParameterRow& row, const std::string& name) {
       size_t size = elements(row.shape), columns = size_t(row.shape.back());
       if (size == 0) return;
-      if (row.beside != NOTHING) {  // its host is the tensor before last or the last one, and has left room
-        const Tensor& host = *std::find_if(tensors.rbegin(), tensors.rend(),
-                                           [&](const Tensor& t) { return t.offset == offset[row.beside].back(); });
+      if (row.beside != NOTHING) {  // its host has left room in its rows
+        const Tensor host = tensors[latest[row.beside]];
         offset[row.id].push_back(host.offset + host.columns());
         tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, host.stride});
         return;
       }
       size_t stride = row.row ? size_t(row.row) : columns;
       size_t rows = row.id == WTE ? size_t(padded_vocab(config)) : size / columns;
+      latest[row.id] = tensors.size();
       tensors.push_back({name, row.shape, row.init, row.decays, total, size, stride});
       blocks.push_back({total, rows * stride, row.decays});
       offset[row.id].push_back(total);
@@ -427,6 +428,7 @@ class Gpt2 final : public Model {
   bool last_micro_step() const { return rows_seen_ + rows_of_micro() == config_.batch.tokens / comm_.size(); }
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
+  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the gate's: columns 3A.. of qkv
   // What the layer's attention has learned beyond its matrices, and where the gradients go.
   AttentionLearned<Real> learned(int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
@@ -436,14 +438,14 @@ class Gpt2 final : public Model {
     ProfileScope scope("memset", stream);
     CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(T), stream));
   }
-  void gate_qkv(Layer& a, GatePosition position, int part, int N);
-  void gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N);
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
+  void gate_qkv(Layer& a, GatePosition position, int part, int N);
+  void layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training);
-  void layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void classify(Activations<Real>& act, int N, float dloss);
+  void gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
-                       int in, int out, Real* before_gelu = nullptr);
+                       int in, int out, int biased, Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
   void reduce_from(size_t offset);
 
@@ -486,6 +488,44 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* ta
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
+// The gate on q, k or v (part 0, 1, 2 of a row of a.qkv), in place; what it acts on is kept.
+template <class Real>
+void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
+  if (!gated(position)) return;
+  Real* x = a.qkv + part * A;
+  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
+                               cudaMemcpyDeviceToDevice, stream));
+  gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
+}
+
+// A layer from a.x and a.ln1 to a.gelu: all that the backward pass reads of it, and what recompute = block makes again.
+// forward() adds what nobody reads again, the MLP's output projection.
+template <class Real>
+void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
+  int N = B * T;
+  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
+                      .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
+  gate_qkv(a, GatePosition::query, 0, N);
+  gate_qkv(a, GatePosition::key, 1, N);
+  gate_qkv(a, GatePosition::value, 2, N);
+  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
+  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
+  const Real* att = a.att;
+  if (gated(GatePosition::sdpa)) {
+    gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
+    att = act.gated;
+  }
+  Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
+  matmul<Real, Real>({.d = projected, .a = att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
+                      .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
+  if (gated(GatePosition::output))
+    gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
+  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
+                             C, stream);
+  matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
+                      .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
+}
+
 // act.lnf = the whole network up to the final layernorm, from act.inputs.
 template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
@@ -495,7 +535,7 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   layernorm_forward(first.ln1, first.mean1, first.rstd1, first.x, weight(LN1_W, 0), weight(LN1_B, 0), N, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
-    layer_hidden(a, act, l, B, T, training);
+    layer_to_gelu(a, act, l, B, T, training);
     matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
                         .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
     if (l + 1 < L) {
@@ -507,40 +547,6 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
                                  weight(LNF_B), N, C, stream);
     }
   }
-}
-
-// The gate on q, k or v (part 0, 1, 2 of a row of a.qkv), in place; what it acts on is kept.
-template <class Real>
-void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
-  if (!gated(position)) return;
-  Real* x = a.qkv + part * A;
-  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
-                               cudaMemcpyDeviceToDevice, stream));
-  gate_forward(x, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
-}
-
-// One layer from a.x and a.ln1 up to a.gelu; what remains is the MLP's output projection.
-template <class Real>
-void Gpt2<Real>::layer_hidden(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
-  int N = B * T;
-  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
-                      .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
-  gate_qkv(a, GatePosition::query, 0, N);
-  gate_qkv(a, GatePosition::key, 1, N);
-  gate_qkv(a, GatePosition::value, 2, N);
-  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
-  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
-  Real *att = a.att, *projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  if (gated(GatePosition::sdpa))
-    gate_forward(att = act.gated, A, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
-  matmul<Real, Real>({.d = projected, .a = att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
-                      .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
-  if (gated(GatePosition::output))
-    gate_forward(act.projected, C, projected, C, a.qkv + 3 * A, Q, gate_, N, 1, C, stream);
-  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
-                             C, stream);
-  matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
-                      .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
 }
 
 // act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because the
@@ -568,17 +574,17 @@ template <class Real>
 void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N) {
   if (!gated(position)) return;
   Real* dx = dqkv + part * A;
-  gate_backward(dx, Q, dqkv + 3 * A, Q, Q - 3 * A, dx, Q, a.ungated, A, a.qkv + 3 * A, Q, gate_, N, H, D, stream);
+  gate_backward<Real>({dx, Q}, {dqkv + 3 * A, Q}, Q - 3 * A, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
+                      stream);
 }
 
 // Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is
-// given.
+// given. The first `biased` columns have a bias.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
-                                 int l, int N, int in, int out, Real* before_gelu) {
+                                 int l, int N, int in, int out, int biased, Real* before_gelu) {
   matmul<Real, float>(
       {.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
-  int biased = w == QKV_W && !gradient(GATE_B, l) ? 3 * A : out;  // a gate may have no bias: its columns must stay zero
   bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
@@ -596,31 +602,40 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     Layer& a = act.layers[l];
     if (again) {
       layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
-      layer_hidden(a, act, l, B, T, true);
+      layer_to_gelu(a, act, l, B, T, true);
     } else if (config_.train.recompute == "gelu") {
       gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     }
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = act.projected;
     // x + MLP: dx is the gradient of the sum, so of both terms
-    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, a.fc);
-    linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F);
+    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, C, a.fc);
+    linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
                        b.workspace, N, C, stream);
     // x + attention; the gate's logits are columns 3A.. of qkv, and so are their gradients
-    Real *dlogits = dqkv + 3 * A, *logits = a.qkv + 3 * A, *dprojected = b.dx, *att = a.att;
-    if (gated(GatePosition::output))
-      gate_backward(dprojected = act.projected, C, dlogits, Q, Q - 3 * A, b.dx, C, a.ungated, C, logits, Q, gate_, N, 1,
-                    C, stream);
-    if (gated(GatePosition::sdpa)) gate_forward(att = act.gated, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
-    linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C);
+    Matrix<Real> dlogits{dqkv + 3 * A, Q};
+    Real* dprojected = b.dx;
+    if (gated(GatePosition::output)) {
+      dprojected = act.projected;
+      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
+                          C, stream);
+    }
+    const Real* att = a.att;
+    if (gated(GatePosition::sdpa)) {
+      gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
+      att = act.gated;
+    }
+    linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
     if (gated(GatePosition::sdpa))
-      gate_backward(b.datt, A, dlogits, Q, Q - 3 * A, b.datt, A, a.ungated, A, logits, Q, gate_, N, H, D, stream);
+      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
+                          stream);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream, learned(l));
     prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l), b.workspace);
     gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);
     gate_qkv_backward(dqkv, a, GatePosition::key, 1, N);
     gate_qkv_backward(dqkv, a, GatePosition::value, 2, N);
-    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q);
+    int biased = gradient(GATE_B, l) ? Q : 3 * A;  // a gate may have no bias: its columns must stay zero
+    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l),
                        b.workspace, N, C, stream);
     reduce_from(layout_.offset[LN1_W][l]);

@@ -40,13 +40,6 @@ struct Exp {
   __device__ static float slope(float g) { return expf(g); }
 };
 
-template <class T>
-struct Matrix {
-  T* data;
-  int ld;
-  __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }
-};
-
 // ---- elementwise: a thread has W channels of a row
 
 template <class T, class Act, bool ADD, int W>
@@ -156,50 +149,49 @@ GatePosition gate_position_from_name(const std::string& name) {
 }
 
 template <class T>
-void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N,
-                  int H, int D, cudaStream_t stream) {
+void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
+                  int D, cudaStream_t stream) {
   if (N == 0) return;
-  Matrix<T> out{y, ldy};
-  Matrix<const T> in{x, ldx}, g{logits, ldg};
   constexpr int W = Pack<T>::size;
-  bool wide = multiples(W, {H * D, ldy, ldx, ldg}) && aligned16(y, x, logits);
+  bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld}) && aligned16(y.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
       launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
-             stream, out, in, g, N, H, D);
+             stream, y, x, logits, N, H, D);
     else if (wide)
-      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, out, in, g, N,
+      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
              H * D);
     else
-      launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, out, in, g, N, H * D);
+      launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
+             H * D);
   });
 }
 
 template <class T>
-void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx,
-                   const T* logits, int ldg, const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
+void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T> dy, Matrix<const T> x,
+                   Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
   if (N == 0) return;
-  Matrix<T> out{dx, lddx}, dg{dlogits, lddg};
-  Matrix<const T> din{dy, lddy}, in{x, ldx}, g{logits, ldg};
   constexpr int W = Pack<T>::size;
   int width = H * D;
-  bool wide = multiples(W, {width, columns, lddx, lddg, lddy, ldx, ldg}) && aligned16(dx, dlogits, dy, x, logits);
+  bool wide = multiples(W, {width, columns, dx.ld, dlogits.ld, dy.ld, x.ld, logits.ld}) &&
+              aligned16(dx.data, dlogits.data, dy.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
       launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
-             0, stream, out, dg, din, in, g, N, H, D, columns);
+             0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)
-      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, out, dg, din,
-             in, g, N, width, columns);
+      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
+             x, logits, N, width, columns);
     else
-      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, out, dg, din, in, g,
-             N, width, columns);
+      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
+             logits, N, width, columns);
   });
 }
 
-#define INSTANTIATE(T)                                                                                                             \
-  template void gate_forward(T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int, cudaStream_t);              \
-  template void gate_backward(T*, int, T*, int, int, const T*, int, const T*, int, const T*, int, const GateSettings&, int, int, int,    \
-                              cudaStream_t);
+#define INSTANTIATE(T)                                                                                                \
+  template void gate_forward(Matrix<T>, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int,         \
+                             cudaStream_t);                                                                           \
+  template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,           \
+                              const GateSettings&, int, int, int, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -1,8 +1,8 @@
 // The gate: y = x act(g), or x + act(g), on a matrix x of N rows, with logits g that are further columns of the q,k,v
 // product. Elementwise there is a logit for every channel, headwise one for all D channels of a head. Where x stands
-// (ATTENTION's output, queries, keys, values, or the output projection) is the model's business: x is H heads of D
-// channels, row stride ldx. Every matrix has a row stride, in elements; what lies between the rows is not touched. Any
-// sizes and alignment; 16-byte accesses where strides, widths and addresses allow them.
+// (attention's output, queries, keys, values, or the output projection) is the model's business: x is H heads of D
+// channels. What lies between the rows of a matrix is not touched. Any sizes and alignment; 16-byte accesses where
+// strides, widths and addresses allow them.
 #pragma once
 #include <string>
 
@@ -22,14 +22,22 @@ struct GateSettings {
   bool add = false;
 };
 
+// The first of rows that lie ld elements apart.
+template <class T>
+struct Matrix {
+  T* data;
+  int ld;
+  __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }
+};
+
 // y [N, H, D] = gated x; y may be x. logits [N, G], G = H D, or H if headwise.
 // Floor: 3 N H D elements moved (headwise 2), one or two special functions each.
 template <class T>
-void gate_forward(T* y, int ldy, const T* x, int ldx, const T* logits, int ldg, const GateSettings& settings, int N,
-                  int H, int D, cudaStream_t stream);
+void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
+                  int D, cudaStream_t stream);
 
 // dx = and dlogits = from dy, with x and logits as the forward read them; dx may be dy. dlogits has `columns` >= G
 // columns; those beyond G, padding of the product, become 0. Floor: 5 N H D elements moved (headwise 3).
 template <class T>
-void gate_backward(T* dx, int lddx, T* dlogits, int lddg, int columns, const T* dy, int lddy, const T* x, int ldx,
-                   const T* logits, int ldg, const GateSettings& settings, int N, int H, int D, cudaStream_t stream);
+void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T> dy, Matrix<const T> x,
+                   Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream);

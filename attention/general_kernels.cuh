@@ -1,9 +1,9 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
 // sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a
-// thread makes a piece of E neighbours by one to four of a product in registers. The backward is two kernels, dK and dV by tiles of keys and dQ by
-// tiles of queries, so that every number is summed by one thread in one order. Heads of more than 128 channels are done
-// 128 output channels at a time, each of which computes the scores anew. A kind's own file general_KIND.cu enters them
-// into the table, so that kinds compile side by side.
+// thread makes E neighbours by one to four of a product in registers. The backward is two kernels, dK and dV by tiles of
+// keys and dQ by tiles of queries, so that every number is summed by one thread in one order. Heads of more than 128
+// channels are done 128 output channels at a time, each of which computes the scores anew. A kind's own file
+// general_KIND.cu enters them into the table, so that kinds compile side by side.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tiles.cuh"

@@ -77,9 +77,9 @@ static void attention_of(const Model& m, const Line& line) {
   }
   GateSettings gate{.activation = GateActivation::softplus};
   line("gate_forward", 3 * NA * s, 0,
-       [&] { gate_forward<T>(y, A, x, A, qkv + 3 * A, Q, gate, N, m.H, D, stream); });
+       [&] { gate_forward<T>({y, A}, {x, A}, {qkv + 3 * A, Q}, gate, N, m.H, D, stream); });
   line("gate_backward", 5 * NA * s, 0, [&] {
-    gate_backward<T>(y, A, dqkv + 3 * A, Q, A, x, A, z, A, qkv + 3 * A, Q, gate, N, m.H, D, stream);
+    gate_backward<T>({y, A}, {dqkv + 3 * A, Q}, A, {x, A}, {z, A}, {qkv + 3 * A, Q}, gate, N, m.H, D, stream);
   });
   for (Kind kind : {Kind::softmax, Kind::lssar}) {
     if (!attention_is_built(kind)) continue;

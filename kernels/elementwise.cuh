@@ -64,7 +64,8 @@ inline unsigned blocks_for(size_t items, size_t per_block) { return unsigned((it
 // For kernels that loop: enough blocks to fill the machine, few enough that the CPU layer does not start a thread per
 // row.
 inline unsigned looping_blocks(size_t items, size_t per_block, int per_multiprocessor) {
-  unsigned needed = blocks_for(items, per_block), most = unsigned(device_properties().multiProcessorCount * per_multiprocessor);
+  unsigned needed = blocks_for(items, per_block);
+  unsigned most = unsigned(device_properties().multiProcessorCount * per_multiprocessor);
   return needed < most ? needed : most;
 }
 

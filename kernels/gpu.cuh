@@ -1,7 +1,7 @@
-// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX
-// but hopper.cuh's) and on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no
-// #ifdef. Warp operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a
-// GPU unrolls them into the same instructions, the CPU layer pays for one meeting of the warp.
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's) and
+// on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no #ifdef. Warp
+// operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
+// them into the same instructions, the CPU layer pays for one meeting of the warp.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

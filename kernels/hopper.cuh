@@ -116,7 +116,7 @@ __device__ inline void tile_load(void* tile, const TensorMap& map, int batch, in
          "r"(shared_address(&barrier)) : "memory");
 }
 // The other way. Coordinates are at least 0 (for loads they need not be: CUDA Programming Guide 4.11.2); what lies past
-// the tensor's end is not written. The tile may be written again after bulk_commit(), bulk_wait_read() of the same thread.
+// the tensor's end is not written. The tile may be written again after bulk_commit(), bulk_wait_read() of that thread.
 __device__ inline void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&map), "r"(shared_address(tile)), "r"(channel), "r"(head), "r"(row), "r"(batch) : "memory");
@@ -159,7 +159,8 @@ template <int N> __device__ inline void registers_shrink() {
 
 // Address, 1024 bytes from 8 rows to the next 8, 128-byte swizzle.
 __device__ inline TileOperand tile_operand(const void* tile) {
-  return TileOperand((shared_address(tile) & 0x3ffff) >> 4) | TileOperand(TILE_ALIGNMENT >> 4) << 32 | TileOperand(1) << 62;
+  return TileOperand((shared_address(tile) & 0x3ffff) >> 4) | TileOperand(TILE_ALIGNMENT >> 4) << 32 |
+         TileOperand(1) << 62;
 }
 
 // Rows of a tile as rows of A, or as columns of B: 16 of its columns are summed over.

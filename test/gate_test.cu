@@ -55,8 +55,8 @@ void check(const GateCase& c, int extra) {
   std::vector<T> nothing(size_t(N) * W, from_float<T>(NAN));
   DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx),
                  dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
-  gate_forward<T>(y, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
-  gate_backward<T>(dx, ldx, dg, ldg, padded, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
+  gate_forward<T>({y, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
+  gate_backward<T>({dx, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
   using N_ = Naive<T>;
   auto ex = widen<Exact>(x), eg = widen<Exact>(g), edy = widen<Exact>(dy);
   auto nx = widen<N_>(x), ng = widen<N_>(g), ndy = widen<N_>(dy);
@@ -74,9 +74,10 @@ void check(const GateCase& c, int extra) {
       else EXPECT_TRUE(std::isnan(value)) << name_of(c) << " beyond the padding";
     }
   // in place
-  gate_backward<T>(dev_dy, ldx, dg, ldg, padded, dev_dy, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
+  gate_backward<T>({dev_dy, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D,
+                   0);
   expect_same_bits(name_of(c) + " dx in place", dense(dev_dy, N, W, ldx), dense(dx, N, W, ldx));
-  gate_forward<T>(dev_x, ldx, dev_x, ldx, dev_g, ldg, c.settings, N, c.H, c.D, 0);
+  gate_forward<T>({dev_x, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
   expect_same_bits(name_of(c) + " y in place", dense(dev_x, N, W, ldx), dense(y, N, W, ldx));
 }
 
@@ -126,8 +127,8 @@ TEST(Gate, ExtremeLogits) {
   for (int activation = 1; activation < int(GateActivation::exp); activation++) {
     GateSettings settings{GateActivation(activation), GatePosition::sdpa, false, false};
     DeviceArray<float> dev_g(g), dev_x(x), dev_dy(dy), y(n), dx(n), dg(n);
-    gate_forward<float>(y, n, dev_x, n, dev_g, n, settings, 1, 1, n, 0);
-    gate_backward<float>(dx, n, dg, n, n, dev_dy, n, dev_x, n, dev_g, n, settings, 1, 1, n, 0);
+    gate_forward<float>({y, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);
+    gate_backward<float>({dx, n}, {dg, n}, n, {dev_dy, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);
     std::vector<float> values = y.download(), slopes = dg.download();
     for (int i = 0; i < n; i++) {
       EXPECT_TRUE(std::isfinite(values[i])) << gate_activation_names[activation] << " of " << g[i];
