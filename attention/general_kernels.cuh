@@ -79,20 +79,17 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
 
-  float out_sum[VALUES][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];
-  auto load_sums = [&](float (&s)[SUMS + 1], int e) {
+  float out_sum[VALUES][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
+  // f(the sums of row e): they stand apart by sum, so that loops over e become vector code.
+  auto with_sums = [&](int e, auto f) {
+    float s[SUMS + 1];
     for (int n = 0; n < SUMS; n++) s[n] = sums[n][e];
-  };
-  auto keep_sums = [&](const float (&s)[SUMS + 1], int e) {
+    f(s);
     for (int n = 0; n < SUMS; n++) sums[n][e] = s[n];
   };
   for (int pass = 0; pass < Policy::PASSES; pass++) {
     bool weighing = pass == Policy::PASSES - 1;
-    for (int e = 0; e < E; e++) {
-      float s[SUMS + 1];
-      policy.start(s, mine.first == 0);
-      keep_sums(s, e);
-    }
+    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start(s, mine.first == 0); });
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, pass == 0 && j0 == 0);
       if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
@@ -101,14 +98,11 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++) {
-            float s[SUMS + 1];
-            load_sums(s, e);
-            policy.look(z[0][x][e], s);
-            keep_sums(s, e);
-          }
+          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.look(z[0][x][e], s); });
         continue;
       }
+
+      // the largest score of each row so far, and by what that lowers what was summed before
       if constexpr (Policy::RAISES) {
         float top[E];
         for (int e = 0; e < E; e++) top[e] = z[0][0][e];
@@ -127,14 +121,11 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
           for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
         }
-        for (int e = 0; e < E; e++) {
-          float s[SUMS + 1];
-          load_sums(s, e);
-          factor[e] = policy.raise(s, top[e]);
-          keep_sums(s, e);
-        }
+        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.raise(s, top[e]); });
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
+
+      // the weights, and with them the values
 #pragma unroll
       for (int x = 0; x < X; x++) {
         float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
@@ -143,11 +134,9 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
           float weights[VALUES][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
           for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held + e0);
           for (int e = 0; e < AT_ONCE; e++) {
-            float s[SUMS + 1], c[CONSTANTS + 1], w[VALUES];
-            load_sums(s, e0 + e);
+            float c[CONSTANTS + 1], w[VALUES];
             for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
-            policy.weigh(z[0][x][e0 + e], c, s, w);
-            keep_sums(s, e0 + e);
+            with_sums(e0 + e, [&](float* s) { policy.weigh(z[0][x][e0 + e], c, s, w); });
             for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
           }
           for (int n = 0; n < VALUES; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
@@ -163,7 +152,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
-    // one of the threads that share a row puts together what they have seen, always in the same order
+    // one of the threads that share a row puts together what they have seen, always in the same order, and ends the row
     for (int n = 0; n < SUMS; n++)
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
@@ -174,24 +163,21 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int n = 0; n < SUMS; n++)
         read_neighbours(other[n], partial + (n * Tile::SHARERS + m) * Tile::HELD + mine.held);
       for (int e = 0; e < E; e++) {
-        float s[SUMS + 1], o[SUMS + 1];
-        load_sums(s, e);
+        float o[SUMS + 1];
         for (int n = 0; n < SUMS; n++) o[n] = other[n][e];
-        policy.merge(pass, s, o);
-        keep_sums(s, e);
+        with_sums(e, [&](float* s) { policy.merge(pass, s, o); });
       }
     }
     for (int e = 0; e < E; e++) {
       int r = mine.held + e, i = i0 + r;
-      float s[SUMS + 1], c[CONSTANTS + 1], factor[VALUES], saved[Policy::SAVED + 1];
-      load_sums(s, e);
+      float c[CONSTANTS + 1], factor[VALUES], saved[Policy::SAVED + 1];
       if (!weighing) {
-        policy.turn(i + 1, s, c);
+        with_sums(e, [&](float* s) { policy.turn(i + 1, s, c); });
         for (int n = 0; n < CONSTANTS; n++) constants[n * Tile::HELD + r] = c[n];
         continue;
       }
       for (int n = 0; n < CONSTANTS; n++) c[n] = constants[n * Tile::HELD + r];
-      policy.finish(i + 1, c, s, factor, saved);
+      with_sums(e, [&](float* s) { policy.finish(i + 1, c, s, factor, saved); });
       for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + r] = factor[n];
       if (!stats || place.chunk != 0 || i >= shape.T) continue;
       for (int n = 0; n < Policy::SAVED; n++)
