@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fills the tables of README.md from measured files, so that no number in them is typed by hand.
+"""Fills the tables of README.md and bench/TORCH.md from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
     python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what compare_variants.py wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
-A block is what stands between <!-- table:NAME --> and <!-- /table --> in README.md. Those of speed come from
+A block is what stands between <!-- table:NAME --> and <!-- /table --> in one of the two. Those of speed come from
 bench_table.py.
 """
 import json
@@ -23,14 +23,19 @@ def variants(result):
 
 
 def replace_block(name, content):
-  path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "README.md")
-  with open(path, encoding="utf-8") as file:
-    text = file.read()
+  root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
   block = re.compile(r"(<!-- table:%s -->\n).*?(<!-- /table -->)" % re.escape(name), re.DOTALL)
-  if not block.search(text):
-    sys.exit(f"{os.path.basename(sys.argv[0])}: README.md has no block <!-- table:{name} --> ... <!-- /table -->")
-  with open(path, "w", encoding="utf-8") as file:
-    file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
+  for path in (os.path.join(root, "README.md"), os.path.join(root, "bench", "TORCH.md")):
+    if not os.path.exists(path):
+      continue
+    with open(path, encoding="utf-8") as file:
+      text = file.read()
+    if block.search(text):
+      with open(path, "w", encoding="utf-8") as file:
+        file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
+      return
+  sys.exit(f"{os.path.basename(sys.argv[0])}: neither README.md nor bench/TORCH.md has a block "
+           f"<!-- table:{name} --> ... <!-- /table -->")
 
 
 def main():
