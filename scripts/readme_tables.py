@@ -34,8 +34,8 @@ def replace_block(name, content):
       with open(path, "w", encoding="utf-8") as file:
         file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
       return
-  sys.exit(f"{os.path.basename(sys.argv[0])}: neither README.md nor bench/TORCH.md has a block "
-           f"<!-- table:{name} --> ... <!-- /table -->")
+  sys.exit(f"{os.path.basename(sys.argv[0])}: no block <!-- table:{name} --> ... <!-- /table --> in README.md "
+           f"or bench/TORCH.md")
 
 
 def main():
