@@ -25,7 +25,7 @@ BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := kernels attention runtime data eval
-SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+SOURCES := train_gpt2.cu model_state.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
 endif

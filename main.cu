@@ -17,6 +17,7 @@
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "model_state.h"
 #include "runtime/agreement.h"
 #include "runtime/background.h"
 #include "runtime/checkpoint.h"
@@ -25,100 +26,12 @@
 #include "runtime/device.h"
 #include "runtime/launcher.h"
 #include "runtime/log.h"
-#include "runtime/model_file.h"
 #include "runtime/resume.h"
 #include "runtime/run_dir.h"
 #include "runtime/schedule.h"
 #include "runtime/signals.h"
 #include "train_gpt2.h"
 #include "version.h"
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Files of a model
-
-// A tensor, or its moments, as it stands in a file.
-struct FileTensor {
-  const Tensor& tensor;
-  Part part;
-  std::string name;
-};
-
-static std::vector<FileTensor> file_tensors(const Model& model, std::initializer_list<Part> parts) {
-  std::vector<FileTensor> list;
-  for (Part part : parts)
-    for (const Tensor& tensor : model.tensors())
-      list.push_back({tensor, part, (part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name});
-  return list;
-}
-
-static std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
-
-static std::vector<NamedArray> arrays_of(const std::vector<FileTensor>& list) {
-  std::vector<NamedArray> arrays;
-  for (const FileTensor& entry : list) arrays.push_back({entry.name, shape_of(entry.tensor)});
-  return arrays;
-}
-
-static void save_gradients(Model& model, const std::string& path) {
-  model.gather(Part::gradients);
-  if (!model.comm().first()) return;
-  std::vector<FileTensor> list = file_tensors(model, {Part::gradients});
-  save_arrays(path, arrays_of(list), [&](size_t i, float* out) { model.read(list[i].tensor, list[i].part, out); });
-}
-
-static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
-  std::vector<FileTensor> list = file_tensors(model, parts);
-  load_arrays(path, arrays_of(list),
-              [&](size_t i, const float* values) {
-                model.write(list[i].tensor, values, list[i].part);
-                if (i + 1 == list.size() || list[i + 1].part != list[i].part) model.scatter(list[i].part);
-              });
-}
-
-static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
-  std::vector<SavedArray> arrays;
-  for (const FileTensor& entry : file_tensors(model, parts))
-    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset,
-                      int64_t(entry.tensor.stride)});
-  return arrays;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Where to begin
-
-// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as
-// that is known.
-static int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
-  const std::string& init = model.config().init;
-  if (from) {
-    load(model, {Part::parameters}, from->path + "/model.safetensors");
-    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors");
-    return from->state.step;
-  }
-  if (init.empty()) {
-    if (!training) std::printf("weights: random; give --resume, or --set init=DIR\n");
-    model.init_random();
-    return 0;
-  }
-  StepFolder folder = named_folder(init);
-  std::error_code ignored;
-  if (!std::filesystem::exists(folder.path + "/model.safetensors", ignored))
-    user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000",
-               init.c_str());
-  load(model, {Part::parameters}, folder.path + "/model.safetensors");
-  std::printf("weights from %s\n", folder.path.c_str());
-  for (const std::string& difference : model_differences(folder.path, model.config()))
-    if (model.comm().first()) std::fprintf(stderr, "warning: init: %s\n", difference.c_str());
-  return folder.step;
-}
-
-static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
-  std::vector<DataFile> files;
-  for (const Shard& shard : shards)
-    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
-                     sampled_checksum(shard.path)});
-  return files;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
@@ -238,24 +151,6 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
           .step = int(step + 1)};
 }
 
-static int64_t newest_step(const std::string& run) {  // 0: it has none
-  std::vector<StepFolder> folders = step_folders(run);
-  return folders.empty() ? 0 : folders[0].step;
-}
-
-// The newest checkpoint of fewer steps, "" where there is none.
-static std::string checkpoint_before(const std::string& run, int64_t step) {
-  for (const StepFolder& folder : step_folders(run))
-    if (folder.step < step) return folder.path;
-  return "";
-}
-
-static std::string how_to_continue(const std::string& run, int64_t failed) {  // the end of an error text
-  std::string path = checkpoint_before(run, failed);
-  if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";
-  return "the last checkpoint, " + path + ", is as it was: continue from it with --resume";
-}
-
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -273,30 +168,6 @@ static std::vector<int> missing_lengths(const Config& config, const std::string&
   std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
-}
-
-// Begins a checkpoint of this moment. Its files are written in the background, from a snapshot, while training goes on.
-// run: where rank 0 writes it, nullptr at the others.
-static void save(Model& model, RunDir* run, const RunState& state, Background& background) {
-  background.wait();  // for the checkpoint before: it reads the snapshot
-  model.take_snapshot();
-  if (!run) return;
-  background.start([&model, run, state] {
-    try {
-      sync_path(run->metrics_path());  // what is said of steps that will not be made again must not get lost either
-      std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
-                                                .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
-                                                .config = model_config_json(model.config()),
-                                                .modelling = modelling_code(model.config()),
-                                                .state = state});
-      std::printf("saved %s\n", path.c_str());
-      std::fflush(stdout);
-    } catch (const std::exception& error) {
-      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
-              error.what(), how_to_continue(run->path(), state.step).c_str());
-    }
-    run->keep_newest(model.config().checkpoint.keep);
-  });
 }
 
 // A loss or a gradient that is no number: which step, where it began, and from where one can go on.
@@ -437,16 +308,9 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
   background.wait();
 }
 
-// Everything a user can get wrong is said before the first step, and before anything of an older run is touched.
-static void check_folder_of(const std::string& file) {
-  std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  std::error_code ignored;
-  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
-    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
-               folder.c_str());
-  if (std::filesystem::is_directory(file, ignored))
-    user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
-}
+// ---------------------------------------------------------------------------------------------------------------------
+// What a run needs, found and checked. Everything a user can get wrong is said before the first step, and before
+// anything of an older run is touched.
 
 // Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
 static void use_matmul_cache() {
@@ -459,12 +323,52 @@ static void use_matmul_cache() {
   if (!error) matmul_cache_file((folder / "matmul.txt").string());
 }
 
-static StepResult one_step(Model& model, Loader& loader) {
-  StepResult result = next_gradients(model, loader);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
-            result.grad_norm);
-  return result;
+// Chooses and describes it, and completes what the configuration leaves to it.
+static DeviceInfo prepare_device(Config& config, const Ranks& ranks) {
+  choose_device(ranks);
+  DeviceInfo device = device_info();
+  if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
+  if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
+  if (device.is_gpu) use_matmul_cache();
+  int cores = int(std::thread::hardware_concurrency());
+  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
+  return device;
+}
+
+static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
+  std::vector<DataFile> files;
+  for (const Shard& shard : shards)
+    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
+                     sampled_checksum(shard.path)});
+  return files;
+}
+
+struct Data {
+  std::vector<int> lengths;  // to evaluate at
+  std::vector<Shard> train, val;
+  std::vector<DataFile> train_files, val_files;
+};
+
+static Data open_data(const Flags& flags, const Config& config, bool training, bool evaluates) {
+  Data data;
+  data.lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
+  if (evaluates) check_lengths(config, data.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
+  if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
+  if (evaluates) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
+  for (int length : evaluates ? data.lengths : std::vector<int>{})
+    check_windows(config, data.val, length, config.eval.tokens);
+  data.train_files = data_files(data.train);
+  data.val_files = data_files(data.val);
+  return data;
+}
+
+static std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards) {
+  auto windows = std::make_unique<WindowReader>(shards, config.model.context, config.model.vocab, "data.train");
+  double epoch = double(windows->windows()) * config.model.context;
+  std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", shards.size(),
+              (long long)windows->windows(), config.model.context, (long long)config.train.steps,
+              double(config.train.steps) * double(config.batch.tokens) / epoch);
+  return windows;
 }
 
 // Rank 0 looks for the checkpoint to go on from, and the others take the same one.
@@ -480,6 +384,51 @@ static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
   return same;
 }
 
+struct Beginning {
+  ResumePlace place;
+  std::optional<Checkpoint> from;   // none: the run begins afresh
+  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
+};
+
+// What --resume asks for. real_run: steps will be made and written down.
+static Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run) {
+  Beginning found;
+  if (!flags.resuming) return found;
+  found.place = resume_place(flags.resume, config.name);
+  const std::string& run = found.place.run;
+  if (flags.overwrite && found.place.within)
+    user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
+               "(--set name=...)", run.c_str());
+  std::error_code ignored;
+  bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
+  if (real_run && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
+  found.from = agreed_point(comm, [&] { return resume_point(found.place, found.run_dir.get()); });
+  if (!found.from && !(training && found.place.own))
+    user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
+  if (!found.from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());
+  return found;
+}
+
+static void check_folder_of(const std::string& file) {
+  std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  std::error_code ignored;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
+    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
+               folder.c_str());
+  if (std::filesystem::is_directory(file, ignored))
+    user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
+}
+
+static StepResult one_step(Model& model, Loader& loader) {
+  StepResult result = next_gradients(model, loader);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
+            result.grad_norm);
+  return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
 static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
@@ -491,62 +440,28 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
+  bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
+  bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(attention_settings(config), config.model.head_dim);
-  if (flags.generating || (training && !dumping && config.generate.every > 0))  // not at the first sample, hours later
+  if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();
 
-  choose_device(ranks);
-  DeviceInfo device = device_info();
-  if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
-  if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
-  if (device.is_gpu) use_matmul_cache();
-  int cores = int(std::thread::hardware_concurrency());
-  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
-  std::vector<int> lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
-  bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
-  if (evaluates) check_lengths(config, lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
-  std::vector<Shard> train_shards, val_shards;
-  if (training) train_shards = open_shards(config.data.train, config.model.vocab, "data.train");
-  if (evaluates) val_shards = open_shards(config.data.val, config.model.vocab, "data.val");
-  for (int length : val_shards.empty() ? std::vector<int>{} : lengths)
-    check_windows(config, val_shards, length, config.eval.tokens);
-  std::vector<DataFile> train_files = data_files(train_shards), val_files = data_files(val_shards);
+  DeviceInfo device = prepare_device(config, ranks);
+  Data data = open_data(flags, config, training, evaluates);
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               mechanism(config).c_str(), count_text(double(parameter_count(config))).c_str());
-  std::unique_ptr<WindowReader> windows;
-  if (training) {
-    windows = std::make_unique<WindowReader>(train_shards, config.model.context, config.model.vocab, "data.train");
-    double epoch = double(windows->windows()) * config.model.context;
-    std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", train_shards.size(),
-                (long long)windows->windows(), config.model.context, (long long)config.train.steps,
-                double(config.train.steps) * double(config.batch.tokens) / epoch);
-  }
+  std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
   std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
-  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, train_files, val_files));
+  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
-  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
-  std::optional<Checkpoint> from;
-  ResumePlace place;
-  if (flags.resuming) {
-    place = resume_place(flags.resume, config.name);
-    if (flags.overwrite && place.within)
-      user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
-                 "(--set name=...)", place.run.c_str());
-    std::error_code ignored;
-    bool begun = place.own && std::filesystem::is_directory(place.run, ignored);
-    if (real_run && begun && comm.first()) run_dir = std::make_unique<RunDir>(config.name);
-    from = agreed_point(comm, [&] { return resume_point(place, run_dir.get()); });
-    if (!from && !(training && place.own))
-      user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", place.run.c_str());
-    if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", place.run.c_str());
-  }
+  auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
   if (from) {
-    if (training) check_same_run(*from, config, train_files, val_files);
+    if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
@@ -556,7 +471,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     matmul_set_choices(from->state.matmul_choices);
   }
   int micro_before = from ? saved_config(*from).batch.micro : 0;
-  Plan plan = plan_run(config, device, evaluates ? lengths : std::vector<int>{}, training, micro_before, comm);
+  Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
@@ -564,7 +479,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-    return evaluate_lengths(*model, val_shards, lengths, step, "eval", &metrics);
+    return evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics);
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
                            .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
@@ -591,10 +506,10 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   }
   RunState state = from ? from->state : RunState{};
   state.windows = windows->windows();
-  state.train = train_files;
-  state.val = val_files;
+  state.train = data.train_files;
+  state.val = data.val_files;
   state.config = config_json(config);
-  train(*model, flags, device, loader, val_shards, run_dir.get(), state);
+  train(*model, flags, device, loader, data.val, run_dir.get(), state);
 }
 
 // The end of this process: 0, or why not. Where there are several ranks, rank 0 says it for all of them.

@@ -379,6 +379,6 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
   template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int, \
                                            cudaStream_t);                                                            \
   template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*,     \
-                                   void*, int, int, cudaStream_t);                                                   
+                                   void*, int, int, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

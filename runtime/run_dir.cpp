@@ -21,15 +21,23 @@ static void check(const std::error_code& error, const char* what, const std::str
   if (error) failure("cannot %s %s: %s", what, path.c_str(), error.message().c_str());
 }
 
+// The same before a run has begun, where the user can still choose another place.
+static void check_access(const std::error_code& error, const char* what, const std::string& path) {
+  if (error == std::errc::permission_denied || error == std::errc::read_only_file_system)
+    user_error("runs: cannot %s %s: %s; change that, or start in a folder whose runs/ you may read and write", what,
+               path.c_str(), error.message().c_str());
+  check(error, what, path);
+}
+
 static std::vector<std::string> names_in(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entries(path, error);
   if (error == std::errc::no_such_file_or_directory) return names;
-  check(error, "list", path);
+  check_access(error, "list", path);
   for (; entries != fs::directory_iterator(); entries.increment(error)) {
     names.push_back(entries->path().filename().string());
-    check(error, "list", path);
+    check_access(error, "list", path);
   }
   return names;
 }
@@ -110,11 +118,9 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
       "runs: %s cannot be created, a file of that name is in the way: remove it, or choose another name "
       "(--set name=...)",
       path_.c_str());
-  if (!error && ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
-  if (error == std::errc::permission_denied || error == std::errc::read_only_file_system)
-    user_error("runs: %s cannot be written: %s; change that, or start in a folder where runs/ can be written",
-               path_.c_str(), error.message().c_str());
-  check(error, "create the folder", path_);
+  check_access(error, "create the folder", path_);
+  if (::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
+  check_access(error, "write to", path_);
   sync_path(root);  // a checkpoint is on the disk only if its run is
   lock_ = File::open_to_append(path_ + "/.lock");
   int locked;

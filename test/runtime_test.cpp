@@ -309,13 +309,13 @@ TEST_F(Runs, WhatStandsInTheWay) {
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
   without_root([&] {
     EXPECT_EQ(error_of([&] { RunDir run("c", root); }),
-              "user: runs: " + root + "/c cannot be written: Permission denied; change that, or start in a folder where "
-              "runs/ can be written");
+              "user: runs: cannot create the folder " + root + "/c: Permission denied; change that, or start in a folder "
+              "whose runs/ you may read and write");
   });
   { RunDir run("d", root); }
   std::filesystem::permissions(root + "/d", std::filesystem::perms(0555));
   without_root([&] {
-    EXPECT_NE(error_of([&] { RunDir run("d", root); }).find("/d cannot be written: Permission denied"), std::string::npos);
+    EXPECT_EQ(error_of([&] { RunDir run("d", root); }).rfind("user: runs: cannot write to " + root + "/d: Perm", 0), 0u);
   });
 }
 

@@ -429,8 +429,8 @@ class Damage(Runs):
     for flags in ((), ("--resume",), ("--eval", "--resume"), ("--set", "init=runs/other", "--dry-run")):
       process = self.as_a_user(*flags)
       errors = process.communicate(timeout=20)[1]
-      self.assertEqual(process.returncode, 1)
-      self.assertRegex(errors, "^cannot (list|create the folder) runs(/tiny)?: Permission denied")
+      self.assertEqual(process.returncode, 2)
+      self.assertRegex(errors, "^runs: cannot (list|create the folder) runs(/tiny)?: Permission denied; change that")
 
   def test_a_folder_that_may_not_be_written(self):
     # Saved on request only, so that it is the failed checkpoint itself that ends the run, and not the next one.
