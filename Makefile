@@ -121,8 +121,9 @@ $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 
 $(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
 $(BUILD)/runtime/model_file.cpp.o: $(BUILD)/modeling_plusgpt.inc
-$(BUILD)/common.h.gch: kernels/gpu.cuh $(BUILD)/flags
-	@echo '#include "kernels/gpu.cuh"' > $(COMMON)
+$(BUILD)/common.h: $(BUILD)/flags
+	@echo '#include "kernels/gpu.cuh"' > $@
+$(BUILD)/common.h.gch: $(BUILD)/common.h kernels/gpu.cuh
 	$(call SAY,compile,$@)$(CXX_CU) -MMD -MP -MF $(COMMON:.h=.d) -x c++-header $(COMMON) -o $@
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)

@@ -1,6 +1,8 @@
 // The program: ./train CONFIG.json. Configuration, memory plan, then the training loop, an evaluation or
 // a text. Exit codes: 0, 2 for what the user can fix, 1 for what failed.
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -522,6 +524,12 @@ static int ended(Channel* channel, int code, const char* text) {
 }
 
 int main(int argc, char** argv) {
+  // Whoever started this may have closed standard input or output: no file of a run may take their numbers.
+  for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)
+    if (file > 2) {
+      close(file);
+      break;
+    }
   std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
   std::unique_ptr<Channel> channel;
   auto connect = [&](const Ranks& ranks) {

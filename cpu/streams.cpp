@@ -27,6 +27,7 @@ struct Item {
 };
 struct Queue {
   bool with_default;  // ordered with the default stream
+  bool destroyed = false;  // by the program; what was put there will still be done
   uint64_t put = 0, done = 0;
   std::deque<Item> items;
 };
@@ -34,7 +35,7 @@ struct Queue {
 // One lock for all: a wait runs what it waits for while it holds it. Recursive, because work may throw, log, or launch.
 struct Streams {
   std::recursive_mutex mutex;
-  std::vector<std::shared_ptr<Queue>> all{std::make_shared<Queue>(Queue{true, 0, 0, {}})};  // the default stream first
+  std::vector<std::shared_ptr<Queue>> all{std::make_shared<Queue>(Queue{true, false, 0, 0, {}})};  // the default stream first
   std::map<const char*, size_t> allocated;  // device and pinned memory: copies from there read it when they run
   std::minstd_rand random;
 };
@@ -47,9 +48,12 @@ StreamOrder order_of_environment() {
   const char* text = std::getenv("PLUSGPT_STREAMS");
   std::string name = text ? text : "";
   if (name == "late") return StreamOrder::late;
-  if (name == "random") return StreamOrder::random;
+  if (name.rfind("random", 0) == 0 && name.find_first_not_of("0123456789", 6) == std::string::npos) {
+    streams().random.seed(unsigned(std::atoi(name.c_str() + 6)) + 1);
+    return StreamOrder::random;
+  }
   if (name.empty() || name == "at_once") return StreamOrder::at_once;
-  fprintf(stderr, "PLUSGPT_STREAMS=%s is unknown: at_once, late or random.\n", text);
+  fprintf(stderr, "PLUSGPT_STREAMS=%s is unknown: at_once, late, or random and a number.\n", text);
   exit(2);
 }
 
@@ -73,8 +77,10 @@ void run_to(const Point& point) {
 Point end_of(const std::shared_ptr<Queue>& queue) { return {queue, queue->put}; }
 
 void run_all() {
-  std::lock_guard lock(streams().mutex);
-  for (size_t i = 0; i < streams().all.size(); i++) run_to(end_of(streams().all[i]));
+  Streams& s = streams();
+  std::lock_guard lock(s.mutex);
+  for (size_t i = 0; i < s.all.size(); i++) run_to(end_of(s.all[i]));
+  std::erase_if(s.all, [&](const auto& queue) { return queue->destroyed; });
 }
 
 void run_something() {
@@ -96,8 +102,8 @@ bool is_allocated(const void* p) {
 
 struct cpu_stream { std::shared_ptr<cpu::Queue> queue; };
 struct cpu_event {
-  cpu::Point point;  // nothing: never recorded, and waiting for it is no wait
-  std::chrono::steady_clock::time_point time;
+  cpu::Point point;  // of the newest record; nothing: never recorded, and waiting for it is no wait
+  std::shared_ptr<std::chrono::steady_clock::time_point> time;  // that record's own, which outlives the event
 };
 
 namespace cpu {
@@ -156,14 +162,14 @@ using namespace cpu;
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
   std::lock_guard lock(streams().mutex);
-  *s = new cpu_stream{std::make_shared<Queue>(Queue{flags != cudaStreamNonBlocking, 0, 0, {}})};
+  *s = new cpu_stream{std::make_shared<Queue>(Queue{flags != cudaStreamNonBlocking, false, 0, 0, {}})};
   streams().all.push_back((*s)->queue);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
   std::lock_guard lock(streams().mutex);
-  run_to(end_of(s->queue));
-  std::erase(streams().all, s->queue);
+  s->queue->destroyed = true;
+  if (s->queue->items.empty()) std::erase(streams().all, s->queue);
   delete s;
   return cudaSuccess;
 }
@@ -185,12 +191,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = new cpu_event, cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  cudaEventSynchronize(e);  // the record that is still queued writes to it
   delete e;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  auto record = [e] { e->time = std::chrono::steady_clock::now(); };
+  auto time = e->time = std::make_shared<std::chrono::steady_clock::time_point>();
+  auto record = [time] { *time = std::chrono::steady_clock::now(); };
   if (at_once()) return record(), cudaSuccess;
   std::lock_guard lock(streams().mutex);
   e->point = put(queue_of(s), record);
@@ -203,7 +209,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  *ms = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+  std::lock_guard lock(streams().mutex);
+  for (cudaEvent_t e : {start, end})
+    if (e->point.queue && e->point.queue->done < e->point.number) return cudaErrorNotReady;
+  *ms = std::chrono::duration<float, std::milli>(*end->time - *start->time).count();
   return cudaSuccess;
 }
 
@@ -214,7 +223,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   cudaMemcpyAsync(to, from, bytes, kind, nullptr);
-  return cudaStreamSynchronize(nullptr);
+  return kind == cudaMemcpyDeviceToDevice ? cudaSuccess : cudaStreamSynchronize(nullptr);
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
   return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, s);

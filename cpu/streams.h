@@ -1,8 +1,8 @@
 // What is put on a stream. Usually it runs at once, in the caller. For tests it can be kept back, by keep_back() or
-// PLUSGPT_STREAMS=late|random in the environment: it runs when somebody waits for it, and only what that needs runs then
-// (late); or at random moments before (random). The order within a stream, events and the default stream are respected as CUDA does, and
-// nothing more: a wait that the program lacks, between two streams or before the host reads or writes what a copy
-// reads or writes, shows as other numbers.
+// PLUSGPT_STREAMS=late|random|random7 in the environment: it runs when somebody waits for it, and only what that needs
+// runs then (late); or at random moments before, other ones with another number (random). The order within a stream,
+// events and the default stream are respected as CUDA does, and nothing more: a wait that the program lacks, between two
+// streams or before the host reads or writes what a copy reads or writes, shows as other numbers.
 #pragma once
 #include <functional>
 #include <memory>

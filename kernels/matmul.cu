@@ -324,8 +324,12 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   set_epilogue(plan, p);  // the pointers of this call
   if (plan.settled) return plan;
 
+  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
+  // backward pass is then what the forward pass had, to the bit.
+  bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
+  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float);
   std::string key = device().key + shape_text(shape);
-  if (auto known = choices.find(key); known != choices.end()) {
+  if (auto known = choices.find(key); known != choices.end() && (fusible || !known->second.fused)) {
     plan.fused = known->second.fused;
     set_epilogue(plan, p);
     cublasLtMatmulHeuristicResult_t check;
@@ -336,10 +340,6 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     if (plan.settled) return plan;
     choices.erase(known);  // written by something else: measured anew
   }
-  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
-  // backward pass is then what the forward pass had, to the bit.
-  bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
-  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float);
   float best = FAILED;
   Choice choice{};
   for (bool fused : {true, false}) {
@@ -358,6 +358,7 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     plan.algorithm = choice.algorithm;
     plan.settled = true;
     set_epilogue(plan, p);
+    if (best == 0) return plan;  // nothing was measured: another run may be able to
     choices[key] = choice;
     append_to_cache(choice_line(key, choice));
     return plan;
@@ -373,8 +374,10 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
   Plan& plan = find_plan(p, stream);
-  ProfileScope scope("matmul", stream);
-  CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
+  {
+    ProfileScope scope("matmul", stream);
+    CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
+  }
   if (!plan.fused) apply_epilogue(p, p.d, stream);
 }
 

@@ -39,7 +39,9 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& information) {  // --help, --version
-    std::exit(app.exit(information));
+    int code = app.exit(information);
+    if (!std::cout.flush()) failure("standard output: not everything could be written (is its disk full?)");
+    std::exit(code);
   } catch (const CLI::ParseError& error) {
     user_error("command line: %s; see ./train --help", error.what());
   }

@@ -319,13 +319,6 @@ class Reader {
 // ---------------------------------------------------------------------------------------------------------------------
 // Values that follow from others, and what must hold between several.
 
-// What an error about these keys names: the command line where one of them was given there.
-std::string source_of(const Config& c, std::initializer_list<const char*> keys) {
-  for (const char* key : keys)
-    if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
-  return c.file;
-}
-
 void complete(Config& c, const Reader& reader) {
   auto& m = c.model;
   if (m.head_dim == 0) {
@@ -425,32 +418,48 @@ void check_optimizer(const Config& c) {
            json_number(o.grad_clip).c_str());
 }
 
-// Warns of keys that were changed and change nothing.
-void warn_without_effect(Config& c) {
+// The defaults, with what this variant sets.
+Config plain_variant(const std::string& name) {
+  Config plain;
+  std::vector<ConfigRow> rows = config_rows(plain);
+  for (const Variant& variant : variants())
+    for (size_t i = 0; i < variant.changes.size() && name == variant.name; i++)
+      for (ConfigRow& row : rows)
+        if (row.key == std::string(variant.changes[i].first)) assign(row, value_of(row, variant.changes[i].second));
+  plain.attention.variant = name;
+  return plain;
+}
+
+struct Dependent { const char* key; bool has_effect; const char* needs; };
+
+// Keys that only count together with others.
+std::vector<Dependent> dependent_keys(const Config& c) {
   const Config::Attention& a = c.attention;
   bool lssar = a.kind == "lssar", gated = a.gate.activation != "none";
-  const struct { const char* key; bool has_effect; const char* needs; } dependent[] = {
-      {"attention.power", lssar, "attention.kind = \"lssar\""},
-      {"attention.offset", lssar, "attention.kind = \"lssar\""},
-      {"attention.offset_free_rows", lssar, "attention.kind = \"lssar\""},
-      {"attention.gate.granularity", gated, "an attention.gate.activation"},
-      {"attention.gate.op", gated, "an attention.gate.activation"},
-      {"attention.gate.position", gated, "an attention.gate.activation"},
-      {"attention.gate.weight_init", gated, "an attention.gate.activation"},
-      {"attention.gate.bias", gated, "an attention.gate.activation"},
-      {"attention.gate.bias_init", gated && a.gate.bias, "a gate with attention.gate.bias"},
-      {"model.rope_base", c.model.position == "rope", "model.position = \"rope\""},
-      {"optimizer.decay_fraction", c.optimizer.schedule == "wsd", "optimizer.schedule = \"wsd\""},
-      {"optimizer.final_lr_fraction", c.optimizer.schedule != "constant", "a schedule other than \"constant\""}};
-  Config defaults;
-  std::vector<ConfigRow> usual = config_rows(defaults), ours = config_rows(c);
-  for (auto& [key, has_effect, needs] : dependent)
-    for (size_t i = 0; i < ours.size() && !has_effect; i++) {
-      if (std::string(key) != ours[i].key || value_text(ours[i]) == value_text(usual[i])) continue;
-      if (c.origins[key].rfind("variant ", 0) == 0) continue;
-      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", key, value_text(ours[i]).c_str(), needs,
-                                  source_tag(source_of(c, {key})).c_str()));
-    }
+  return {{"attention.power", lssar, "attention.kind = \"lssar\""},
+          {"attention.offset", lssar, "attention.kind = \"lssar\""},
+          {"attention.offset_free_rows", lssar, "attention.kind = \"lssar\""},
+          {"attention.gate.granularity", gated, "an attention.gate.activation"},
+          {"attention.gate.op", gated, "an attention.gate.activation"},
+          {"attention.gate.position", gated, "an attention.gate.activation"},
+          {"attention.gate.weight_init", gated, "an attention.gate.activation"},
+          {"attention.gate.bias", gated, "an attention.gate.activation"},
+          {"attention.gate.bias_init", gated && a.gate.bias, "a gate with attention.gate.bias"},
+          {"model.rope_base", c.model.position == "rope", "model.position = \"rope\""},
+          {"optimizer.decay_fraction", c.optimizer.schedule == "wsd", "optimizer.schedule = \"wsd\""},
+          {"optimizer.final_lr_fraction", c.optimizer.schedule != "constant", "a schedule other than \"constant\""}};
+}
+
+// Warns of keys that were changed and change nothing.
+void warn_without_effect(Config& c) {
+  Config plain = plain_variant(c.attention.variant);
+  std::vector<ConfigRow> usual = config_rows(plain), ours = config_rows(c);
+  for (const Dependent& dependent : dependent_keys(c))
+    for (size_t i = 0; i < ours.size() && !dependent.has_effect; i++)
+      if (std::string(dependent.key) == ours[i].key && value_text(ours[i]) != value_text(usual[i]))
+        c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", dependent.key,
+                                    value_text(ours[i]).c_str(), dependent.needs,
+                                    source_tag(source_of(c, {dependent.key})).c_str()));
 }
 
 void check_everything(Config& c, const Reader& reader, bool trains) {
@@ -465,7 +474,8 @@ void check_everything(Config& c, const Reader& reader, bool trains) {
     c.warnings.push_back(
       format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
              "rate never reaches optimizer.lr%s",
-             c.optimizer.warmup_steps, c.train.steps, source_tag(c.file).c_str()));
+             c.optimizer.warmup_steps, c.train.steps,
+             source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
 }
 
 }  // namespace
@@ -519,7 +529,7 @@ int eval_batch(const Config& config, int length) {
 
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {
   std::string name = what[0] == '-' ? std::string(what) : "config: " + std::string(what);
-  std::string tag = source_tag(config.file);
+  std::string tag = source_tag(source_of(config, {"eval.lengths", "model.position", "model.context"}));
   for (int length : lengths) {
     if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
     if (config.model.position == "learned" && length > config.model.context)
@@ -548,14 +558,38 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
   return scratch.eval.lengths;
 }
 
+std::string source_of(const Config& c, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
+  return c.file;
+}
+
+static bool begins_with(const std::string& text, const char* beginning) { return text.rfind(beginning, 0) == 0; }
+
 std::string mechanism(const Config& config) {
-  Config changed = config, plain = parse_config("{}", "", {"attention.variant=" + config.attention.variant}, false);
+  Config changed = config, plain = plain_variant(config.attention.variant);
   std::vector<ConfigRow> ours = config_rows(changed), named = config_rows(plain);
   std::string changes;
   for (size_t i = 0; i < ours.size(); i++)
-    if (std::string key = ours[i].key; key.rfind("attention.", 0) == 0 && value_text(ours[i]) != value_text(named[i]))
+    if (std::string key = ours[i].key; begins_with(key, "attention.") && value_text(ours[i]) != value_text(named[i]))
       append_item(changes, key.substr(10) + " = " + value_text(ours[i]));
   return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
+}
+
+std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
+  Config old_copy = before, new_copy = now;
+  std::vector<ConfigRow> old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
+  std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
+  std::vector<Dependent> were = dependent_keys(before), are = dependent_keys(now);
+  for (size_t i = 0; i < are.size(); i++)
+    if (!were[i].has_effect && !are[i].has_effect) same.insert(are[i].key);
+  std::vector<ChangedSetting> changes;
+  for (size_t i = 0; i < new_rows.size(); i++) {
+    std::string key = new_rows[i].key, was = value_text(old_rows[i]), is = value_text(new_rows[i]);
+    if ((begins_with(key, "model.") || begins_with(key, "attention.")) && was != is && !same.count(key))
+      changes.push_back({key, was, is});
+  }
+  return changes;
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {

@@ -145,6 +145,13 @@ std::vector<int> parse_lengths(const std::string& text, const char* what);  // "
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
+// What an error about these keys names: "--set" where one of them was given there, else the file.
+std::string source_of(const Config& config, std::initializer_list<const char*> keys);
+
+// Settings of model and attention by which the same weights compute something else, with their values as JSON.
+struct ChangedSetting { std::string key, was, is; };
+std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
+
 // "lssar attention", "lssar attention with power = 3": the variant, and what else was set.
 std::string mechanism(const Config& config);
 

@@ -134,29 +134,30 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::string path = folder + "/config.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return {};
-  json found = json::parse(read_text_file(path, "init", 1 << 20), nullptr, false);
+  json found;
+  try {
+    found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
+  } catch (const UserError&) {}  // it only describes the weights, and says nothing then
+  if (!found.is_object()) return {};
+  std::vector<std::string> differences;
+  std::string changes;
+  if (found.contains("plusgpt")) try {  // one of our checkpoints
+    for (auto& [key, was, is] : changed_model(parse_config(found["plusgpt"].dump(), path, {}, false), config))
+      append_item(changes, format("%s = %s (here %s)", key.c_str(), was.c_str(), is.c_str()));
+  } catch (const UserError& error) {
+    differences.push_back(error.what());
+  }
+  if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   const std::pair<const char*, std::vector<json>> computed[] = {
     {"n_head", {config.model.heads}},       {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
     {"layer_norm_epsilon", {1e-5}},         {"tie_word_embeddings", {true}},
     {"scale_attn_weights", {true}},         {"scale_attn_by_inverse_layer_idx", {false}},
   };
-  std::vector<std::string> differences;
   for (auto& [key, values] : computed)
-    if (found.is_object() && found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end())
+    if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
+        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // which has said it
       differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
                                    "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
                                    values[0].dump().c_str()));
-  // Our own settings, where one of our checkpoints is what `init` names.
-  json now = json::parse(config_json(config, {"model", "attention"})).flatten();
-  std::string changes;
-  for (auto& [at, value] : now.items()) {
-    json::json_pointer place("/plusgpt" + at);
-    if (!found.is_object() || !found.contains(place) || found[place] == value) continue;
-    std::string key = at.substr(1);
-    std::replace(key.begin(), key.end(), '/', '.');
-    append_item(changes, format("%s = %s (here %s)", key.c_str(), found[place].dump(-1, ' ', true).substr(0, 80).c_str(),
-                                value.dump().c_str()));
-  }
-  if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   return differences;
 }

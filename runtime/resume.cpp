@@ -107,15 +107,16 @@ static std::string listed(const std::vector<std::string>& changes) {
 }
 
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
-  std::vector<std::string> changes = changed_settings(saved_config(checkpoint), now);
-  std::erase_if(changes, [](const std::string& change) {
-    return change.rfind("model.", 0) != 0 && change.rfind("attention.", 0) != 0;
-  });
+  std::vector<std::string> changes;
+  for (auto& [key, was, is] : changed_model(saved_config(checkpoint), now))
+    changes.push_back(format("%s: %s in the checkpoint, %s now", key.c_str(), was.c_str(), is.c_str()));
   if (changes.empty()) return;
+  std::error_code ignored;
+  bool kept = fs::exists(run + "/config.json", ignored);
   user_error("command line: --resume: the weights of %s belong to another model; use the settings that they were "
-             "trained with (./train %s/config.json --resume ...), or, to see what they do in this one, init = \"%s\" in "
-             "place of --resume:%s",
-             checkpoint.path.c_str(), run.c_str(), checkpoint.path.c_str(), listed(changes).c_str());
+             "trained with%s, or, to see what they do in this one, init = \"%s\" in place of --resume:%s",
+             checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
+             checkpoint.path.c_str(), listed(changes).c_str());
 }
 
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
@@ -144,7 +145,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
                checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
-               checkpoint.path.c_str(), state.step, source_tag(now.file).c_str());
+               checkpoint.path.c_str(), state.step, source_tag(source_of(now, {"train.steps"})).c_str());
 }
 
 void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,

@@ -119,8 +119,10 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
       "(--set name=...)",
       path_.c_str());
   check_access(error, "create the folder", path_);
-  if (::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
-  check_access(error, "write to", path_);
+  for (const std::string& folder : {root, path_}) {
+    if (::faccessat(AT_FDCWD, folder.c_str(), R_OK | W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
+    check_access(error, "read and write", folder);
+  }
   sync_path(root);  // a checkpoint is on the disk only if its run is
   lock_ = File::open_to_append(path_ + "/.lock");
   int locked;

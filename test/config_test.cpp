@@ -128,6 +128,24 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
+  // What a variant sets, also where a run's config.json spells it out.
+  Config ungated = parse_config("{}", "x.json", {"attention.variant=softplus_gated", "attention.gate.activation=none"});
+  EXPECT_TRUE(ungated.warnings.empty());
+  EXPECT_TRUE(parse_config(config_json(ungated), "y.json").warnings.empty());
+
+  auto changes = [](const std::vector<std::string>& before, const std::vector<std::string>& now) {
+    std::string list;
+    for (auto& [key, was, is] : changed_model(parse_config("{}", "x.json", before), parse_config("{}", "x.json", now)))
+      list += key + " " + was + " " + is + "; ";
+    return list;
+  };
+  EXPECT_EQ(changes({"attention.variant=relu"}, {"attention.kind=relu"}), "");
+  EXPECT_EQ(changes({"attention.power=3"}, {"optimizer.lr=1", "attention.gate.weight_init=zero"}), "");
+  EXPECT_EQ(changes({"attention.power=3"}, {"attention.variant=lssa"}),
+            "attention.qk_norm \"none\" \"l2\"; attention.scale \"rsqrt_d\" \"logd_logn\"; attention.kind \"softmax\" "
+            "\"lssa\"; ");
+  EXPECT_EQ(changes({"attention.variant=lssar", "attention.power=3"}, {"attention.variant=lssar", "model.context=2048"}),
+            "model.context 1024 2048; attention.power 3 15; ");
 
   auto text = [](const std::vector<std::string>& sets) { return mechanism(parse_config("{}", "x.json", sets)); };
   EXPECT_EQ(text({}), "softmax attention");

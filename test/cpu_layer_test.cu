@@ -459,6 +459,26 @@ TEST_F(Kept, CopiesReadPinnedMemoryWhenTheyRunAndOtherMemoryAtOnce) {
   EXPECT_EQ(pageable, 7);
 }
 
+TEST_F(Kept, WhatIsDestroyedIsStillDone) {
+  cudaEvent_t twice;
+  cudaStream_t short_lived;
+  float ms;
+  cudaEventCreate(&twice);
+  cudaStreamCreateWithFlags(&short_lived, cudaStreamNonBlocking);
+  launch(set_value, 1, 1, 0, short_lived, x, 8);
+  cudaEventRecord(event, short_lived);
+  cudaEventRecord(twice, short_lived);
+  cudaEventRecord(twice, b);
+  cudaEventSynchronize(twice);
+  EXPECT_EQ(*x, 0);  // its newest record is on the other stream
+  EXPECT_EQ(cudaEventElapsedTime(&ms, event, twice), cudaErrorNotReady);
+  cudaEventDestroy(twice);
+  cudaStreamDestroy(short_lived);
+  EXPECT_EQ(*x, 0);
+  cudaDeviceSynchronize();
+  EXPECT_EQ(*x, 8);
+}
+
 TEST_F(Kept, RandomMomentsKeepEveryOrderThatWasAskedFor) {
   cpu::keep_back(cpu::StreamOrder::random);
   std::set<int> early;  // what the host sees when it does not wait

@@ -241,6 +241,15 @@ class BadFlags(Workspace):
     self.assertEqual(done.returncode, 1)
     self.assertEqual(done.stderr.count("\n"), 1)
     self.assertIn("standard output", done.stderr)
+    with open("/dev/full", "w") as full:
+      self.assertEqual(subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.DEVNULL).returncode, 1)
+
+  def test_closed_input_and_output(self):
+    self.ok("--print-config")
+    done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" config.json <&- >&- 2>&-'], cwd=self.folder)
+    self.assertEqual(done.returncode, 0)
+    self.assertRegex(self.bytes_of(self.path("runs/tiny/.lock")), rb"^pid \d+\n$")
+    self.assertEqual(len(self.metrics(kind="train")), 4)
 
   def test_samples_that_cannot_be_made(self):
     self.bad(generate__every=2, generate__tokenizer="gpt2", names=["generate.tokenizer_dir"])

@@ -35,7 +35,7 @@ class Weights(Workspace):
     lssar = {"attention__variant": "lssar"}
     self.ok(**lssar)
     for flags in (("--eval",), ("--generate", "It")):
-      self.bad(*flags, "--resume", names=["attention.variant", '"lssar" in the checkpoint', "runs/tiny/config.json"],
+      self.bad(*flags, "--resume", names=["attention.kind", '"lssar" in the checkpoint', "runs/tiny/config.json"],
                wrote_nothing=False)
       self.bad(*flags, "--resume", **lssar, model__heads=4, names=["model.heads", "runs/tiny"], wrote_nothing=False)
     self.assertEqual(self.metrics(kind="eval"), [])
@@ -44,11 +44,14 @@ class Weights(Workspace):
     again = subprocess.run([TRAIN, "runs/tiny/config.json", "--eval", "--resume"], cwd=self.folder, capture_output=True,
                            text=True)
     self.assertEqual(again.stdout, first.stdout)
+    # The same model by another name, or with what counts at the beginning only.
+    named = {"attention__kind": "lssar", "attention__qk_norm": "l2", "attention__scale": "logd_logn"}
+    self.ok("--eval", "--resume", **named, attention__gate__bias_init=1)
     # What they do elsewhere may be asked for, and is said.
     init = {"init": "runs/tiny/step_00000004", "name": "other"}
     for flags in (("--eval",), ("--dry-run",)):
       self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")
-      self.assertIn('attention.variant = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
+      self.assertIn('attention.kind = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Streams(Runs):
     for ranks, changes in ((1, {"attention__variant": "lssar_softplus_gated"}), (1, {"precision": "bf16"}),
                            (2, {}), (2, {"train__zero_stage": 0, "attention__variant": "softmax_sink"})):
       at_once = None
-      for order in ("at_once", "late", "random"):
+      for order in ("at_once", "late", "random", "random2", "random3"):
         with self.subTest(order, ranks=ranks, **changes):
           outcome = self.run_with(order, "--gpus", str(ranks), **{**LARGE, **changes})
           at_once = at_once or outcome
@@ -29,7 +29,7 @@ class Streams(Runs):
   def test_unknown_orders(self):
     os.environ["PLUSGPT_STREAMS"] = "later"
     self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
-    self.bad(names=["PLUSGPT_STREAMS=later", "at_once, late or random"])
+    self.bad(names=["PLUSGPT_STREAMS=later", "at_once, late, or random"])
 
 
 if __name__ == "__main__":
