@@ -110,7 +110,7 @@ $(BUILD)/objects: FORCE
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
 # Measured figures and documents are no sources: writing them down does not make the commit another one.
-COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- ':!bench/results' ':!*.md' 2>/dev/null; [ $$? = 1 ] && echo -dirty)
+COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- ':!bench/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty)
 $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "$(COMMIT)"'; \
 	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
