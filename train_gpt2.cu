@@ -440,6 +440,7 @@ class Gpt2 final : public Model {
   }
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
   void gate_qkv(Layer& a, GatePosition position, int part, int N);
+  const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training);
   void classify(Activations<Real>& act, int N, float dloss);
@@ -498,6 +499,14 @@ void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
   gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
 }
 
+// What attention's projection reads: a.att, or act.gated = it behind the gate, which is not kept but made again.
+template <class Real>
+const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
+  if (!gated(GatePosition::sdpa)) return a.att;
+  gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
+  return act.gated;
+}
+
 // A layer from a.x and a.ln1 to a.gelu: all that the backward pass reads of it, and what recompute = block makes again.
 // forward() adds what nobody reads again, the MLP's output projection.
 template <class Real>
@@ -510,13 +519,8 @@ void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, i
   gate_qkv(a, GatePosition::value, 2, N);
   prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
   attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
-  const Real* att = a.att;
-  if (gated(GatePosition::sdpa)) {
-    gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
-    att = act.gated;
-  }
   Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  matmul<Real, Real>({.d = projected, .a = att, .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
+  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
                       .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
   if (gated(GatePosition::output))
     gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
@@ -620,12 +624,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
       gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
                           C, stream);
     }
-    const Real* att = a.att;
-    if (gated(GatePosition::sdpa)) {
-      gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
-      att = act.gated;
-    }
-    linear_backward(b.datt, dprojected, att, ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
+    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                           stream);

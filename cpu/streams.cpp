@@ -61,7 +61,6 @@ StreamOrder& chosen() {
   static StreamOrder order = order_of_environment();
   return order;
 }
-bool at_once() { return chosen() == StreamOrder::at_once; }
 
 void run_to(const Point& point) {
   Queue& queue = *point.queue;
@@ -128,18 +127,17 @@ Point put(const std::shared_ptr<Queue>& queue, std::function<void()> work, std::
 
 }  // namespace
 
-void put_on(cpu_stream* stream, std::function<void()> work) {
-  if (at_once()) return work();
+void put_later(cpu_stream* stream, std::function<void()> work) {
   std::lock_guard lock(streams().mutex);
   put(queue_of(stream), std::move(work));
 }
 
 void put_kernel_on(cpu_stream* stream, const Launch& l, std::shared_ptr<const void> arguments) {
   check(l);
-  put_on(stream, [l, arguments] { run(l); });
+  put_later(stream, [l, arguments] { run(l); });
 }
 
-bool streams_at_once() { return at_once(); }
+bool streams_at_once() { return chosen() == StreamOrder::at_once; }
 
 void keep_back(StreamOrder next) {
   run_all();
@@ -174,16 +172,16 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  if (at_once()) return cudaSuccess;
+  if (streams_at_once()) return cudaSuccess;
   std::lock_guard lock(streams().mutex);
   return run_to(end_of(queue_of(s))), cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  if (!at_once()) run_all();
+  if (!streams_at_once()) run_all();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-  if (at_once()) return cudaSuccess;
+  if (streams_at_once()) return cudaSuccess;
   std::lock_guard lock(streams().mutex);
   if (e->point.queue) put(queue_of(s), {}, {e->point});
   return cudaSuccess;
@@ -197,13 +195,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   auto time = e->time = std::make_shared<std::chrono::steady_clock::time_point>();
   auto record = [time] { *time = std::chrono::steady_clock::now(); };
-  if (at_once()) return record(), cudaSuccess;
+  if (streams_at_once()) return record(), cudaSuccess;
   std::lock_guard lock(streams().mutex);
   e->point = put(queue_of(s), record);
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  if (at_once()) return cudaSuccess;
+  if (streams_at_once()) return cudaSuccess;
   std::lock_guard lock(streams().mutex);
   if (e->point.queue) run_to(e->point);
   return cudaSuccess;
@@ -236,7 +234,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     for (size_t row = 0; row < rows; ++row)
       memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   };
-  if (at_once()) return copy(from), cudaSuccess;
+  if (streams_at_once()) return copy(from), cudaSuccess;
   std::lock_guard lock(streams().mutex);
   if (is_allocated(from)) {
     put_on(s, [=] { copy(from); });

@@ -6,6 +6,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <utility>
 #include "cpu/scheduler.h"
 
 struct cpu_stream;
@@ -15,7 +16,11 @@ namespace cpu {
 enum class StreamOrder { at_once, late, random };
 void keep_back(StreamOrder);  // from here on; waits for everything first
 bool streams_at_once();
-void put_on(cpu_stream*, std::function<void()> work);
+void put_later(cpu_stream*, std::function<void()> work);
+template <class F> void put_on(cpu_stream* stream, F work) {
+  if (streams_at_once()) work();
+  else put_later(stream, std::move(work));
+}
 // A kernel whose arguments stand in `arguments`, which l.arguments points to.
 void put_kernel_on(cpu_stream*, const Launch& l, std::shared_ptr<const void> arguments);
 

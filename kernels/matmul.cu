@@ -353,17 +353,15 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     auto [time, algorithm] = fastest(plan, algorithms, p, stream);
     if (time < best) best = time, choice = {fused, algorithm};
   }
-  if (best < FAILED) {
-    plan.fused = choice.fused;
-    plan.algorithm = choice.algorithm;
-    plan.settled = true;
-    set_epilogue(plan, p);
-    if (best == 0) return plan;  // nothing was measured: another run may be able to
-    choices[key] = choice;
-    append_to_cache(choice_line(key, choice));
-    return plan;
-  }
-  failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());
+  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());
+  plan.fused = choice.fused;
+  plan.algorithm = choice.algorithm;
+  plan.settled = true;
+  set_epilogue(plan, p);
+  if (best == 0) return plan;  // nothing was measured: another run may be able to
+  choices[key] = choice;
+  append_to_cache(choice_line(key, choice));
+  return plan;
 }
 
 }  // namespace

@@ -184,6 +184,19 @@ struct Given {
   std::string source;  // the file's name, or "--set"
 };
 
+// The defaults, with what this variant sets.
+Config plain_variant(const std::string& name) {
+  Config plain;
+  for (const Variant& variant : variants()) {
+    if (name != variant.name) continue;
+    for (ConfigRow& row : config_rows(plain))
+      for (auto& [key, text] : variant.changes)
+        if (row.key == std::string(key)) assign(row, value_of(row, text));
+  }
+  plain.attention.variant = name;
+  return plain;
+}
+
 class Reader {
  public:
   Reader(Config& config, const std::string& file) : config(config), file(file), rows(config_rows(config)) {
@@ -277,14 +290,12 @@ class Reader {
   // What each key that any variant changes is in this one: its change, else the default. Empty for an unknown variant.
   std::map<std::string, json> meaning_of(const json& name) {
     std::map<std::string, json> meaning;
-    for (auto& variant : variants()) {
-      if (!name.is_string() || name.get_ref<const std::string&>() != variant.name) continue;
-      Config defaults;
-      auto all = config_rows(defaults);
-      for (auto& other : variants())
-        for (auto& [key, text] : other.changes) meaning[key] = json::parse(value_text(all[index.at(key)]));
-      for (auto& [key, text] : variant.changes) meaning[key] = value_of(rows[index.at(key)], text);
-    }
+    auto is_named = [&](const Variant& variant) { return name == variant.name; };
+    if (std::none_of(variants().begin(), variants().end(), is_named)) return meaning;
+    Config plain = plain_variant(name.get_ref<const std::string&>());
+    auto all = config_rows(plain);
+    for (auto& variant : variants())
+      for (auto& [key, text] : variant.changes) meaning[key] = json::parse(value_text(all[index.at(key)]));
     return meaning;
   }
 
@@ -335,8 +346,8 @@ void complete(Config& c, const Reader& reader) {
   }
   if (c.train.tokens > 0) {
     if (reader.is_given("train.steps"))
-      refuse(source_of(c, {"train.steps", "train.tokens"}), "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps,
-             c.train.tokens);
+      refuse(source_of(c, {"train.steps", "train.tokens"}),
+             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
     c.train.steps = (c.train.tokens + c.batch.tokens - 1) / c.batch.tokens;
     c.origins["train.steps"] = "train.tokens / batch.tokens";
   }
@@ -418,18 +429,6 @@ void check_optimizer(const Config& c) {
            json_number(o.grad_clip).c_str());
 }
 
-// The defaults, with what this variant sets.
-Config plain_variant(const std::string& name) {
-  Config plain;
-  std::vector<ConfigRow> rows = config_rows(plain);
-  for (const Variant& variant : variants())
-    for (size_t i = 0; i < variant.changes.size() && name == variant.name; i++)
-      for (ConfigRow& row : rows)
-        if (row.key == std::string(variant.changes[i].first)) assign(row, value_of(row, variant.changes[i].second));
-  plain.attention.variant = name;
-  return plain;
-}
-
 struct Dependent { const char* key; bool has_effect; const char* needs; };
 
 // Keys that only count together with others.
@@ -452,14 +451,12 @@ std::vector<Dependent> dependent_keys(const Config& c) {
 
 // Warns of keys that were changed and change nothing.
 void warn_without_effect(Config& c) {
-  Config plain = plain_variant(c.attention.variant);
-  std::vector<ConfigRow> usual = config_rows(plain), ours = config_rows(c);
+  std::vector<ChangedSetting> changes = changed_settings(plain_variant(c.attention.variant), c);
   for (const Dependent& dependent : dependent_keys(c))
-    for (size_t i = 0; i < ours.size() && !dependent.has_effect; i++)
-      if (std::string(dependent.key) == ours[i].key && value_text(ours[i]) != value_text(usual[i]))
-        c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", dependent.key,
-                                    value_text(ours[i]).c_str(), dependent.needs,
-                                    source_tag(source_of(c, {dependent.key})).c_str()));
+    for (const ChangedSetting& change : changes)
+      if (!dependent.has_effect && change.key == dependent.key)
+        c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", dependent.key, change.is.c_str(),
+                                    dependent.needs, source_tag(source_of(c, {dependent.key})).c_str()));
 }
 
 void check_everything(Config& c, const Reader& reader, bool trains) {
@@ -564,31 +561,22 @@ std::string source_of(const Config& c, std::initializer_list<const char*> keys) 
   return c.file;
 }
 
-static bool begins_with(const std::string& text, const char* beginning) { return text.rfind(beginning, 0) == 0; }
-
 std::string mechanism(const Config& config) {
-  Config changed = config, plain = plain_variant(config.attention.variant);
-  std::vector<ConfigRow> ours = config_rows(changed), named = config_rows(plain);
   std::string changes;
-  for (size_t i = 0; i < ours.size(); i++)
-    if (std::string key = ours[i].key; begins_with(key, "attention.") && value_text(ours[i]) != value_text(named[i]))
-      append_item(changes, key.substr(10) + " = " + value_text(ours[i]));
+  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config))
+    if (change.key.starts_with("attention.")) append_item(changes, change.key.substr(10) + " = " + change.is);
   return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
-  Config old_copy = before, new_copy = now;
-  std::vector<ConfigRow> old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
   std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
   std::vector<Dependent> were = dependent_keys(before), are = dependent_keys(now);
   for (size_t i = 0; i < are.size(); i++)
     if (!were[i].has_effect && !are[i].has_effect) same.insert(are[i].key);
-  std::vector<ChangedSetting> changes;
-  for (size_t i = 0; i < new_rows.size(); i++) {
-    std::string key = new_rows[i].key, was = value_text(old_rows[i]), is = value_text(new_rows[i]);
-    if ((begins_with(key, "model.") || begins_with(key, "attention.")) && was != is && !same.count(key))
-      changes.push_back({key, was, is});
-  }
+  std::vector<ChangedSetting> changes = changed_settings(before, now);
+  std::erase_if(changes, [&](const ChangedSetting& change) {
+    return same.count(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
+  });
   return changes;
 }
 

@@ -148,15 +148,16 @@ int eval_batch(const Config& config, int length);  // sequences: eval.batch, els
 // What an error about these keys names: "--set" where one of them was given there, else the file.
 std::string source_of(const Config& config, std::initializer_list<const char*> keys);
 
-// Settings of model and attention by which the same weights compute something else, with their values as JSON.
-struct ChangedSetting { std::string key, was, is; };
+struct ChangedSetting {
+  std::string key, was, is;  // values as JSON
+  bool may_change;           // in a continued run
+};
+std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now);  // all, in the table's order
+// Those of model and attention by which the same weights compute something else.
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
 
 // "lssar attention", "lssar attention with power = 3": the variant, and what else was set.
 std::string mechanism(const Config& config);
-
-// Settings of which a continued run may not change the value, and it did: "model.layers: 2 in the checkpoint, 3 now".
-std::vector<std::string> changed_settings(const Config& before, const Config& now);
 
 std::string print_config(const Config& config);  // one line a key: value and origin
 // The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.

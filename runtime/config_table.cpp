@@ -221,14 +221,13 @@ std::string print_config(const Config& config) {
   return text;
 }
 
-std::vector<std::string> changed_settings(const Config& before, const Config& now) {
+std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now) {
   Config old_copy = before, new_copy = now;
   auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
-  std::vector<std::string> changes;
+  std::vector<ChangedSetting> changes;
   for (size_t i = 0; i < new_rows.size(); i++) {
     std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
-    if (!new_rows[i].may_change && was != is)
-      changes.push_back(format("%s: %s in the checkpoint, %s now", new_rows[i].key, was.c_str(), is.c_str()));
+    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].may_change});
   }
   return changes;
 }

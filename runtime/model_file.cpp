@@ -142,8 +142,9 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-    for (auto& [key, was, is] : changed_model(parse_config(found["plusgpt"].dump(), path, {}, false), config))
-      append_item(changes, format("%s = %s (here %s)", key.c_str(), was.c_str(), is.c_str()));
+    Config theirs = parse_config(found["plusgpt"].dump(), path, {}, false);
+    for (const ChangedSetting& change : changed_model(theirs, config))
+      append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
   } catch (const UserError& error) {
     differences.push_back(error.what());
   }

@@ -99,6 +99,10 @@ static void compare_files(std::vector<std::string>& changes, const char* key, co
   }
 }
 
+static std::string in_words(const ChangedSetting& change) {
+  return format("%s: %s in the checkpoint, %s now", change.key.c_str(), change.was.c_str(), change.is.c_str());
+}
+
 static std::string listed(const std::vector<std::string>& changes) {
   std::string list;
   for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
@@ -108,8 +112,7 @@ static std::string listed(const std::vector<std::string>& changes) {
 
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
   std::vector<std::string> changes;
-  for (auto& [key, was, is] : changed_model(saved_config(checkpoint), now))
-    changes.push_back(format("%s: %s in the checkpoint, %s now", key.c_str(), was.c_str(), is.c_str()));
+  for (const ChangedSetting& change : changed_model(saved_config(checkpoint), now)) changes.push_back(in_words(change));
   if (changes.empty()) return;
   std::error_code ignored;
   bool kept = fs::exists(run + "/config.json", ignored);
@@ -124,9 +127,12 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   const RunState& state = checkpoint.state;
   Config before = saved_config(checkpoint), same_micro = now;
   if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
-  std::vector<std::string> changes = changed_settings(before, same_micro);
-  for (std::string& change : changes)
-    if (change.rfind("batch.micro:", 0) == 0) change += " (0 takes the old one, or where it does not fit another)";
+  std::vector<std::string> changes;
+  for (const ChangedSetting& change : changed_settings(before, same_micro)) {
+    if (change.may_change) continue;
+    changes.push_back(in_words(change));
+    if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or where it does not fit another)";
+  }
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {

@@ -135,8 +135,8 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
 
   auto changes = [](const std::vector<std::string>& before, const std::vector<std::string>& now) {
     std::string list;
-    for (auto& [key, was, is] : changed_model(parse_config("{}", "x.json", before), parse_config("{}", "x.json", now)))
-      list += key + " " + was + " " + is + "; ";
+    for (auto& c : changed_model(parse_config("{}", "x.json", before), parse_config("{}", "x.json", now)))
+      list += c.key + " " + c.was + " " + c.is + "; ";
     return list;
   };
   EXPECT_EQ(changes({"attention.variant=relu"}, {"attention.kind=relu"}), "");
