@@ -520,8 +520,8 @@ void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, i
   prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
   attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
   Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A,
-                      .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
+  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
+                      .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
   if (gated(GatePosition::output))
     gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
   residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
