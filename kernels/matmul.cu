@@ -87,8 +87,8 @@ std::string choice_line(const std::string& key, const Choice& choice) {
 }
 
 // Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the
-// first read stays, unless `replace`.
-void read_choices(std::istream& in, bool replace) {
+// later counts, as an algorithm that cuBLASLt no longer takes is measured anew and appended.
+void read_choices(std::istream& in) {
   for (std::string line; std::getline(in, line);) {
     size_t hex = line.rfind('\t'), flag = hex == std::string::npos || hex < 3 ? std::string::npos : hex - 2;
     Choice choice;
@@ -100,8 +100,7 @@ void read_choices(std::istream& in, bool replace) {
       bytes[i] = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
     std::memcpy(&choice.algorithm, bytes, sizeof bytes);
     choice.fused = line[flag + 1] == '1';
-    auto [known, is_new] = choices.emplace(line.substr(0, flag), choice);
-    if (!is_new && replace) known->second = choice;
+    choices.insert_or_assign(line.substr(0, flag), choice);
   }
 }
 
@@ -112,12 +111,6 @@ void append_to_cache(const std::string& line) {
   if (file < 0) return;  // a cache that cannot be written costs a second at the next start, nothing else
   [[maybe_unused]] ssize_t written = write(file, line.data(), line.size());
   close(file);
-}
-
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
 }
 
 struct Device {
@@ -137,13 +130,7 @@ struct Device {
 
   void* workspace(cudaStream_t stream) {
     void*& memory = workspaces[stream];
-    if (!memory) {
-      if (capturing(stream))
-        failure(
-            "matmul: the first product on a stream allocates its workspace, which a graph capture does not allow; "
-            "run the step once before capturing it.");
-      CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
-    }
+    if (!memory) CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
     return memory;
   }
 };
@@ -348,8 +335,6 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     set_epilogue(plan, p);
     std::vector<Algorithm> algorithms = candidates(plan, shape.alignment, aligned ? 16 : sizeof(TOut));
     if (algorithms.empty()) continue;
-    plan.algorithm = algorithms[0];
-    if (capturing(stream)) return plan;
     auto [time, algorithm] = fastest(plan, algorithms, p, stream);
     if (time < best) best = time, choice = {fused, algorithm};
   }
@@ -386,7 +371,7 @@ template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 void matmul_cache_file(const std::string& path) {
   cache_path = path;
   std::ifstream file(path);
-  if (file) read_choices(file, false);
+  if (file) read_choices(file);
 }
 
 std::string matmul_choices() {
@@ -397,6 +382,6 @@ std::string matmul_choices() {
 
 void matmul_set_choices(const std::string& text) {
   std::istringstream in(text);
-  read_choices(in, true);
+  read_choices(in);
   device().plans.clear();  // the next products look their choices up again
 }

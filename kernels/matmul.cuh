@@ -46,8 +46,7 @@ void check_matmul(Matmul<TIn, TOut>& p) {
 }
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
-// first call of a shape outside graph capture measures cuBLASLt's candidates and keeps the fastest; during capture an
-// unmeasured shape takes the heuristic's first. Same shape, same choice, same bits.
+// first call of a shape measures cuBLASLt's candidates and keeps the fastest. Same shape, same choice, same bits.
 template <class TIn, class TOut>
 void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 

@@ -12,9 +12,11 @@
 
 // What a block of a kernel takes on a GPU; all 0 on the CPU, and for what is no kernel of ours.
 struct KernelResources {
-  int threads = 0, registers = 0, spilled = 0,
-      shared = 0;  // per thread: registers, bytes in local memory; shared: bytes of a block
-  int blocks = 0;                                           // resident on a multiprocessor at once
+  int threads = 0;
+  int registers = 0;  // of a thread
+  int spilled = 0;    // bytes of a thread in local memory
+  int shared = 0;     // bytes of shared memory
+  int blocks = 0;     // resident on a multiprocessor at once
 };
 
 struct ProfileLine {

@@ -96,8 +96,8 @@ def main():
   arguments = parser.parse_args()
   kernels = [k for k in read(arguments.folder) if arguments.arch in (None, k[1])]
   if not kernels:
-    print(f"No CUDA build in {arguments.folder}, so no table of registers (make BACKEND=cuda compiles one where nvcc is).")
-    return 0
+    print(f"No kernels compiled by nvcc in {arguments.folder}, so no table of registers: make BACKEND=cuda compiles them.")
+    return 1
   sass = count_instructions(arguments.folder) if arguments.sass else {}
   columns = INSTRUCTIONS if arguments.sass else ()
   print("\n| " + " | ".join(("kernel", "target", "registers", "spilled", "shared", "warps") + columns) + " |")

@@ -314,12 +314,11 @@ Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape
         for (int h = 0; h < shape.H; h++) {
           R inverse, alpha = ref_alpha<P>(s, D, t, scales.empty() ? R(1) : scales[h]), dot = 0;
           for (int d = 0; d < D; d++) row[d] = qkv[shape.qkv(b, t, part, h, d)];
-          ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &y, &inverse);
+          auto prepared = ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &y, &inverse);
           for (int d = 0; d < D; d++) dy[d] = dprepared[shape.qkv(b, t, part, h, d)];
           if (part == 0) {
-            R per_scale = ref_alpha<P>(s, D, t, R(1));
             if (dscales && s.scale == Scale::ssmax)
-              for (int d = 0; d < D; d++) (*dscales)[h] += per_scale * y[d] * dy[d];
+              for (int d = 0; d < D; d++) (*dscales)[h] += prepared[d] * dy[d] / scales[h];
             for (R& v : dy) v = P::round(v * alpha);
           }
           if (s.qk_norm != QkNorm::none) {

@@ -118,7 +118,7 @@ TEST(Gate, GradientsAreDerivatives) {
   }
 }
 
-// Logits of any size give finite values and gradients, but for exp, which is what it is.
+// Logits of any size give the right values and slopes, but for exp, which is what it is.
 TEST(Gate, ExtremeLogits) {
   std::vector<float> g = {0,  -0.0f, 1e-30f, -1e-30f, 1e-5f, -1e-5f, 20,   -20,
                           89, -89,   1000,   -1000,   3e38f, -3e38f, 0.5f, -0.5f};
@@ -137,6 +137,8 @@ TEST(Gate, ExtremeLogits) {
       // Of a single value: two functions and two roundings of at most 2 units each, and no denormals.
       EXPECT_NEAR(values[i], exact, 6 * unit_roundoff<float> * std::fabs(exact) + 0x1p-126)
           << gate_activation_names[activation] << " of " << g[i];
+      EXPECT_NEAR(slopes[i], slope, 6 * unit_roundoff<float> * std::fabs(slope) + 0x1p-126)
+          << gate_activation_names[activation] << "' of " << g[i];
     }
   }
 }

@@ -66,6 +66,7 @@ class ReferenceModel {
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
         if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
+      settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
       a.prepared = ref_prepare<P>(settings_, {B, T, H, D}, a.qkv, rope(T));
       a.att = ref_attention<P>(settings_, {B, T, H, D}, a.prepared);
       if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
@@ -123,8 +124,11 @@ class ReferenceModel {
       std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
   }
 
+  RopeScaling scaling() const { return rope_scaling_from_name(config_.eval.rope_scaling); }
+  double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
   std::vector<float2> rope(int T) const {
-    return config_.model.position == "rope" ? rope_table(T, D, config_.model.rope_base) : std::vector<float2>{};
+    if (config_.model.position != "rope") return {};
+    return rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
   }
 
   RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue) {

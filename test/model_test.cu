@@ -317,8 +317,12 @@ TEST(Model, InitialWeightsFollowTheTable) {
 // ---- evaluation
 
 TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
-  for (int T : {1, 5, 11, 29}) {  // up to beyond the trained length
-    Config config = small_config("fp32");
+  struct {
+    int T;  // up to beyond the trained length
+    const char* scaling;
+  } cases[] = {{1, "none"}, {5, "yarn"}, {11, "none"}, {29, "none"}, {29, "linear"}, {29, "ntk"}, {29, "yarn"}};
+  for (auto [T, scaling] : cases) {
+    Config config = small_config("fp32", {std::string("eval.rope_scaling=") + scaling});
     auto model = make_model(config, 2 * 29, 29, false);
     randomise(*model, 100);
     std::vector<int> tokens = random_ints(2 * T + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1),
@@ -332,7 +336,7 @@ TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
     std::vector<float> losses(2 * T, NAN);
     model->set_rope(T);
     model->losses(losses.data(), inputs.data(), targets.data(), 2, T);
-    expect_close(format("losses, T = %d", T), losses, exact.losses, naive.losses, unit_roundoff<float>);
+    expect_close(format("losses, T = %d, RoPE's scaling %s", T, scaling), losses, exact.losses, naive.losses, unit_roundoff<float>);
   }
 }
 

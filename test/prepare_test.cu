@@ -57,7 +57,7 @@ static void check_prepare(const AttentionSettings& s, const AttentionShape& shap
   }
   expect_same_bits(name + " v", part_of(shape, prepared, 2), part_of(shape, qkv, 2));
   expect_same_bits(name + " dv", part_of(shape, result, 2), part_of(shape, dprepared, 2));
-  if (!scales.empty()) expect_close(name + " dscale", dscale.download(), dscales, naive_dscales, u<T>);
+  if (!scales.empty()) expect_close(name + " dscale", dscale.download(), dscales, naive_dscales, u<float>);
 }
 
 TYPED_TEST(PrepareTest, NormsAndScales) {

@@ -3,10 +3,11 @@
 # FULL=1, and then the planted bugs, which must be found. Exit 1 when anything failed.
 set -u
 build=$1
-failed=0
+failed=0 ran=0
 for test in "$build"/test_*; do
   [ -x "$test" ] && [ -f "$test" ] || continue
   case "$test" in *.d | *.o) continue ;; esac
+  ran=$((ran + 1))
   filter='*'
   # One bound on rounding holds at -O3 but not at the sanitizers' -O1, where sums run in another order: the gates' in
   # float32 in a whole tiny model. The same code runs here in bf16 and in the other tests.
@@ -14,6 +15,7 @@ for test in "$build"/test_*; do
   echo "=== $test"
   "$test" --gtest_brief=1 --gtest_filter="$filter" || failed=1
 done
+[ $ran != 0 ] || { echo "no test programs in $build: make tests" && exit 1; }
 # The model again with streams whose work is kept back (cpu/streams.h): no wait is missing.
 case "$build" in */cpu)
   for order in late random; do PLUSGPT_STREAMS=$order "$build/test_model" --gtest_brief=1 || failed=1; done ;;

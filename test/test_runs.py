@@ -285,6 +285,13 @@ class Evaluation(Workspace):
     self.assertEqual(len({loss[0] for loss in losses.values()}), 1)
     self.assertEqual(len({loss[1] for loss in losses.values()}), 4)
 
+  def test_rope_scaling_stays_out_of_training(self):
+    weights = []
+    for scaling in ("none", "yarn"):
+      self.ok(name=scaling, eval__lengths=[16, 64], eval__rope_scaling=scaling)
+      weights.append(self.bytes_of(self.model(scaling)))
+    self.assertEqual(weights[0], weights[1])
+
 
 class Generation(Workspace):
   def test_prints(self):
