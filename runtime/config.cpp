@@ -156,11 +156,14 @@ std::optional<json> number_of(const std::string& text) {
   return std::nullopt;
 }
 
-// What a --set text means, by the type of its row. What does not fit the type stays text, so that `assign` refuses it.
+// What a --set text means, by the type of its row; a list is "a,b" or ["a", "b"]. What does not fit the type stays text,
+// so that `assign` refuses it.
 json value_of(const ConfigRow& row, const std::string& text) {
   bool texts = std::holds_alternative<std::vector<std::string>*>(row.value);
   if (texts || std::holds_alternative<std::vector<int>*>(row.value)) {
-    json list = json::array();
+    json list = json::parse(text, nullptr, false);
+    if (list.is_array()) return list;
+    list = json::array();
     for (size_t begin = 0; !text.empty() && begin <= text.size();) {  // "a," has two items, the second is empty
       size_t end = std::min(text.find(',', begin), text.size());
       std::string item = text.substr(begin, end - begin);

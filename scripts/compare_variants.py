@@ -4,11 +4,12 @@
     python3 scripts/compare_variants.py [--config configs/quickstart.json] [--variants softmax,lssar] [--seeds 1,2,3]
                                         [--set key=value]... [--results FILE.json] [--picture FILE.png]
 
-Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED; a run that is complete is not
-repeated, so the script goes on where it was stopped. Prints means and standard deviations over the seeds as a Markdown
+Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, the hash that of the
+configuration and of what --set adds. A run that is complete is not repeated: the script goes on where it was stopped. Prints means and standard deviations over the seeds as a Markdown
 table; --results keeps them as JSON, with what is needed to repeat them, --picture draws them.
 """
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -38,7 +39,12 @@ def duration(seconds):
 def collect(arguments):
   """{variant: [run of each seed]}; trains what is missing."""
   program = os.environ.get("TRAIN", "./train")
-  folders = {(variant, seed): f"compare_{variant}_{seed}" for variant in arguments.variants for seed in arguments.seeds}
+  try:
+    with open(arguments.config, encoding="utf-8") as file:
+      settings = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
+  except (OSError, UnicodeDecodeError) as error:
+    sys.exit(f"compare_variants.py: {arguments.config}: {error}")
+  folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}" for variant in arguments.variants for seed in arguments.seeds}
   missing = [key for key, name in folders.items() if not complete(os.path.join("runs", name))]
   start = time.monotonic()
   for number, (variant, seed) in enumerate(missing):

@@ -126,7 +126,7 @@ peers() {
 
 runs() {
   make train build/cuda/train || { note "the build failed"; return 1; }
-  local variants=softmax,softmax_qknorm,lssar,lssar_softplus_gated batch=131072 picture=() status python
+  local variants=softmax,softmax_qknorm,lssar,lssar_softplus_gated batch=131072 picture=() status python run
   python=$(find_python 2>/dev/null) && picture=(--picture "$out/runs.png")
   # Each is evaluated before its first step and after its last.
   TRAIN=build/cuda/train "${python:-python3}" scripts/compare_variants.py --config configs/gpt2_124m_softmax.json \
@@ -137,7 +137,8 @@ runs() {
     --set checkpoint.every=0 --set checkpoint.at_end=false
   status=$?
   for variant in ${variants//,/ }; do
-    cp "runs/compare_${variant}_1337/metrics.jsonl" "$out/$variant.jsonl" 2>/dev/null ||
+    run=$(ls -td "runs/compare_${variant}_1337_"* 2>/dev/null | head -n 1)
+    cp "$run/metrics.jsonl" "$out/$variant.jsonl" 2>/dev/null ||
       note "$variant has not begun"
   done
   return "$status"

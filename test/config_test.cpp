@@ -200,6 +200,10 @@ TEST(Config, SetParsesByType) {
   EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, (Config::Scale{"ssmax", 0}));
   EXPECT_EQ(parse_config("{}", "", {"seed=18446744073709551615"}).seed, 18446744073709551615u);
   EXPECT_EQ(parse_config(R"({"data": {"val": "v"}})", "", {"data.val="}).data.val.size(), 0u);
+  Config json = parse_config("{}", "", {"eval.lengths=[5, 6]", R"(data.val=["a,b", "[c]"])"});
+  EXPECT_EQ(json.eval.lengths, (std::vector<int>{5, 6}));
+  EXPECT_EQ(json.data.val, (std::vector<std::string>{"a,b", "[c]"}));
+  EXPECT_EQ(parse_config("{}", "", {"data.val=[ab]*"}).data.val, (std::vector<std::string>{"[ab]*"}));
 }
 
 TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {

@@ -6,11 +6,13 @@ import json
 import math
 import os
 import shutil
+import statistics
 import struct
 import subprocess
+import sys
 import unittest
 
-from workspace import CRASH, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard, write_safetensors
+from workspace import CONFIG, CRASH, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard, write_safetensors
 
 
 class WritesNothing(Workspace):
@@ -291,6 +293,30 @@ class Evaluation(Workspace):
       self.ok(name=scaling, eval__lengths=[16, 64], eval__rope_scaling=scaling)
       weights.append(self.bytes_of(self.model(scaling)))
     self.assertEqual(weights[0], weights[1])
+
+
+class Comparison(Workspace):
+  """scripts/compare_variants.py"""
+
+  def compare(self, *flags, train=TRAIN, code=0):
+    self.write("config.json", json.dumps({key: value for key, value in CONFIG.items() if key != "name"}))
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts", "compare_variants.py")
+    done = subprocess.run([sys.executable, script, "--config", "config.json", "--variants", "softmax,lssa", "--seeds", "1,2",
+                           "--set", "eval.lengths=16,32", *flags], cwd=self.folder, capture_output=True, text=True,
+                          env={**os.environ, "TRAIN": train})
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+    return done.stdout
+
+  def test_repeats_no_run_and_takes_none_for_another(self):
+    table = self.compare("--results", "results.json")
+    self.assertEqual(self.compare(train="/bin/false"), table)
+    self.assertNotEqual(self.compare("--set", "optimizer.lr=0.1"), table)
+    self.assertEqual(self.compare(train="/bin/false"), table)
+    with open(self.path("results.json")) as file:
+      losses = json.load(file)["losses"]
+    self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses["softmax"]["16"]))
+    self.compare("--config", "absent.json", code=1)
 
 
 class Generation(Workspace):
