@@ -424,7 +424,7 @@ static void check_folder_of(const std::string& file) {
 static StepResult one_step(Model& model, Loader& loader) {
   StepResult result = next_gradients(model, loader);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    failure("the first step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
+    failure("this step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
             result.grad_norm);
   return result;
 }

@@ -3,7 +3,8 @@
 //
 // Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
 // vocabulary, N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients
-// of parameters and the optimizer's state are float32. Everything runs on one stream; the host waits only to report.
+// of parameters and the optimizer's state are float32. Computation runs on one stream, which the host waits for only to
+// report; collectives and snapshots for checkpoints have streams of their own.
 #include "train_gpt2.h"
 
 #include <algorithm>
@@ -42,8 +43,8 @@ struct ParameterRow {
   std::vector<int> shape;
   Init init;
   bool decays, per_layer;
-  int row = 0;                 // elements kept for a row, where others continue it; 0: its own columns
-  Parameter beside = NOTHING;  // the parameter whose rows its own rows continue: one matrix for one product
+  int stride = 0;                 // elements from row to row; 0: its columns, nothing between them
+  Parameter continues = NOTHING;  // the parameter whose rows its own rows continue: one matrix for one product
 };
 
 static size_t elements(const std::vector<int>& shape) {
@@ -121,13 +122,13 @@ struct ParameterLayout {
     auto place = [&](const ParameterRow& row, const std::string& name) {
       size_t size = elements(row.shape), columns = size_t(row.shape.back());
       if (size == 0) return;
-      if (row.beside != NOTHING) {  // its host has left room in its rows
-        const Tensor host = tensors[latest[row.beside]];
-        offset[row.id].push_back(host.offset + host.columns());
-        tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, host.stride});
+      if (row.continues != NOTHING) {
+        const Tensor left = tensors[latest[row.continues]];
+        offset[row.id].push_back(left.offset + left.columns());
+        tensors.push_back({name, row.shape, row.init, row.decays, offset[row.id].back(), size, left.stride});
         return;
       }
-      size_t stride = row.row ? size_t(row.row) : columns;
+      size_t stride = row.stride ? size_t(row.stride) : columns;
       size_t rows = row.id == WTE ? size_t(padded_vocab(config)) : size / columns;
       latest[row.id] = tensors.size();
       tensors.push_back({name, row.shape, row.init, row.decays, total, size, stride});

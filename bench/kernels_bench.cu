@@ -102,7 +102,7 @@ static void measure(const Model& m) {
   auto floats = [&](size_t n, float scale = 1) { return arrays.normal<float>(n, scale); };
   const size_t NC_ = size_t(N) * C, NF = size_t(N) * F;
   T *x = normal(NC_), *y = normal(NC_), *z = normal(NC_), *gamma = normal(C), *beta = normal(C);
-  T *wide = normal(NF), *wide2 = normal(NF), *wide3 = normal(NF);
+  T *wide = normal(NF), *wide2 = normal(NF);
   T *bias = normal(F), *weight = normal(size_t(C) * F, 0.02f);
   T *wte = normal(size_t(Vp) * C, 0.02f), *wpe = normal(size_t(T_) * C, 0.02f), *logits = normal(size_t(rows) * Vp);
   float *mean = floats(N), *rstd = floats(N), *dweight = floats(size_t(C) * F), *dwte = floats(size_t(Vp) * C);
@@ -126,8 +126,6 @@ static void measure(const Model& m) {
   line("layernorm_backward", 4 * NC * s, 0,
        [&] { layernorm_backward<T>(z, dgamma, dbeta, y, x, mean, rstd, gamma, workspace, N, C, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
-  line("gelu_backward", 3.0 * N * F * s, 0,
-       [&] { gelu_backward<T>(wide3, wide2, wide, NF, stream); });
   line("bias_backward [N, F]", double(N) * F * s, 0,
        [&] { bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
   line("bias_backward [N, C]", NC * s, 0, [&] { bias_backward<T>(dgamma, x, workspace, N, C, 0, stream); });

@@ -18,7 +18,6 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __constant__
 #define __align__(n) __attribute__((aligned(n)))
 
 // Shared memory belongs to a block, and a worker runs one block at a time. ASan does not guard thread_local
@@ -42,18 +41,9 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 }
 
 struct alignas(8) float2 { float x, y; };
-struct float3 { float x, y, z; };
 struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 using std::max;
 using std::min;
@@ -63,9 +53,7 @@ inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x
 inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // Integers only: floating-point atomics would make results depend on the order of the threads.
 inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
@@ -81,28 +69,21 @@ enum cudaError_t {
   cudaErrorNotReady = 600,
 };
 const char* cudaGetErrorString(cudaError_t);
-const char* cudaGetErrorName(cudaError_t);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
 // Memory: 256-byte aligned, with ASan's redzones; uninitialised as on a GPU.
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
 };
-enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
 cudaError_t cudaMalloc(void** p, size_t bytes);
 cudaError_t cudaFree(void* p);
-cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned flags);
+cudaError_t cudaMallocHost(void** p, size_t bytes);
 cudaError_t cudaFreeHost(void* p);
-inline cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, cudaHostAllocDefault); }
 template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(p), bytes);
 }
 template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
   return cudaMallocHost(reinterpret_cast<void**>(p), bytes);
-}
-template <class T> cudaError_t cudaHostAlloc(T** p, size_t bytes, unsigned flags) {
-  return cudaHostAlloc(reinterpret_cast<void**>(p), bytes, flags);
 }
 
 struct cpu_stream;
@@ -138,7 +119,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 struct cudaDeviceProp {
   char name[256];
   size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-  int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, l2CacheSize;
+  int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize;
 };
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);
 cudaError_t cudaGetDeviceCount(int* count);

@@ -6,17 +6,6 @@
 #include "cpu/pool.h"
 #include "cpu/streams.h"
 
-const char* cudaGetErrorName(cudaError_t e) {
-  switch (e) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorNotReady: return "cudaErrorNotReady";
-  }
-  return "unknown error";
-}
-
 const char* cudaGetErrorString(cudaError_t e) {
   switch (e) {
     case cudaSuccess: return "no error";
@@ -48,7 +37,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 }
 
 cudaError_t cudaFree(void* p) { return release(p); }
-cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return allocate(p, bytes); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return allocate(p, bytes); }
 cudaError_t cudaFreeHost(void* p) { return release(p); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

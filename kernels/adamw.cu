@@ -8,7 +8,7 @@
 
 // AdamW with everything that depends only on the step already worked out.
 struct AdamWStep {
-  float decay;  // lr weight_decay; 1 - that would be rounded, the same way at every step
+  float decay;  // lr weight_decay, as p -= decay p: 1 - decay would be rounded, and by the same error every step
   float one_minus_beta1, beta2, one_minus_beta2;
   float step_size;     // lr / (1 - beta1^step)
   float inverse_root;  // 1 / sqrt(1 - beta2^step)

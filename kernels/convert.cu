@@ -12,6 +12,4 @@ void convert(TOut* out, const TIn* in, size_t n, cudaStream_t stream) {
 }
 
 template void convert(bf16*, const float*, size_t, cudaStream_t);
-template void convert(float*, const bf16*, size_t, cudaStream_t);
 template void convert(float*, const float*, size_t, cudaStream_t);
-template void convert(bf16*, const bf16*, size_t, cudaStream_t);

@@ -2,7 +2,6 @@
 #pragma once
 #include "kernels/gpu.cuh"
 
-// out [n] = in [n]; <bf16, float>, <float, bf16>, <float, float>, <bf16, bf16>. Any n and alignment. Floor: n of each
-// moved.
+// out [n] = in [n]; <bf16, float>, <float, float>. Any n and alignment. Floor: n of each moved.
 template <class TOut, class TIn>
 void convert(TOut* out, const TIn* in, size_t n, cudaStream_t stream);

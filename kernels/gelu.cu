@@ -5,21 +5,11 @@
 struct Gelu {
   __device__ float operator()(float x) const { return gelu(x); }
 };
-struct GeluBackward {
-  __device__ float operator()(float dout, float x) const { return dout * gelu_grad(x); }
-};
 
 template <class T>
 void gelu_forward(T* out, const T* x, size_t n, cudaStream_t stream) {
   elementwise(Gelu(), out, n, stream, x);
 }
 
-template <class T>
-void gelu_backward(T* dx, const T* dout, const T* x, size_t n, cudaStream_t stream) {
-  elementwise(GeluBackward(), dx, n, stream, dout, x);
-}
-
 template void gelu_forward(float*, const float*, size_t, cudaStream_t);
 template void gelu_forward(bf16*, const bf16*, size_t, cudaStream_t);
-template void gelu_backward(float*, const float*, const float*, size_t, cudaStream_t);
-template void gelu_backward(bf16*, const bf16*, const bf16*, size_t, cudaStream_t);

@@ -9,7 +9,7 @@ struct DeviceInfo {
   std::string name;         // "NVIDIA H200", or the processor's name
   bool is_gpu;
   int processors;           // multiprocessors, or cores
-  size_t free_memory, total_memory;  // bytes
+  size_t free_memory;       // bytes
   double peak_bf16_flops;   // dense tensor-core peak by the data sheet; 0 where unknown, on the CPU always
 };
 
@@ -22,10 +22,13 @@ inline DeviceInfo device_info() {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  DeviceInfo info{properties.name, !on_cpu, properties.multiProcessorCount, 0, 0, 0};
-  CUDA_CHECK(cudaMemGetInfo(&info.free_memory, &info.total_memory));
+  DeviceInfo info{properties.name, !on_cpu, properties.multiProcessorCount, 0, 0};
+  size_t total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&info.free_memory, &total));
   // Data-sheet peaks without sparsity; the first name that is part of the device's wins.
-  static const struct { const char* name; double tflops;
+  static const struct {
+    const char* name;
+    double tflops;
   } peaks[] = {{"H200", 989},    {"H100 PCIe", 756},    {"H100", 989}, {"GH200", 989}, {"A100", 312},
                {"A800", 312},    {"L40S", 362},         {"L4", 121},   {"A10", 125},   {"RTX 4090", 165},
                {"RTX 3090", 71}, {"RTX 6000 Ada", 364}, {"A6000", 155}};

@@ -10,6 +10,7 @@
 #include "kernels/bias.cuh"
 #include "kernels/convert.cuh"
 #include "kernels/cross_entropy.cuh"
+#include "kernels/elementwise.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/grad_norm.cuh"
@@ -250,6 +251,15 @@ TYPED_TEST(KernelTest, LayernormReproducible) {
 // ---- elementwise: GELU, conversions. A view that begins one element into an array is not
 // 16-byte aligned.
 
+// gelu_grad, which the epilogues of products call, as a kernel.
+struct GeluBackward {
+  __device__ float operator()(float dout, float x) const { return dout * gelu_grad(x); }
+};
+template <class T>
+static void gelu_backward(T* dx, const T* dout, const T* x, size_t n) {
+  elementwise(GeluBackward(), dx, n, nullptr, dout, x);
+}
+
 static const size_t lengths[] = {5, 8, 9, 1000, 4099};
 
 TYPED_TEST(KernelTest, Gelu) {
@@ -272,8 +282,8 @@ TYPED_TEST(KernelTest, Gelu) {
           };
           DeviceArray<T> input(x), out(n), dx(n), in_place(dout);
           gelu_forward<T>(out, input + shift, n, nullptr);
-          gelu_backward<T>(dx, DeviceArray<T>(dout), input + shift, n, nullptr);
-          gelu_backward<T>(in_place, in_place, input + shift, n, nullptr);
+          gelu_backward<T>(dx, DeviceArray<T>(dout), input + shift, n);
+          gelu_backward<T>(in_place, in_place, input + shift, n);
           forward.add(out.download(), reference(Exact(), false), reference(Naive<T>(), false));
           backward.add(dx.download(), reference(Exact(), true), reference(Naive<T>(), true));
           expect_same_bits("gelu_backward in place", in_place.download(), dx.download());
@@ -287,7 +297,7 @@ TYPED_TEST(KernelTest, GeluFarOut) {
   for (float v : {0.0f, 1e6f, -1e6f, 1e20f, -1e20f, 3e38f, -3e38f, NAN}) x.push_back(from_float<T>(v));
   DeviceArray<T> input(x), out(8), dx(8);
   gelu_forward<T>(out, input, 8, nullptr);
-  gelu_backward<T>(dx, DeviceArray<T>(ones), input, 8, nullptr);
+  gelu_backward<T>(dx, DeviceArray<T>(ones), input, 8);
   for (int i = 0; i < 7; i++) {
     double v = as_double(x[i]);
     EXPECT_EQ(as_double(out.download()[i]), std::max(v, 0.0)) << v;
@@ -316,9 +326,7 @@ static void test_convert() {
 
 TEST(Kernels, Convert) {
   test_convert<bf16, float>();
-  test_convert<float, bf16>();
   test_convert<float, float>();
-  test_convert<bf16, bf16>();
   EXPECT_EQ(to_float(from_float<bf16>(1.00390625f)), 1.0f);  // ties go to even
   EXPECT_EQ(to_float(from_float<bf16>(1.01171875f)), 1.015625f);
 }
@@ -329,7 +337,7 @@ TYPED_TEST(KernelTest, ElementwiseReproducible) {
   expect_reproducible("gelu", [&] {
     DeviceArray<T> out(5003), dx(5003), a(x), b(y);
     gelu_forward<T>(out, a, 5003, nullptr);
-    gelu_backward<T>(dx, b, a, 5003, nullptr);
+    gelu_backward<T>(dx, b, a, 5003);
     return bits_of(out, dx);
   });
 }
