@@ -3,8 +3,8 @@
 
     python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief]
 
-The picture has the loss and the loss by length, and below them the gradient norm, the learning rate and the tokens per
-second (not with --brief). Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is
+The picture has the loss and the loss by length; where `--eval` was run also the loss by position in the longest windows;
+below them the gradient norm, the learning rate and the tokens per second. --brief: the first two. Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is
 RUN/loss.png of the first run.
 """
 import argparse
@@ -49,13 +49,14 @@ def section(settings, name):
 
 
 class Run:
-  """What metrics.jsonl says: config, (step, loss) of training and validation, {length: (step, loss)} of evaluation."""
+  """What metrics.jsonl says: config, (step, loss) of training and validation, {length: (step, loss)} of evaluation and,
+  by --eval, {length: (step, [loss of each bin of positions])}."""
 
   def __init__(self, folder):
     path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
     self.folder = os.path.dirname(path) or "."
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.config, self.train, self.curve, self.by_length = {}, [], [], {}
+    self.config, self.train, self.curve, self.by_length, self.by_position = {}, [], [], {}, {}
     self.lines = []   # training, whole
     self.latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
@@ -81,6 +82,9 @@ class Run:
         self.curve.append((step, loss))
       if step >= self.by_length.get(length, (-1,))[0]:
         self.by_length[length] = (step, loss)
+      bins = entry.get("by_position")
+      if isinstance(bins, list) and bins and None not in map(finite, bins) and step >= self.by_position.get(length, (-1,))[0]:
+        self.by_position[length] = (step, bins)
 
   def of_this_run(self):
     """Not an evaluation with other settings than the run's first, which would take the place of the run's own."""
@@ -138,10 +142,28 @@ def draw_details(runs, panels):
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
-def length_axis(axes, ticker, lengths):
-  """The x axis as evaluated lengths: powers of two, each of them marked."""
+def draw_positions(runs, axes, ticker):
+  """The loss by position in each run's longest windows; bins as eval/evaluate.cu makes them."""
+  longest = set()
+  for number, run in enumerate(runs):
+    if not run.by_position:
+      continue
+    length = max(run.by_position)
+    longest.add(length)
+    bins = run.by_position[length][1]
+    width = max(1, min(256, length // 32))
+    middles = [(first + min(first + width, length) + 1) / 2 for first in range(0, length, width)]
+    axes.plot(middles[:len(bins)], bins[:len(middles)], color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=run.label)
+  of = f"windows of {max(longest)}" if len(longest) == 1 else "the longest windows"
+  axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel="loss (nats per token)")
+  length_axis(axes, ticker)
+
+
+def length_axis(axes, ticker, lengths=None):
+  """The x axis as lengths: powers of two, or these."""
   axes.set_xscale("log", base=2)
-  axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
+  if lengths:
+    axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
   axes.xaxis.set_major_formatter(ticker.FuncFormatter(
       lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
   axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -152,13 +174,19 @@ def draw(runs, path, brief=False):
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                           "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
                           "axes.axisbelow": True, "legend.frameon": False})
+  positions = not brief and any(run.by_position for run in runs)
   if brief:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
   else:
-    figure = pyplot.figure(figsize=(11, 7), constrained_layout=True)
+    figure = pyplot.figure(figsize=(15 if positions else 11, 7), constrained_layout=True)
     grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
-    left, right = figure.add_subplot(grid[0, :3]), figure.add_subplot(grid[0, 3:])
+    width = 2 if positions else 3
+    left, right = figure.add_subplot(grid[0, :width]), figure.add_subplot(grid[0, width:2 * width])
     draw_details(runs, [figure.add_subplot(grid[1, 2 * n:2 * n + 2]) for n in range(3)])
+  by_length = [right]
+  if positions:
+    by_length.append(figure.add_subplot(grid[0, 4:], sharey=right))
+    draw_positions(runs, by_length[1], ticker)
   for number, run in enumerate(runs):
     colour = COLOURS[number % len(COLOURS)]
     if run.train:
@@ -186,7 +214,8 @@ def draw(runs, path, brief=False):
     length_axis(right, ticker, lengths)
     right.margins(x=0.06, y=0.12)
   for context in sorted({run.context() for run in runs if run.context()}):
-    right.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    for axes in by_length:
+      axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
     right.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
                    textcoords="offset points", va="top", fontsize=8.5, color="#666666")
   for axes in (left, right):

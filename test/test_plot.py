@@ -25,7 +25,7 @@ DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"
            '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
            '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}', '{"type":"val","st']
 ODD = ['{"type":"train","step":9,"loss":1.0,"grad_norm":Infinity,"lr":"x","tokens_per_s":[]}',
-       '{"type":"eval","step":3,"length":16,"loss":2.0,"by_position":{"a":1}}']
+       *('{"type":"eval","step":3,"length":16,"loss":2.0,"by_position":%s}' % bins for bins in ('{"a":1}', "[]", "[1,null]"))]
 
 
 def drawing_python():
@@ -53,7 +53,7 @@ class Plot(ScriptTest):
 
   def test_damaged_lines_are_skipped(self):
     good, damaged = plot.Run(self.make_run("good")), plot.Run(self.make_run("damaged", DAMAGED))
-    for what in ("config", "latest", "train", "lines", "curve", "by_length"):
+    for what in ("config", "latest", "train", "lines", "curve", "by_length", "by_position"):
       self.assertEqual(getattr(damaged, what), getattr(good, what), what)
 
   def test_odd_values_are_drawn_around(self):
@@ -68,6 +68,14 @@ class Plot(ScriptTest):
                    "".join(json.dumps(line) + "\n" for line in GOOD[1:]))
         self.draw(folder)
         shutil.rmtree(folder)
+
+  def test_loss_by_position(self):
+    line = lambda step, length, bins: json.dumps(
+        {"type": "eval", "step": step, "length": length, "loss": 2.0, "tokens": 64, "by_position": bins})
+    folder = self.make_run("run", [line(4, 40, [3.0] * 40), line(8, 40, [2.0] * 40), line(8, 70, [1.5] * 35)])
+    self.assertEqual(plot.Run(folder).by_position, {40: (8, [2.0] * 40), 70: (8, [1.5] * 35)})
+    self.assertEqual(plot.Run(self.make_run("odd", ODD)).by_position, {})
+    self.draw(folder, self.path("odd"))
 
   def test_the_picture_is_where_it_says(self):
     folder = self.make_run("run")
