@@ -8,28 +8,8 @@
 #include <iterator>
 #include <string>
 
+#include "attention/names.h"
 #include "kernels/gpu.cuh"
-
-// From scores z to weights P. The names are the config's, in the enumerators' order.
-enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };
-enum class QkNorm { none, l2, rms };
-enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
-enum class Sink { none, one, learned };
-enum class RopeScaling { none, linear, ntk, yarn };
-enum class Kernels { automatic, general, tensor, hopper };  // which family runs, for tests and benchmarks
-inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
-inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
-inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
-inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
-inline constexpr const char* sink_names[] = {"none", "one", "learned"};
-inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
-
-// The enumerator of that name; another name is a user_error that lists the table.
-Kind kind_from_name(const std::string& name);
-QkNorm qk_norm_from_name(const std::string& name);
-Scale scale_from_name(const std::string& name);
-Sink sink_from_name(const std::string& name);
-RopeScaling rope_scaling_from_name(const std::string& name);
 
 struct AttentionSettings {
   Kind kind = Kind::softmax;

@@ -1,7 +1,6 @@
-// The one place where the settings of a run choose kernels, and the tables of names.
+// The one place where the settings of a run choose kernels.
 #include "attention/attention.h"
 #include "attention/kernel_table.h"
-#include "attention/names.h"
 
 namespace {
 
@@ -71,16 +70,6 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
 KindKernels& kernels_of(Kind kind, PowerClass power) {
   static KindKernels table[KINDS][POWER_CLASSES];  // here, so that it is there when the first file enters its kernels
   return table[int(kind)][int(power)];
-}
-
-Kind kind_from_name(const std::string& name) { return from_name<Kind>("attention.kind", kind_names, name); }
-QkNorm qk_norm_from_name(const std::string& name) {
-  return from_name<QkNorm>("attention.qk_norm", qk_norm_names, name);
-}
-Scale scale_from_name(const std::string& name) { return from_name<Scale>("attention.scale", scale_names, name); }
-Sink sink_from_name(const std::string& name) { return from_name<Sink>("attention.sink", sink_names, name); }
-RopeScaling rope_scaling_from_name(const std::string& name) {
-  return from_name<RopeScaling>("eval.rope_scaling", rope_scaling_names, name);
 }
 
 bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }

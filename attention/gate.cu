@@ -1,7 +1,6 @@
 #include "attention/gate.cuh"
 
 #include "attention/maths.cuh"
-#include "attention/names.h"
 #include "kernels/elementwise.cuh"
 
 namespace {
@@ -140,13 +139,6 @@ constexpr int THREADS = 128;
 dim3 grid_of(int N, int columns) { return dim3(blocks_for(columns, THREADS), unsigned(N < 65535 ? N : 65535)); }
 
 }  // namespace
-
-GateActivation gate_activation_from_name(const std::string& name) {
-  return from_name<GateActivation>("attention.gate.activation", gate_activation_names, name);
-}
-GatePosition gate_position_from_name(const std::string& name) {
-  return from_name<GatePosition>("attention.gate.position", gate_position_names, name);
-}
 
 template <class T>
 void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,

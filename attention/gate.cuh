@@ -4,16 +4,8 @@
 // channels. What lies between the rows of a matrix is not touched. Any sizes and alignment; 16-byte accesses where
 // strides, widths and addresses allow them.
 #pragma once
-#include <string>
-
+#include "attention/names.h"
 #include "kernels/gpu.cuh"
-
-enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, exp };
-enum class GatePosition { sdpa, value, key, query, output };
-inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus", "silu", "relu", "tanh", "exp"};
-inline constexpr const char* gate_position_names[] = {"sdpa", "value", "key", "query", "output"};
-GateActivation gate_activation_from_name(const std::string& name);  // another name is a user_error that lists the table
-GatePosition gate_position_from_name(const std::string& name);
 
 struct GateSettings {
   GateActivation activation = GateActivation::none;  // none: there is no gate

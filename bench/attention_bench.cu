@@ -5,7 +5,6 @@
 //                                 [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. Medians of repeated runs on random data.
-#include "attention/names.h"
 #include "bench/bench.h"
 
 static std::vector<JsonObject> rows;

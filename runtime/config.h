@@ -32,11 +32,12 @@ struct Config {
     int mlp_width() const;          // round(mlp_ratio * channels)
   } model;
 
+  // Names of attention and its gate: attention/names.h
   struct Gate {
-    std::string activation = "none";          // none | sigmoid | softplus | silu | relu | tanh | exp
+    std::string activation = "none";
     std::string granularity = "elementwise";  // elementwise | headwise
     std::string op = "multiply";              // multiply | add
-    std::string position = "sdpa";            // sdpa | value | key | query | output
+    std::string position = "sdpa";
     std::string weight_init = "normal";       // normal | zero
     bool bias = true;
     double bias_init = 0;
@@ -44,20 +45,20 @@ struct Config {
 
   // `scale` in JSON is a name or a number.
   struct Scale {
-    std::string name = "rsqrt_d";   // rsqrt_d | logd_logn | logn | ssmax | number
+    std::string name = "rsqrt_d";
     double number = 0;              // used where name is "number", else 0
     bool operator==(const Scale&) const = default;
   };
 
   struct Attention {
     std::string variant = "softmax";  // where the keys below get their values from unless given themselves
-    std::string qk_norm = "none";     // none | l2 | rms
+    std::string qk_norm = "none";
     Scale scale;
-    std::string kind = "softmax";     // softmax | lssa | lssar | sigmoid | relu | relu2
+    std::string kind = "softmax";
     double power = 15;
     double offset = 1;
     int offset_free_rows = 3;
-    std::string sink = "none";        // none | one | learned
+    std::string sink = "none";
     Gate gate;
   } attention;
 
@@ -97,7 +98,7 @@ struct Config {
     int64_t tokens = 10485760;
     std::vector<int> lengths;         // auto: [context] (never empty after loading)
     int batch = 0;                    // sequences; 0 = auto: eval_batch()
-    std::string rope_scaling = "none";  // none | linear | ntk | yarn
+    std::string rope_scaling = "none";
   } eval;
 
   struct Checkpoint {

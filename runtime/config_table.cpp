@@ -2,8 +2,17 @@
 
 #include <algorithm>
 
+#include "attention/names.h"
 #include "runtime/error.h"
 #include "runtime/json.h"
+
+// "a | b | c", of the first `count` names
+template <size_t N>
+static std::string alternatives(const char* const (&names)[N], size_t count = N) {
+  std::string list;
+  for (size_t i = 0; i < count; i++) append_item(list, names[i], " | ");
+  return list;
+}
 
 std::vector<ConfigRow> config_rows(Config& c) {
   auto& m = c.model;
@@ -33,19 +42,19 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"},
 
     {"attention.variant", &a.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
-    {"attention.qk_norm", &a.qk_norm, "none | l2 | rms", no, "normalises queries and keys"},
-    {"attention.scale", &a.scale, "rsqrt_d | logd_logn | logn | ssmax | a number in [-1e6, 1e6]", no,
-     "what a row's scores are multiplied by"},
-    {"attention.kind", &a.kind, "softmax | lssa | lssar | sigmoid | relu | relu2", no, "from scores to weights"},
+    {"attention.qk_norm", &a.qk_norm, alternatives(qk_norm_names), no, "normalises queries and keys"},
+    {"attention.scale", &a.scale, alternatives(scale_names, size_t(Scale::number)) + " | a number in [-1e6, 1e6]",
+     no, "what a row's scores are multiplied by"},
+    {"attention.kind", &a.kind, alternatives(kind_names), no, "from scores to weights"},
     {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"},
     {"attention.offset", &a.offset, "[0, 1e6]", no, "subtracted in lssar's second stage, in units of the mean weight"},
     {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no, "first rows without that offset"},
-    {"attention.sink", &a.sink, "none | one | learned", no, "a further term in softmax's denominator"},
-    {"attention.gate.activation", &g.activation, "none | sigmoid | softplus | silu | relu | tanh | exp", no,
+    {"attention.sink", &a.sink, alternatives(sink_names), no, "a further term in softmax's denominator"},
+    {"attention.gate.activation", &g.activation, alternatives(gate_activation_names), no,
      "of the gate; none: no gate"},
     {"attention.gate.granularity", &g.granularity, "elementwise | headwise", no, "a logit per channel, or per head"},
     {"attention.gate.op", &g.op, "multiply | add", no, "how the gate acts"},
-    {"attention.gate.position", &g.position, "sdpa | value | key | query | output", no, "what it acts on"},
+    {"attention.gate.position", &g.position, alternatives(gate_position_names), no, "what it acts on"},
     {"attention.gate.weight_init", &g.weight_init, "normal | zero", no, "its initial weights: normal 0.02, or zero"},
     {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
     {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
@@ -86,7 +95,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
-    {"eval.rope_scaling", &c.eval.rope_scaling, "none | linear | ntk | yarn", no,
+    {"eval.rope_scaling", &c.eval.rope_scaling, alternatives(rope_scaling_names), no,
      "of rope beyond the trained length", may_change},
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},

@@ -8,7 +8,6 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "runtime/config_table.h"
 #include "test/device.h"
 #include "test/model_reference.h"
 #include "test/temp_dir.h"
@@ -451,30 +450,7 @@ TEST(Generation, SameSeedSameTextBeyondTheContext) {
                UserError);  // "z" is 122, the vocabulary 61
 }
 
-// ---- settings: the configuration table and the kernels' enumerators must list the same names in the same order
-
-template <size_t N>
-void expect_same_names(const char* key, const char* const (&names)[N]) {
-  Config config;
-  for (const ConfigRow& row : config_rows(config)) {
-    if (std::string(row.key) != key) continue;
-    std::vector<std::string> allowed = choices(row.allowed);
-    if (std::string(key) == "attention.scale") allowed.back() = "number";  // the table says "a number in [...]"
-    EXPECT_EQ(allowed, std::vector<std::string>(names, names + N)) << key;
-    return;
-  }
-  ADD_FAILURE() << key << " is not in the configuration table";
-}
-
-TEST(Settings, ConfigurationAndKernelsListTheSameNames) {
-  expect_same_names("attention.kind", kind_names);
-  expect_same_names("attention.qk_norm", qk_norm_names);
-  expect_same_names("attention.scale", scale_names);
-  expect_same_names("attention.sink", sink_names);
-  expect_same_names("attention.gate.activation", gate_activation_names);
-  expect_same_names("attention.gate.position", gate_position_names);
-  expect_same_names("eval.rope_scaling", rope_scaling_names);
-}
+// ---- settings
 
 // Every variant of the configuration trains: all parameters get gradients, and a step lowers the batch's loss.
 TEST(Settings, EveryVariantLearns) {
