@@ -1,19 +1,20 @@
 #include "data/gpt2_bpe.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <queue>
+#include <sstream>
 #include <tuple>
 
 #include "data/utf8.h"
 #include "runtime/error.h"
+#include "runtime/file.h"
+#include "runtime/json.h"
 
 #ifndef HAVE_PCRE2
 #define HAVE_PCRE2 0
@@ -69,13 +70,7 @@ std::string find_file(const std::string& dir, const char* name, const char* othe
              "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models)", dir.c_str(), name, other);
 }
 
-std::ifstream open_text(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) user_error("%s cannot be read: it is a folder", path.c_str());
-  std::ifstream file(path);
-  if (!file) user_error("%s cannot be read: %s", path.c_str(), std::strerror(errno));
-  return file;
-}
+std::string read_file(const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); }
 
 }  // namespace
 
@@ -124,26 +119,23 @@ Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
   load_merges(merges, vocabulary, load_vocabulary(vocabulary));
 }
 
+static std::string quoted(const std::string& token) { return shortened(json_quote(token)); }
+
 Gpt2Tokenizer::Ids Gpt2Tokenizer::load_vocabulary(const std::string& path) {
   const char* p = path.c_str();
-  nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(open_text(path));
-  } catch (const nlohmann::json::exception& error) {
-    user_error("%s is not valid JSON, likely cut short or damaged: %s", p, error.what());
-  }
+  const nlohmann::json object = parse_json(read_file(path), "tokenizer", path);
   if (!object.is_object() || object.empty()) user_error("%s must hold one JSON object that maps tokens to numbers", p);
   Ids ids;
   std::vector<const std::string*> written(object.size(), nullptr);
   for (const auto& [text, id] : object.items()) {
     const int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
     if (number < 0 || number >= int64_t(object.size()))
-      user_error("%s: token \"%s\" has number %s; %zu tokens are numbered 0 to %zu", p, text.c_str(), id.dump().c_str(),
-                 object.size(), object.size() - 1);
+      user_error("%s: token %s has number %s; %zu tokens are numbered 0 to %zu", p, quoted(text).c_str(),
+                 shortened(id.dump()).c_str(), object.size(), object.size() - 1);
     auto [entry, is_new] = ids.emplace(text, int(number));
     if (is_new && written[number])
-      user_error("%s: tokens \"%s\" and \"%s\" have the same number %lld", p, written[number]->c_str(), text.c_str(),
-                 (long long)number);
+      user_error("%s: tokens %s and %s have the same number %lld", p, quoted(*written[number]).c_str(),
+                 quoted(text).c_str(), (long long)number);
     written[number] = &entry->first;
   }
   for (const std::string* text : written) bytes_of_.push_back(alphabet().bytes(*text));
@@ -162,32 +154,31 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
   const char *p = path.c_str(), *v = vocabulary_path.c_str();
   std::vector<bool> made(bytes_of_.size());
   for (int token : token_of_byte_) made[token] = true;
-  std::ifstream file = open_text(path);
+  std::istringstream file(read_file(path));
   std::string line;
   for (int number = 1; std::getline(file, line); number++) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
-      user_error("%s line %d: \"%s\" is not two tokens with a space between them", p, number, valid_utf8(line).c_str());
+      user_error("%s line %d: \"%s\" is not two tokens with a space between them", p, number, shortened(valid_utf8(line)).c_str());
     const std::string left = line.substr(0, space), right = line.substr(space + 1);
     int tokens[3], i = 0;
     for (const std::string& text : {left, right, left + right}) {
       auto found = ids.find(text);
       if (found == ids.end())
         user_error("%s line %d: \"%s\" is not in %s: one of the two is damaged or belongs to another vocabulary", p,
-                   number, valid_utf8(text).c_str(), v);
+                   number, shortened(valid_utf8(text)).c_str(), v);
       tokens[i++] = found->second;
     }
     made[tokens[2]] = true;
     merges_.try_emplace(pair_key(tokens[0], tokens[1]), Merge{int(merges_.size()), tokens[2]});
   }
-  if (file.bad()) failure("%s: reading failed: %s", p, std::strerror(errno));
   // A list of merges cut short would still work, and give other tokens. Special tokens are not merged from anything.
   for (size_t token = 0; token < made.size(); token++)
     if (!made[token] && !bytes_of_[token].starts_with('<') && !bytes_of_[token].starts_with('['))
       user_error("%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another "
-                 "vocabulary", p, token, valid_utf8(bytes_of_[token]).c_str(), v);
+                 "vocabulary", p, token, shortened(valid_utf8(bytes_of_[token])).c_str(), v);
 }
 
 // A list of tokens linked by position and a heap of the pairs that have a merge: n log n even for a piece of megabytes.

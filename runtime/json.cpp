@@ -94,23 +94,45 @@ static std::string reason(std::string text) {
   return shortened(text.substr(0, text.find("; last read:")), 200);
 }
 
-json parse_json(std::string_view text, const char* what, const std::string& file) {
-  std::string tag = source_tag(file);
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (depth >= JSON_MAX_DEPTH)
-        user_error("%s: more than %d levels of nested JSON%s", what, JSON_MAX_DEPTH, tag.c_str());
-    }
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+// What JSON allows and we do not: deep nesting and a key given twice. It sees the text before anything is made of it;
+// json::parse with a callback would do both at once, in a time that grows with the square of a list's length.
+struct Limits : nlohmann::json_sax<json> {
+  const char* what;
+  std::string tag;
+  std::vector<std::set<std::string>> keys;  // of each object and, empty, each list that is open
+
+  Limits(const char* what, std::string tag) : what(what), tag(std::move(tag)) {}
+  bool open() {
+    if (keys.size() >= size_t(JSON_MAX_DEPTH))
+      user_error("%s: more than %d levels of nested JSON%s", what, JSON_MAX_DEPTH, tag.c_str());
+    return keys.emplace_back(), true;
+  }
+  bool close() { return keys.pop_back(), true; }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string& name) override {
+    if (!keys.back().insert(name).second)
       user_error("%s: the key %s is given twice in one object; remove one%s", what,
-                 shortened(json_quote(parsed.get<std::string>())).c_str(), tag.c_str());
+                 shortened(json_quote(name)).c_str(), tag.c_str());
     return true;
-  };
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse says it
+};
+
+json parse_json(std::string_view text, const char* what, const std::string& file) {
+  Limits limits(what, source_tag(file));
+  json::sax_parse(text.begin(), text.end(), &limits);
   try {
-    return json::parse(text.begin(), text.end(), check);
+    return json::parse(text.begin(), text.end());
   } catch (const json::parse_error& e) {
     broken(what, file, text, e.byte > 0 ? e.byte - 1 : 0, reason(e.what()));
   } catch (const json::out_of_range& e) {  // a number beyond double, quoted at the end of the text

@@ -155,7 +155,7 @@ class Gpt2:
         ids = json.load(file)
     except OSError as error:
       raise UserError("%s cannot be read: %s" % (path, error.strerror))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise UserError("%s is not valid JSON, likely cut short or damaged: %s" % (path, error))
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()) or \
             sorted(ids.values()) != list(range(len(ids))) or len(ids) > 1 << 16:
@@ -406,15 +406,16 @@ def main():
     raise UserError("--out %s: %s" % (args.out, error.strerror))
   try:
     writers = prepare(args, tokenizer, temporary)
-    for path in old:
-      os.remove(path)  # also those that the new text no longer fills: they would be read along with the new ones
-    for writer in writers:
-      for index, count in enumerate(writer.counts):
-        path = os.path.join(args.out, writer.name(index))
-        os.replace(os.path.join(temporary, writer.name(index)), path)
-        print("%s  %s tokens" % (path, format(count, ",")))
+    written = {writer.name(index): count for writer in writers for index, count in enumerate(writer.counts)}
+    for name in written:
+      os.replace(os.path.join(temporary, name), os.path.join(args.out, name))
+    for path in old:  # those that the new text no longer fills would be read along with the new ones
+      if os.path.basename(path) not in written:
+        os.remove(path)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
+  for name, count in written.items():
+    print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))
   data = {writer.stem[len(args.name) + 1:]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
   print('for the configuration: "data": %s, "model": {"vocab": %d}' % (json.dumps(data), tokenizer.vocab))
 

@@ -8,6 +8,7 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
+#include "runtime/config_table.h"
 #include "test/device.h"
 #include "test/model_reference.h"
 #include "test/temp_dir.h"

@@ -13,6 +13,7 @@
 #include "data/gpt2_bpe.h"
 #include "data/shards.h"
 #include "data/utf8.h"
+#include "test/error_of.h"
 #include "test/temp_dir.h"
 
 namespace {
@@ -109,7 +110,7 @@ TEST_F(Gpt2, MissingFilesAreNamed) {
   write_file(dir / "encoder.json", files.vocabulary.dump());
   expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir.path, "merges.txt", "vocab.bpe"});
   ::mkdir((dir / "vocab.bpe").c_str(), 0755);
-  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir / "vocab.bpe", "folder"});
+  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir / "vocab.bpe", "Is a directory"});
   ::rmdir((dir / "vocab.bpe").c_str());
   write_file(dir / "vocab.bpe", files.merges);
   EXPECT_EQ(open_tokenizer("gpt2", dir.path)->vocab(), 266);
@@ -125,7 +126,7 @@ TEST_F(Gpt2, DamagedVocabulariesAreRefused) {
   for (const std::string& text : {good.dump().substr(0, 2000), std::string(), std::string("\xff\xfe")}) {
     write_file(name, text);
     write_file(dir / "merges.txt", files.merges);
-    expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "not valid JSON", "cut short"});
+    expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "not valid JSON"});
   }
   for (const char* text : {"[]", "{}", "3", "[\"a\"]"}) {
     files.vocabulary = nlohmann::json::parse(text);
@@ -137,6 +138,11 @@ TEST_F(Gpt2, DamagedVocabulariesAreRefused) {
     files.vocabulary["hello"] = id;
     expect_bad({name, "\"hello\"", id.dump(), "0 to 265"});
   }
+  write_file(name, "{\"hello\":" + std::string(1 << 20, '[') + std::string(1 << 20, ']') + "}");
+  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "levels of nested JSON"});
+  files.vocabulary = good;
+  files.vocabulary[std::string(1 << 20, 'x')] = "y";
+  EXPECT_LT(error_of([&] { write_file(name, files.vocabulary.dump()), open_tokenizer("gpt2", dir.path); }).size(), 1000u);
   files.vocabulary = good;
   files.vocabulary["hello"] = 7;
   expect_bad({name, "\"hello\"", "the same number 7"});
