@@ -113,14 +113,16 @@ static Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> 
 // ---------------------------------------------------------------------------------------------------------------------
 // What the program can do
 
-// stop: evaluate()'s. It ends this too, and a run that continues finds what is missing.
-static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+// Whether all losses are finite. stop: evaluate()'s. It ends this too, and a run that continues finds what is missing.
+static bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
                              int64_t step, const char* type, MetricsLog* metrics,
                              const std::function<bool()>& stop = {}) {
+  bool finite = true;
   for (int length : lengths) {
     std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
-    if (!loss) return;
+    if (!loss) return finite;
     LengthLoss& result = *loss;
+    finite = finite && std::isfinite(result.loss);
     std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
                 result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
     std::fflush(stdout);
@@ -129,6 +131,7 @@ static void evaluate_lengths(Model& model, const std::vector<Shard>& shards, con
       metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
     else metrics->val(step, length, result.loss, result.tokens);
   }
+  return finite;
 }
 
 static void generate_text(Model& model) {
@@ -278,7 +281,14 @@ static void train(Model& model, const Flags& flags, const DeviceInfo& device, Lo
     if (stop || last) break;
 
     double start = seconds_now();
-    StepResult result = comm.agree(next_gradients(model, loader));  // what all ranks decide by
+    StepResult result;
+    try {
+      result = comm.agree(next_gradients(model, loader));  // what all ranks decide by
+    } catch (const UserError& error) {  // the data are not what they seemed
+      background.wait();
+      user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
+                 how_to_continue(path, step + 1).c_str());
+    }
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && spike.empty()) model.update(adamw_settings(config, step));
@@ -375,12 +385,12 @@ static std::unique_ptr<WindowReader> training_windows(const Config& config, cons
 
 // Rank 0 looks for the checkpoint to go on from, and the others take the same one.
 template <class Find>
-static std::optional<Checkpoint> agreed_point(Comm& comm, Find find) {
+static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
   std::string path = comm.agree(found ? found->path : ""), checksum = comm.agree(found ? found->checksum : "");
   if (found || path.empty()) return found;
   Checkpoint same;
-  std::string problem = read_checkpoint(path, &same);
+  std::string problem = read_checkpoint(path, training, &same);
   if (problem.empty() && same.checksum != checksum) problem = "it is not the one of that name that rank 0 sees";
   if (!problem.empty()) failure("checkpoint: %s: %s; all ranks must see the same runs/", path.c_str(), problem.c_str());
   return same;
@@ -404,7 +414,8 @@ static Beginning find_beginning(const Flags& flags, const Config& config, Comm& 
   std::error_code ignored;
   bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
   if (real_run && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
-  found.from = agreed_point(comm, [&] { return resume_point(found.place, found.run_dir.get()); });
+  found.from = agreed_point(
+      comm, training, [&] { return resume_point(found.place, training, found.run_dir.get()); });
   if (!found.from && !(training && found.place.own))
     user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
   if (!found.from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());
@@ -481,7 +492,9 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-    return evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics);
+    if (!evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics))
+      failure("a loss is not finite: the weights, or what they compute from these data, are not");
+    return;
   }
   Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
                            .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
@@ -531,6 +544,7 @@ int main(int argc, char** argv) {
       break;
     }
   std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that is longer than this user may write is an error of that write
   std::unique_ptr<Channel> channel;
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || channel) return;

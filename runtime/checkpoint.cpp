@@ -22,7 +22,8 @@ namespace {
 
 constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
-const char* const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json"};  // that a run continues from
+const char* const FILES[] = {"model.safetensors", "config.json", "optimizer.safetensors"};  // that a run continues from
+constexpr size_t WEIGHTS_FILES = 2;  // the first of them: all that evaluation needs
 
 // Of a checkpoint that was read; never leaves this file.
 struct Damage : std::runtime_error {
@@ -177,8 +178,8 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
     std::string folder = run.begin_step(step);
     ordered_json files;
     files[FILES[0]] = written_arrays(folder + "/" + FILES[0], content.model);
-    files[FILES[1]] = written_arrays(folder + "/" + FILES[1], content.optimizer);
-    files[FILES[2]] = written_text(folder + "/" + FILES[2], content.config);
+    files[FILES[2]] = written_arrays(folder + "/" + FILES[2], content.optimizer);
+    files[FILES[1]] = written_text(folder + "/" + FILES[1], content.config);
     if (!content.modelling.empty())
       files[MODELLING_FILE] = written_text(folder + "/" + MODELLING_FILE, content.modelling);
     write_text_file(folder + "/state.json", state_text(content.state, files));
@@ -189,7 +190,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   }
 }
 
-std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint) {
+std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
   try {
     std::string text = unsealed_state(folder + "/state.json");
     json root;
@@ -202,19 +203,21 @@ std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint) {
     checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root);
     const json& files = member(root, "files", &json::is_object);
-    for (const char* name : FILES) verify_file(folder, name, member(files, name, &json::is_object));
+    for (size_t i = 0; i < (training ? std::size(FILES) : WEIGHTS_FILES); i++)
+      verify_file(folder, FILES[i], member(files, FILES[i], &json::is_object));
     return "";
   } catch (const Damage& damage) {
     return damage.what();
   }
 }
 
-std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<SkippedCheckpoint>* skipped) {
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
+                                            std::vector<SkippedCheckpoint>* skipped) {
   for (auto& folder : step_folders(run_path)) {
     Checkpoint checkpoint;
     std::string problem;
     try {
-      problem = read_checkpoint(folder.path, &checkpoint);
+      problem = read_checkpoint(folder.path, training, &checkpoint);
     } catch (const Failure& error) {
       skipped->push_back({folder, error.what(), false});
       continue;

@@ -66,9 +66,11 @@ struct SkippedCheckpoint {
   bool damaged;  // or not readable now
 };
 
-// Reads and verifies one folder. Returns what is damaged, "" if nothing is. Of a folder that may not be read nothing is
+// Reads and verifies one folder; training = false: for its weights alone, so that optimizer.safetensors may be missing.
+// Returns what is damaged, "" if nothing is. Of a folder that may not be read nothing is
 // known: that is a user_error instead, and a failure where the disk does not give its bytes back, which it may later.
-std::string read_checkpoint(const std::string& folder, Checkpoint* checkpoint);
+std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint);
 
 // The newest intact checkpoint of a run, none where it has none. Newer ones that are not are appended to `skipped`.
-std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, std::vector<SkippedCheckpoint>* skipped);
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
+                                            std::vector<SkippedCheckpoint>* skipped);

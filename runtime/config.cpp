@@ -255,6 +255,7 @@ class Reader {
   }
 
   bool is_given(const char* key) const { return given.count(key) > 0; }
+  bool allows(const char* key, double x) const { return interval(rows[index.at(key)].allowed).contains(x); }
 
  private:
   const ConfigRow& row_of(const std::string& key, const std::string& source) {
@@ -351,7 +352,11 @@ void complete(Config& c, const Reader& reader) {
     if (reader.is_given("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
              "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
-    c.train.steps = (c.train.tokens + c.batch.tokens - 1) / c.batch.tokens;
+    c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
+    if (!reader.allows("train.steps", double(c.train.steps)))
+      refuse(source_of(c, {"train.tokens", "batch.tokens"}),
+             "train.tokens = %ld in steps of batch.tokens = %ld would be %ld steps, at most 1e9 are possible",
+             c.train.tokens, c.batch.tokens, c.train.steps);
     c.origins["train.steps"] = "train.tokens / batch.tokens";
   }
   if (c.eval.lengths.empty()) {

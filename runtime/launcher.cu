@@ -34,6 +34,7 @@ class Launcher {
       int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &patience);
       if (signal == SIGCHLD) reap();
       else if (signal == SIGUSR1) pass_on(signal);
+      else if (signal == SIGTSTP) pause();
       else if (signal > 0 && forwarded_ == 0) pass_on(forwarded_ = signal), forwarded_at_ = milliseconds_now();
       else if (signal > 0 && milliseconds_now() - forwarded_at_ >= SAME_REQUEST_MS) end_by(signal);
     }
@@ -65,9 +66,19 @@ class Launcher {
     if (children_[0] > 0) kill(children_[0], signal);
   }
 
-  void end_children() {
+  void to_all(int signal) {
     for (pid_t child : children_)
-      if (child > 0) kill(child, SIGKILL);
+      if (child > 0) kill(child, signal);
+  }
+
+  void pause() {  // Ctrl-Z, until fg or bg
+    to_all(SIGSTOP);
+    raise(SIGSTOP);
+    to_all(SIGCONT);
+  }
+
+  void end_children() {
+    to_all(SIGKILL);
     while (wait(nullptr) > 0 || errno == EINTR) {}  // so that nothing of the run is in use when this process has gone
   }
 
@@ -108,7 +119,7 @@ static Ranks launch_ranks(int count, int patience) {
   // Signals are waited for instead of being handled; the ranks get their usual ones back.
   sigset_t signals, before;
   sigemptyset(&signals);
-  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
   sigprocmask(SIG_BLOCK, &signals, &before);
   // Whoever started this may have ignored them, and what is ignored cannot be waited for. Until the first fork OpenBLAS
   // has a thread that blocks nothing: a request to save that comes to it must not end the program.

@@ -47,7 +47,7 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
   for (const TensorInfo& tensor : file.tensors())
     if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
       user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"", file.path().c_str(),
-                 name.c_str());
+                 shortened(json_quote(name)).c_str());
 
   std::string problems;
   int count = 0;
@@ -62,14 +62,15 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
     }
     const TensorInfo& tensor = *it->second;
     if (tensor.shape != array.shape)
-      problem(format("%s has shape %s, the model's is %s", array.name.c_str(), shape_text(tensor.shape).c_str(),
+      problem(format("%s has shape %s, the model's is %s", array.name.c_str(), shortened(shape_text(tensor.shape)).c_str(),
                      shape_text(array.shape).c_str()));
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
       problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
-  for (auto& [name, tensor] : found)
-    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == name; }))
-      problem(format("%s %s is not a parameter of this model", name.c_str(), shape_text(tensor->shape).c_str()));
+  for (auto& entry : found)
+    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == entry.first; }))
+      problem(format("%s %s is not a parameter of this model", shortened(json_quote(entry.second->name)).c_str(),
+                     shortened(shape_text(entry.second->shape)).c_str()));
   if (count > 8) problems += format("\n  and %d more", count - 8);
   if (count > 0)
     user_error(

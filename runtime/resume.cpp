@@ -13,9 +13,7 @@ namespace fs = std::filesystem;
 StepFolder named_folder(const std::string& named) {
   fs::path path = named;
   if (!path.has_filename()) path = path.parent_path();
-  for (const StepFolder& folder : step_folders(path.has_parent_path() ? path.parent_path().string() : "."))
-    if (fs::path(folder.path).filename() == path.filename()) return {folder.step, path.string()};
-  return {0, path.string()};
+  return {step_of_folder(path.string()), path.string()};
 }
 
 ResumePlace resume_place(const std::string& resume, const std::string& name) {
@@ -34,14 +32,14 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
   return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
-std::optional<Checkpoint> resume_point(const ResumePlace& place, RunDir* run) {
+std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run) {
   std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
   if (place.step.path.empty()) {
-    found = newest_checkpoint(place.run, &skipped);
+    found = newest_checkpoint(place.run, training, &skipped);
   } else {
     Checkpoint named;
-    std::string reason = read_checkpoint(place.step.path, &named);
+    std::string reason = read_checkpoint(place.step.path, training, &named);
     if (reason.empty()) found = named;
     else skipped.push_back({place.step, reason, true});
   }

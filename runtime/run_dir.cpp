@@ -72,16 +72,19 @@ static std::string free_name(const std::string& path) {  // path, path_2, path_3
 
 std::string step_folder_name(int64_t step) { return format("step_%08ld", step); }
 
+int64_t step_of_folder(const std::string& path) {
+  std::string name = fs::path(path).filename();
+  if (name.size() < 13 || name.size() > 20 || name.rfind("step_", 0) != 0) return 0;
+  if (name.find_first_not_of("0123456789", 5) != std::string::npos) return 0;
+  int64_t step = std::stoll(name.substr(5));
+  std::error_code error;
+  return name == step_folder_name(step) && fs::is_directory(path, error) ? step : 0;
+}
+
 std::vector<StepFolder> step_folders(const std::string& run_path) {
   std::vector<StepFolder> found;
-  for (auto& name : names_in(run_path)) {
-    if (name.size() < 13 || name.size() > 20 || name.rfind("step_", 0) != 0) continue;
-    if (name.find_first_not_of("0123456789", 5) != std::string::npos) continue;
-    int64_t step = std::stoll(name.substr(5));
-    std::error_code error;
-    if (name == step_folder_name(step) && fs::is_directory(run_path + "/" + name, error))
-      found.push_back({step, run_path + "/" + name});
-  }
+  for (auto& name : names_in(run_path))
+    if (int64_t step = step_of_folder(run_path + "/" + name)) found.push_back({step, run_path + "/" + name});
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.step > b.step; });
   return found;
 }
@@ -210,7 +213,9 @@ void RunDir::start_fresh(bool overwrite) {
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);
   remove_leftovers();
-  remove_tree(metrics_path());
+  std::error_code ignored;
+  if (overwrite) remove_tree(metrics_path());
+  else if (fs::exists(metrics_path(), ignored)) rename(metrics_path(), free_name(path_ + "/old_metrics.jsonl"));
 }
 
 std::string RunDir::begin_step(int64_t step) {

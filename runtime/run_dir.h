@@ -16,7 +16,8 @@ struct StepFolder {
 };
 // The step_* folders of a run, newest first; none where the folder does not exist. Needs no lock.
 std::vector<StepFolder> step_folders(const std::string& run_path);
-std::string step_folder_name(int64_t step);  // step_00001000
+std::string step_folder_name(int64_t step);       // step_00001000
+int64_t step_of_folder(const std::string& path);  // 1000 of a folder of that name, else 0
 std::vector<std::string> set_aside_folders(const std::string& run_path);  // bad_*: names of damaged ones
 std::vector<std::string> old_folders(const std::string& run_path);  // old_steps*: put_away_after()'s that hold steps
 
@@ -30,7 +31,8 @@ class RunDir {
   std::string config_path() const { return path_ + "/config.json"; }
 
   // Before training without --resume: a run that has checkpoints, damaged and old ones (bad_step_*, old_steps) too, is a
-  // user_error; with `overwrite` they are removed. Either way metrics.jsonl and what an interrupted process left are.
+  // user_error; with `overwrite` they are removed, and metrics.jsonl, which otherwise becomes old_metrics.jsonl. What an
+  // interrupted process left is removed either way.
   void start_fresh(bool overwrite);
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; a former attempt's is removed

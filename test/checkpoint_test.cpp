@@ -193,7 +193,7 @@ struct Checkpoints : testing::Test {
   std::string write(int64_t step) { return write_checkpoint(run, content(step)); }
   std::string damage(const std::string& folder) {
     Checkpoint checkpoint;
-    return read_checkpoint(folder, &checkpoint);
+    return read_checkpoint(folder, true, &checkpoint);
   }
   // A state.json that says what it likes, under a checksum that is right.
   void write_state(const std::string& folder, const json& root) {
@@ -212,7 +212,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   std::string folder = write(20);
   EXPECT_EQ(folder, run_path + "/step_00000020");
   Checkpoint read;
-  ASSERT_EQ(read_checkpoint(folder, &read), "");
+  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
   RunState expected = content(20).state, &found = read.state;
   EXPECT_EQ(read.path, folder);
   EXPECT_EQ(found.step, expected.step);
@@ -311,7 +311,7 @@ TEST_F(Checkpoints, OfFormat1HaveNoChecksumsOfTheData) {
     for (json& file : old["data"][list]) file.erase("xxh64");
   write_state(folder, old);
   Checkpoint read;
-  ASSERT_EQ(read_checkpoint(folder, &read), "");
+  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
   RunState now = content(20).state;
   ASSERT_EQ(read.state.train.size(), now.train.size());
   EXPECT_EQ(read.state.train[0].name, now.train[0].name);
@@ -334,15 +334,15 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
 
 TEST_F(Checkpoints, TheNewestIntactIsTaken) {
   std::vector<SkippedCheckpoint> damaged;
-  EXPECT_FALSE(newest_checkpoint(run_path, &damaged));
-  EXPECT_FALSE(newest_checkpoint(dir / "absent", &damaged));
+  EXPECT_FALSE(newest_checkpoint(run_path, true, &damaged));
+  EXPECT_FALSE(newest_checkpoint(dir / "absent", true, &damaged));
   for (int64_t step : {10, 20, 30, 40}) write(step);
-  EXPECT_EQ(newest_checkpoint(run_path, &damaged)->state.step, 40);
+  EXPECT_EQ(newest_checkpoint(run_path, true, &damaged)->state.step, 40);
   EXPECT_TRUE(damaged.empty());
   write_file(run_path + "/step_00000040/model.safetensors", "");
   fs::remove_all(run_path + "/step_00000030");
   fs::copy(run_path + "/step_00000010", run_path + "/step_00000030");  // whole, but not what it says
-  EXPECT_EQ(newest_checkpoint(run_path, &damaged)->state.step, 20);
+  EXPECT_EQ(newest_checkpoint(run_path, true, &damaged)->state.step, 20);
   ASSERT_EQ(damaged.size(), 2u);
   EXPECT_TRUE(has(damaged[0].reason, "model.safetensors has 0 bytes")) << damaged[0].reason;
   EXPECT_EQ(damaged[1].reason, "state.json is that of step 10");

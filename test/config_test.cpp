@@ -291,7 +291,10 @@ TEST(Config, StepsFromTokens) {
   EXPECT_EQ(steps("1"), 1);
   EXPECT_EQ(steps("2048"), 1);
   EXPECT_EQ(steps("2049"), 2);
-  EXPECT_EQ(steps("1e15"), 488281250000);
+  EXPECT_EQ(steps("2048e9"), 1000000000);
+  EXPECT_EQ(error_of([&] { steps("2048000000001"); }),
+            "user: config: train.tokens = 2048000000001 in steps of batch.tokens = 2048 would be 1000000001 steps, at "
+            "most 1e9 are possible  [--set]");
 }
 
 TEST(Config, LongWarmupIsAWarning) {

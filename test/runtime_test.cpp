@@ -242,10 +242,12 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   write_text_file(run_path + "/picture.png", "kept");
   std::filesystem::create_directory(run_path + "/.tmp_step_00000009");
   run.start_fresh(false);  // no checkpoints: nothing is lost
-  EXPECT_EQ(names(), (std::vector<std::string>{".lock", "picture.png"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{".lock", "old_metrics.jsonl", "picture.png"}));
+  EXPECT_EQ(bytes_of(run_path + "/old_metrics.jsonl"), "{}\n");
   for (auto* name : {"/old_steps_notes/step_00000001", "/old_steps_", "/old_steps_3"})  // a user's own
     std::filesystem::create_directories(run_path + name);
-  std::vector<std::string> kept = {".lock", "old_steps_", "old_steps_3", "old_steps_notes", "picture.png"};
+  std::vector<std::string> kept = {".lock",           "old_metrics.jsonl", "old_steps_", "old_steps_3",
+                                   "old_steps_notes", "picture.png"};
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
     std::filesystem::create_directories(run_path + name + "/step_00000001");
     EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +

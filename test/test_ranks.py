@@ -357,6 +357,21 @@ class Ends(Several):
     self.assertEqual((code, errors), (0, ""), output)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
+  def test_ctrl_z(self):
+    self.impatient(2)
+    process = self.start("--gpus", "2", **ENDLESS)
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process.send_signal(signal.SIGTSTP)
+    for one in [process.pid, *self.ranks().values()]:
+      self.wait_for(process, lambda: b"State:\tT" in self.bytes_of(f"/proc/{one}/status"))
+    steps = len(self.lines())
+    time.sleep(3)  # longer than ranks wait for each other
+    self.assertEqual(len(self.lines()), steps)
+    process.send_signal(signal.SIGCONT)
+    self.wait_for(process, lambda: len(self.lines()) > steps + 10)
+    process.terminate()
+    self.assertEqual(self.ended(process)[0], 0)
+
   def test_a_stopped_rank(self):
     self.impatient(2)
     process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})

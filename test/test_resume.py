@@ -5,12 +5,14 @@ FULL=1 kills more often. The full disk is a small tmpfs, which only root can mou
 import hashlib
 import json
 import os
+import resource
 import random
 import re
 import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -392,11 +394,20 @@ class Damage(Runs):
 
   def test_evaluation_takes_the_newest_intact(self):
     self.run_ok()
-    self.write("runs/tiny/step_00000040/optimizer.safetensors", b"x")
+    self.write("runs/tiny/step_00000040/model.safetensors", b"x")
     done = self.run_ok("--eval", "--resume")
-    self.assertIn("optimizer.safetensors", done.stderr)
+    self.assertIn("model.safetensors", done.stderr)
     self.assertEqual(self.metrics(kind="eval")[0]["step"], 30)
     self.assertEqual(self.steps(), [10, 20, 30, 40])  # only who trains the run renames
+
+  def test_evaluation_needs_no_moments(self):
+    self.run_ok()
+    os.remove(self.path("runs/tiny/step_00000040/optimizer.safetensors"))
+    for place in ([], ["runs/tiny/step_00000040"]):
+      done = self.run_ok("--eval", "--resume", *place)
+      self.assertEqual((self.metrics(kind="eval")[-1]["step"], done.stderr), (40, ""))
+    self.assertIn("skipped the damaged checkpoint runs/tiny/step_00000040: optimizer.safetensors",
+                  self.run_ok("--resume").stderr)
 
   def as_a_user(self, *flags):
     """./train without root's rights, which every file would be open to."""
@@ -421,6 +432,18 @@ class Damage(Runs):
       self.assertRegex(errors, f"Permission denied.*step_00000040/{name}")
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
       self.assertEqual(before, self.run_digests())
+
+  def test_a_folder_that_may_be_entered_but_not_listed(self):
+    if os.geteuid() != 0:
+      self.skipTest("needs root, to be somebody else")
+    self.run_ok()
+    shared = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, shared)
+    shutil.copytree(self.path("runs/tiny/step_00000040"), os.path.join(shared, "model"))
+    os.chmod(shared, 0o711)
+    process = self.as_a_user("--eval", "--set", f"init={shared}/model")
+    errors = process.communicate(timeout=20)[1]
+    self.assertEqual(process.returncode, 0, errors)
 
   def test_a_folder_that_may_not_be_entered(self):
     os.mkdir(self.path("runs"))
@@ -489,6 +512,14 @@ class Damage(Runs):
     self.assertEqual(done.stderr, "")
     self.assertIn(f"step_{kept[-1]:08d}", done.stdout)
     self.assertEqual(self.outcome(), self.straight())
+
+
+  def test_files_that_may_not_be_so_long(self):
+    self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
+    done = subprocess.run([TRAIN, "config.json"], cwd=self.folder, capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40 << 10, 40 << 10)))
+    self.assertEqual(done.returncode, 1, done.stderr)
+    self.assertRegex(done.stderr, "the checkpoint of step 10 could not be written: .*File too large")
 
 
 class Settings(Runs):

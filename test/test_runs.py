@@ -206,6 +206,13 @@ class Evaluation(Workspace):
       for loss in entry["by_position"]:
         self.assertAlmostEqual(loss, math.log(256), places=5)
 
+  def test_weights_that_are_no_numbers(self):
+    self.weights(math.nan)
+    done = self.call("--eval", "--lengths", "16,32", init="start")
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(done.stdout.count("loss nan"), 2)
+    self.assertIn("not finite", done.stderr)
+
   def test_init_reads_back(self):
     self.ok()
     trained = self.metrics(kind="val")[-1]["loss"]
