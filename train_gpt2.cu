@@ -62,10 +62,11 @@ int gate_logits(const Config& config) {
   return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
 }
 
-// Columns of the q,k,v product: 3A, and with a gate its logits, padded to a multiple of 8.
+// Columns of the q,k,v product: 3A, and with a gate its logits, padded to whole heads, which Hopper's copy engine wants,
+// or where that is no use to a multiple of 8.
 static int qkv_width(const Config& config) {
-  int A = config.model.heads * config.model.head_dim, G = gate_logits(config);
-  return G ? int(round_up(3 * A + G, 8)) : 3 * A;
+  int D = config.model.head_dim, A = config.model.heads * D, G = gate_logits(config);
+  return G ? int(round_up(3 * A + G, D % 8 == 0 ? D : 8)) : 3 * A;
 }
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all go by it.

@@ -28,11 +28,11 @@ const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<f
 }
 
 // On a GPU the fastest kernels that can. (The CPU layer runs those for tensor cores slower than the general ones: there
-// only tests ask for them.) Hopper's copy engine reads rows that begin at multiples of 16 bytes, of arrays at multiples
-// of 128 (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
+// only tests ask for them.) Hopper's copy engine reads heads that begin at multiples of 16 bytes and rows that are whole
+// heads apart, of arrays at multiples of 128 (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
 const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
-  bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % 8 == 0;
+  bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
   for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
   switch (s.kernels) {
     case Kernels::general: return k.general_bf16;
@@ -40,7 +40,7 @@ const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<
       if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
       return k.tensor_bf16;
     case Kernels::hopper:
-      if (!hopper) failure("attention: no Hopper kernels for heads of %d channels, or these addresses.", D);
+      if (!hopper) failure("attention: no Hopper kernels for heads of %d channels, or these addresses and strides.", D);
       return k.hopper_bf16;
     case Kernels::automatic: break;
   }

@@ -4,8 +4,8 @@
 #include "kernels/gpu.cuh"
 
 // exp(-2u) as a power of two: -2 sqrt(2/pi) / ln 2 (x + 0.044715 x^3). Infinite or 0 far out, where x / (1 + e) still
-// is right.
-__device__ inline float gelu_exp(float x) { return fast_exp2(x * (-2.3022082f - 0.10294324f * (x * x))); }
+// is right. fmaf is written out so that every kernel rounds alike: what is recomputed must have the bits that were.
+__device__ inline float gelu_exp(float x) { return fast_exp2(x * fmaf(-0.10294324f, x * x, -2.3022082f)); }
 
 __device__ inline float gelu(float x) { return x / (1.0f + gelu_exp(x)); }
 
@@ -14,7 +14,7 @@ __device__ inline float gelu(float x) { return x / (1.0f + gelu_exp(x)); }
 __device__ inline float gelu_grad(float x) {
   x = x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x;
   float e = gelu_exp(x), sigmoid = 1.0f / (1.0f + e);
-  return sigmoid + x * (e * sigmoid * sigmoid) * (1.5957691f + 0.21406445f * (x * x));
+  return sigmoid + x * (e * sigmoid * sigmoid) * fmaf(0.21406445f, x * x, 1.5957691f);
 }
 
 // out [n] = gelu(x); its gradient is taken by the product before (kernels/matmul.cuh). Floor: 2 n elements moved.

@@ -17,7 +17,8 @@ __host__ __device__ constexpr int tile_place(int row, int column) {
 }
 
 // A tensor [batches, rows, heads, channels] of bf16 in global memory, any of its tiles to be copied. Strides are in
-// elements and, as the address, multiples of 8 (16 bytes); channels are contiguous.
+// elements and, as the address, multiples of 8 (16 bytes); channels are contiguous. The driver's header describes a
+// batch's stride as a multiple of a row's, and that of a head's.
 struct TensorShape {
   int batches, rows, heads, channels;
   size_t batch_stride, row_stride, head_stride;

@@ -54,7 +54,10 @@ def collect(arguments):
     command = [program, arguments.config, "--overwrite"]
     for setting in [f"name={name}", f"attention.variant={variant}", f"seed={seed}"] + arguments.set:
       command += ["--set", setting]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+      done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+      sys.exit(f"compare_variants.py: {program}: {error.strerror}; build it with make, or name it in $TRAIN")
     if done.returncode or not complete(os.path.join("runs", name)):
       sys.exit(f"{done.stdout}\ncompare_variants.py: {' '.join(command)} failed with exit code {done.returncode}.")
   return {variant: [complete(os.path.join("runs", folders[variant, seed])) for seed in arguments.seeds]
@@ -115,6 +118,9 @@ def main():
   parser.add_argument("--results", metavar="FILE.json")
   parser.add_argument("--picture", metavar="FILE.png")
   arguments = parser.parse_args()
+  for path in (arguments.results, arguments.picture):  # not after hours of training
+    if path and not os.path.isdir(os.path.dirname(path) or "."):
+      parser.error(f"{path}: there is no folder {os.path.dirname(path)}")
   result = summary(collect(arguments), arguments)
   if arguments.results:
     with open(arguments.results, "w", encoding="utf-8") as file:

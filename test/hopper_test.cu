@@ -80,7 +80,7 @@ struct Box {
 };
 
 // [B, T, 3, H, D] as attention's inputs, heads one after the other, channels with padding, and far apart
-const TensorShape shapes[] = {{2, 77, 3, 64, 77 * 576, 576, 64}, {2, 50, 2, 128, 50 * 256, 128, 50 * 128},
+const TensorShape shapes[] = {{2, 77, 3, 64, 77 * 576, 576, 64}, {2, 50, 2, 128, 50 * 432, 432, 144},
                               {1, 9, 2, 36, 800, 80, 40}, {2, 130, 1, 8, 130 * 16, 16, 8}};
 size_t elements(const TensorShape& s) {
   return s.batch_stride * size_t(s.batches) + s.row_stride * size_t(s.rows) + s.head_stride * size_t(s.heads);
@@ -398,7 +398,8 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
 // ---- all together -------------------------------------------------------------------------------------------------
 
 // out [m, 128] = x [m, depth] w [128, depth]^T, 128 rows a block: a warpgroup keeps a ring of tiles full, two multiply.
-// `early` releases a slot before the products that read it are done.
+// `early` releases a slot before the products that read it are done. Each warp releases it: a wait is only known to be
+// for the warp's own part of a product.
 constexpr int SLOTS = 2, SLOT_ROWS = 128 + 128;
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 ring(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
@@ -407,7 +408,7 @@ ring(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
   __shared__ Mbarrier full[SLOTS], empty[SLOTS];
   int group = threadIdx.x / WARPGROUP, t = threadIdx.x % WARPGROUP, row = blockIdx.x * 128;
   if (threadIdx.x < SLOTS)
-    mbarrier_init(full[threadIdx.x], 1), mbarrier_init(empty[threadIdx.x], 2), mbarrier_init_fence();
+    mbarrier_init(full[threadIdx.x], 1), mbarrier_init(empty[threadIdx.x], 2 * 4), mbarrier_init_fence();
   __syncthreads();
   if (group == 2) {
     registers_shrink<24>();
@@ -434,9 +435,9 @@ ring(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma(sums, a + 2 * k, b + 2 * k, true);
     wgmma_commit();
-    if (early && t == 0) mbarrier_arrive(empty[s]);
+    if (early && t % WARP == 0) mbarrier_arrive(empty[s]);
     wgmma_wait<0>(sums);
-    if (!early && t == 0) mbarrier_arrive(empty[s]);
+    if (!early && t % WARP == 0) mbarrier_arrive(empty[s]);
   }
   bf16* result = tiles + (SLOTS * SLOT_ROWS + group * 128) * TILE_COLUMNS;  // two tiles beside each other
   for (int n = 0; n < 16; n++)
@@ -514,6 +515,12 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   EXPECT_THROW(tensor_map(x + 1, good, 64), Failure);
   EXPECT_THROW(tensor_map(x, good, 257), Failure);
   EXPECT_THROW(tensor_map(x, good, 0), Failure);
+  for (auto stride : {&TensorShape::batch_stride, &TensorShape::row_stride, &TensorShape::head_stride}) {
+    bad = good;
+    bad.*stride = stride == &TensorShape::head_stride ? 40 : 72;  // multiples of 16 bytes, not of each other
+    EXPECT_THROW(tensor_map(x, bad, 64), Failure);
+  }
+  bad = good;
   bad.rows = 0;
   EXPECT_THROW(tensor_map(x, bad, 64), Failure);
   bad = good, bad.row_stride = 68;
