@@ -96,7 +96,7 @@ int copies_under_way(const Engine& e) { return static_cast<int>(e.copies.size())
 
 namespace {
 
-CPU_NO_TSAN [[gnu::cold, gnu::noinline]] void new_engine() {
+[[gnu::cold, gnu::noinline]] CPU_NO_TSAN void new_engine() {
   Unseen unseen;
   start_block(*(here.engine = new Engine));
 }

@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
@@ -231,9 +232,13 @@ def parse_arguments():
   args = parser.parse_args()
   if not 0 <= args.shards <= TRAIN_SHARDS:
     raise UserError("--shards %d is not between 0 and %d" % (args.shards, TRAIN_SHARDS))
-  if not re.match(r"https?://", args.base_url):
-    raise UserError("--base-url %s does not begin with http:// or https://" % args.base_url)
-  if args.retries < 0 or args.retry_wait < 0 or args.timeout <= 0:
+  try:
+    url = urllib.parse.urlsplit(args.base_url)
+  except ValueError as error:
+    raise UserError("--base-url %s: %s" % (args.base_url, error))
+  if url.scheme not in ("http", "https") or not url.netloc:
+    raise UserError("--base-url %s does not begin with http:// or https:// and a host" % args.base_url)
+  if args.retries < 0 or not 0 <= args.retry_wait < 1e6 or not 0 < args.timeout < 1e6:
     raise UserError("--retries and --retry-wait must not be negative, --timeout must be positive")
   return args
 

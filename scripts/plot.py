@@ -9,7 +9,6 @@ RUN/loss.png of the first run.
 """
 import argparse
 import json
-import math
 import os
 import sys
 
@@ -33,8 +32,8 @@ COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a
 
 
 def finite(value):
-  """The number, None where there is none: a loss that exploded, or something else in its place."""
-  return value if type(value) in (int, float) and math.isfinite(value) else None
+  """The number, None where there is none that can be drawn: a loss that exploded, or something else in its place."""
+  return value if type(value) in (int, float) and abs(value) < 1e30 else None
 
 
 def count(value, least=0):
@@ -107,6 +106,11 @@ def distinguish(runs):
     run.label = os.sep.join(parts[number][-depth:])
 
 
+def in_text(label):
+  """As it is: matplotlib takes what stands between two $ for a formula."""
+  return label.replace("$", r"\$")
+
+
 def smooth(losses):
   """The mean over a window around each step, a fiftieth of the run wide; narrower where the loss falls at the start."""
   sums = [0.0]
@@ -153,7 +157,7 @@ def draw_positions(runs, axes, ticker):
     bins = run.by_position[length][1]
     width = max(1, min(256, length // 32))
     middles = [(first + min(first + width, length) + 1) / 2 for first in range(0, length, width)]
-    axes.plot(middles[:len(bins)], bins[:len(middles)], color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=run.label)
+    axes.plot(middles[:len(bins)], bins[:len(middles)], color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=in_text(run.label))
   of = f"windows of {max(longest)}" if len(longest) == 1 else "the longest windows"
   axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel="loss (nats per token)")
   length_axis(axes, ticker)
@@ -192,14 +196,14 @@ def draw(runs, path, brief=False):
     if run.train:
       steps, losses = zip(*run.train)
       left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
-      left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=run.label)
+      left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=in_text(run.label))
     if run.curve:
       left.plot(*zip(*run.curve), "o", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.6,
-                label=None if run.train else run.label)
+                label=None if run.train else in_text(run.label))
     if run.by_length:
       lengths = sorted(run.by_length)
       right.plot(lengths, [run.by_length[length][1] for length in lengths], "o-", color=colour, linewidth=1.6,
-                 markersize=5, label=run.label)
+                 markersize=5, label=in_text(run.label))
   left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve for run in runs) else ""),
            xlabel="step", ylabel="loss (nats per token)")
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.

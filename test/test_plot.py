@@ -19,7 +19,7 @@ DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"
            '"start"', "[" * 100000, '{"type":["train"],"step":1,"loss":1}', '{"type":"train","step":"a","loss":1}',
            '{"type":"train","step":true,"loss":1}', '{"type":"train","step":-1,"loss":1}',
            '{"type":"train","step":1' + "0" * 400 + ',"loss":1}', '{"type":"train","step":2,"loss":1e400}',
-           '{"type":"train","step":2,"loss":Infinity}', '{"type":"train","step":2,"loss":NaN}',
+           '{"type":"train","step":2,"loss":Infinity}', '{"type":"val","step":8,"length":16,"loss":1e308}', '{"type":"train","step":2,"loss":NaN}',
            '{"type":"train","step":2,"loss":"1"}', '{"type":"train","step":2,"loss":1' + "0" * 400 + "}",
            '{"type":"val","step":8,"length":"16","loss":1}', '{"type":"val","step":8,"length":0,"loss":1}',
            '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
@@ -76,6 +76,9 @@ class Plot(ScriptTest):
     self.assertEqual(plot.Run(folder).by_position, {40: (8, [2.0] * 40), 70: (8, [1.5] * 35)})
     self.assertEqual(plot.Run(self.make_run("odd", ODD)).by_position, {})
     self.draw(folder, self.path("odd"))
+
+  def test_names_that_look_like_formulas(self):
+    self.draw(self.make_run("$\\frac$"))
 
   def test_the_picture_is_where_it_says(self):
     folder = self.make_run("run")

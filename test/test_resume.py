@@ -648,6 +648,15 @@ class Guards(Runs):
     self.assertNotRegex(done.stderr, CRASH)
     self.assertIsNone(self.metrics(kind="train")[0]["loss"])
 
+  def test_a_bad_token_says_how_to_go_on(self):
+    """It lies in the middle of a shard, where nobody looks before the run gets there."""
+    tokens = list(TEXT * 600)
+    tokens[1500] = 300
+    self.write("train_000000.bin", shard(tokens))
+    done = self.bad(names=["train_000000.bin", "300", "1500"],
+                    wrote_nothing=False, **{**self.changes, "data__shuffle": False})
+    self.assertRegex(done.stderr, r"Training stops in step \d\d; the last checkpoint, runs/tiny/step_000000\d0")
+
   def test_divergence_says_how_to_go_on(self):
     changes = {**self.changes, "optimizer__lr": 1000.0, "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0,
                "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 2, "eval__every": 0}

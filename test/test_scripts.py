@@ -583,7 +583,8 @@ class Download(ScriptTest):
 
   def test_bad_arguments(self):
     for args, part in ((["--shards", "104"], "--shards 104"), (["--shards", "-1"], "--shards -1"),
-                       (["--base-url", "ftp://x"], "ftp://x"), (["--timeout", "0"], "--timeout"),
+                       (["--base-url", "ftp://x"], "ftp://x"), (["--timeout", "0"], "--timeout"), (["--timeout", "nan"], "--timeout"),
+                       (["--base-url", "http://[bad"], "http://[bad"), (["--base-url", "http:"], "host"),
                        (["--out", self.write("file", "")], "exists")):
       self.run_script("download_fineweb.py", *args, code=2)
       self.assert_error(part)
