@@ -316,13 +316,11 @@ struct Buffers {
       plan.add(&dx, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
-      size_t workspace_bytes = 0;
-      for (size_t bytes :
-           {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
-            layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
-            prepare_backward_workspace(attention_settings(config), micro, m.context, m.heads),
-            attention_backward_workspace(micro, m.context, m.heads)})
-        workspace_bytes = std::max(workspace_bytes, bytes);
+      AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
+      size_t workspace_bytes = std::max(
+          {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
+           layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
+           prepare_backward_workspace(attention_settings(config), attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
     }
@@ -519,8 +517,8 @@ void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, i
   gate_qkv(a, GatePosition::query, 0, N);
   gate_qkv(a, GatePosition::key, 1, N);
   gate_qkv(a, GatePosition::value, 2, N);
-  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l));
-  attention_forward(a.att, a.att_stats, a.qkv, settings_, B, T, H, D, training, stream, learned(l));
+  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l));
+  attention_forward(a.att, a.att_stats, a.qkv, settings_, {B, T, H, D}, training, stream, learned(l));
   Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
   matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
                       .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
@@ -630,8 +628,9 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                           stream);
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, B, T, H, D, stream, learned(l));
-    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, B, T, H, D, stream, learned(l), b.workspace);
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, {B, T, H, D}, stream,
+                       learned(l));
+    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l), b.workspace);
     gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);
     gate_qkv_backward(dqkv, a, GatePosition::key, 1, N);
     gate_qkv_backward(dqkv, a, GatePosition::value, 2, N);

@@ -1,8 +1,8 @@
 // Causal attention: what can be set, and the two calls that the trainer makes. README.md has the equations.
-// Legend: B batch, T time, H heads, D head dimension (1..512), A = H D. qkv [B, T, 3, H, D], out [B, T, H, D]; all
-// contiguous, but rows (b, t) of qkv and dqkv may lie further apart: AttentionSettings::qkv_stride. Scores are q_i .
-// k_j as they stand in qkv: rotation, norms and the row scale were folded in before (prepare.cuh). Memory is linear in
-// T, results are the same bits in every run; no atomics. T = float | bf16; sums are taken in float32.
+// qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous, but rows (b, t) of qkv and dqkv may lie further apart:
+// AttentionSettings::qkv_stride. Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were
+// folded in before (prepare.cuh). Memory is linear in the length, results are the same bits in every run; no atomics. Tensors
+// are of float or bf16; sums are taken in float32.
 #pragma once
 #include <cstddef>
 #include <iterator>
@@ -10,6 +10,19 @@
 
 #include "attention/names.h"
 #include "kernels/gpu.cuh"
+
+// B sequences of T positions, H heads of D channels (1..512).
+struct AttentionShape {
+  int B, T, H, D;
+  size_t rows() const { return size_t(B) * H * T; }  // (b, h, t)
+  // Sizes of qkv and out, and where an element is, while their rows are contiguous.
+  size_t qkv_size() const { return 3 * rows() * D; }
+  size_t out_size() const { return rows() * D; }
+  size_t qkv(int b, int t, int part, int h, int d = 0) const {
+    return ((((size_t(b) * T + t) * 3 + part) * H + h) * D) + d;
+  }
+  size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
+};
 
 struct AttentionSettings {
   Kind kind = Kind::softmax;
@@ -44,15 +57,16 @@ void attention_check(const AttentionSettings& settings, int D);
 // more.)
 int attention_statistics(const AttentionSettings& settings, int D);
 
-size_t attention_backward_workspace(int B, int T, int H);  // bytes: 32 per row (b, h, t), so linear in T
+size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 per row (b, h, t), so linear in T
 
 // out = , stats = (only if training; may be nullptr otherwise).
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
-                       int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings,
+                       const AttentionShape& shape, bool training, cudaStream_t stream,
+                       const AttentionLearned<T>& learned = {});
 
 // dqkv = , from what the forward read and wrote.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
+                        const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned = {});

@@ -84,34 +84,35 @@ int attention_statistics(const AttentionSettings& settings, int D) {
   return k.saved + k.vectors * D;
 }
 
-size_t attention_backward_workspace(int B, int T, int H) {
-  return size_t(8) * sizeof(float) * B * H * workspace_rows(T);
+size_t attention_backward_workspace(const AttentionShape& s) {
+  return size_t(8) * sizeof(float) * s.B * s.H * workspace_rows(s.T);
 }
 
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings, int B, int T_, int H,
-                       int D, bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  attention_check(settings, D);
-  const Launchers<T>& launchers = launchers_for(settings, D, TypeTag<T>(), {out, qkv});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings,
+                       const AttentionShape& shape, bool training, cudaStream_t stream,
+                       const AttentionLearned<T>& learned) {
+  attention_check(settings, shape.D);
+  const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward
             : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                   policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
+                                   policy_settings(settings), shape, settings.qkv_stride, stream});
 }
 
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSettings& settings, int B, int T_, int H, int D, cudaStream_t stream,
+                        const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
-  attention_check(settings, D);
-  launchers_for(settings, D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
+  attention_check(settings, shape.D);
+  launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
-                 policy_settings(settings), B, T_, H, D, settings.qkv_stride, stream});
+                 policy_settings(settings), shape, settings.qkv_stride, stream});
 }
 
-#define INSTANTIATE(T)                                                                                                     \
-  template void attention_forward(T*, float*, const T*, const AttentionSettings&, int, int, int, int, bool, cudaStream_t, \
-                                  const AttentionLearned<T>&);                                                            \
-  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSettings&, int,  \
-                                   int, int, int, cudaStream_t, const AttentionLearned<T>&);
+#define INSTANTIATE(T)                                                                                              \
+  template void attention_forward(T*, float*, const T*, const AttentionSettings&, const AttentionShape&, bool,      \
+                                  cudaStream_t, const AttentionLearned<T>&);                                        \
+  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSettings&, \
+                                   const AttentionShape&, cudaStream_t, const AttentionLearned<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

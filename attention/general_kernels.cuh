@@ -340,16 +340,17 @@ void with_tile(int D, F f) {
 // Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
 template <class T, class Policy>
 void general_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
+  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
+  int B = c.shape.B;
   // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the
   // same tiles.)
   constexpr bool few = Policy::PASSES == 1 || on_cpu;
   using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
-  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.D, [&]<class Tile>() {
+  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.shape.D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
                     (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
-    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
@@ -357,13 +358,14 @@ void general_forward(const ForwardCall<T>& c) {
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
 template <class T, class Policy>
 void general_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.D, [&]<class Tile>() {
+  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.shape.D, [&]<class Tile>() {
     size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
-    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
-    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, c.B), dim3(Tile::THREADS),
+    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
            c.workspace, c.qkv, c.settings, shape);
   });

@@ -29,11 +29,11 @@ struct Shape {
 
 // wide only if every one of the arrays begins at a multiple of 16 bytes
 template <class T>
-Shape shape_of(int T_, int H, int D, int qkv_stride, std::initializer_list<const void*> arrays) {
-  if (qkv_stride == 0) qkv_stride = 3 * H * D;
-  bool wide = D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
+Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<const void*> arrays) {
+  if (qkv_stride == 0) qkv_stride = 3 * s.H * s.D;
+  bool wide = s.D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && aligned16(array);
-  return {T_, H, D, wide, size_t(qkv_stride), T_};
+  return {s.T, s.H, s.D, wide, size_t(qkv_stride), s.T};
 }
 
 // Part 0 q, 1 k, 2 v of qkv, and a tensor [B, T, H, D].
@@ -104,13 +104,13 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 // The first part of every backward: workspace = the rows above; dsink += where there is one. Bytes: out and dout once.
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
-  size_t rows = shape.row_values(c.B);
+  size_t rows = shape.row_values(c.shape.B);
   launch((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace,
-         c.dout, c.out, c.stats, c.settings, shape, c.B);
+         c.dout, c.out, c.stats, c.settings, shape, c.shape.B);
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)
-      launch((attention_sink_kernel<T, Policy>), dim3(c.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
-             c.workspace, shape, c.B);
+      launch((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
+             c.workspace, shape, c.shape.B);
 }
 
 }  // namespace

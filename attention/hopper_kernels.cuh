@@ -359,35 +359,36 @@ dim3 hopper_grid(const Shape& s, int B) {
 // 128 channels leave registers for 64 streamed rows only.
 template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
+  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
+  int B = c.shape.B;
   auto run = [&]<int DIM>() {
     using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
                                     HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
-    launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
-           Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, c.B), out_map(c.out, shape, c.B), c.stats, c.sink,
-           c.settings, shape, c.B);
+    launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
+           Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
+           c.settings, shape, B);
   };
-  if (c.D <= 64) run.template operator()<64>();
+  if (c.shape.D <= 64) run.template operator()<64>();
   else run.template operator()<128>();
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
 template <class Policy>
 void hopper_backward(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  shape.row_pitch = workspace_rows(c.T_);
+  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  int B = c.shape.B;
+  shape.row_pitch = workspace_rows(c.shape.T);
   prepare_backward_rows<bf16, Policy>(c, shape);
-  TensorMap dqkv = qkv_map(c.dqkv, shape, c.B), dout = out_map(c.dout, shape, c.B), qkv = qkv_map(c.qkv, shape, c.B);
+  TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   auto run = [&]<int DIM>() {
     using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROWS>;
-    launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, c.B), dim3(Keys::THREADS),
-           Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, c.B);
+    launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
+           Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
     using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
-    launch((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, c.B),
-           dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape,
-           c.B);
+    launch((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
+           dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
   };
-  if (c.D <= 64) run.template operator()<64>();
+  if (c.shape.D <= 64) run.template operator()<64>();
   else run.template operator()<128>();
 }
 

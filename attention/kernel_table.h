@@ -19,7 +19,8 @@ struct ForwardCall {
   const T* qkv;
   const T* sink;
   PolicySettings settings;
-  int B, T_, H, D, qkv_stride;
+  AttentionShape shape;
+  int qkv_stride;
   cudaStream_t stream;
 };
 
@@ -37,7 +38,8 @@ struct BackwardCall {
   const T* sink;
   float* dsink;
   PolicySettings settings;
-  int B, T_, H, D, qkv_stride;
+  AttentionShape shape;
+  int qkv_stride;
   cudaStream_t stream;
 };
 

@@ -211,35 +211,37 @@ dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes
 
 // Floor: 4 N A elements moved (q and k read and written; k stays where nothing changes it: 2 N A).
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings, int B, int T_, int H,
-                     int D, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings,
+                     const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
+  auto [B, length, H, D] = shape;
+  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
-         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, T_, H, D, stride,
+         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, length, H, D, stride,
          can_be_wide<T>(D, stride, rope, qkv, qkv));
 }
 
-size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int T, int H) {
-  return settings.scale == Scale::ssmax ? size_t(B) * T * H * sizeof(float) : 0;
+size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape) {
+  return settings.scale == Scale::ssmax ? shape.rows() * sizeof(float) : 0;
 }
 
 // Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
 template <class T>
 void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
-                      int B, int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned,
+                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned,
                       void* workspace) {
-  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * T_ * parts * H;
+  auto [B, length, H, D] = shape;
+  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
   launch(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
-         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, T_, H, D, stride,
-         can_be_wide<T>(D, stride, rope, dqkv, qkv));
+         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, length, H, D,
+         stride, can_be_wide<T>(D, stride, rope, dqkv, qkv));
   if (row_dots)
     launch(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
-           static_cast<const float*>(row_dots), B, T_, H);
+           static_cast<const float*>(row_dots), B, length, H);
 }
 
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor) {
@@ -269,11 +271,10 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
   return float(attention * attention);
 }
 
-template void prepare_forward(float*, float*, const float2*, const AttentionSettings&, int, int, int, int, cudaStream_t,
-                              const AttentionLearned<float>&);
-template void prepare_forward(bf16*, float*, const float2*, const AttentionSettings&, int, int, int, int, cudaStream_t,
-                              const AttentionLearned<bf16>&);
-template void prepare_backward(float*, const float*, const float*, const float2*, const AttentionSettings&, int, int,
-                               int, int, cudaStream_t, const AttentionLearned<float>&, void*);
-template void prepare_backward(bf16*, const bf16*, const float*, const float2*, const AttentionSettings&, int, int, int,
-                               int, cudaStream_t, const AttentionLearned<bf16>&, void*);
+#define INSTANTIATE(T)                                                                                                 \
+  template void prepare_forward(T*, float*, const float2*, const AttentionSettings&, const AttentionShape&,            \
+                                cudaStream_t, const AttentionLearned<T>&);                                             \
+  template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSettings&,                  \
+                                 const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);
+INSTANTIATE(float)
+INSTANTIATE(bf16)

@@ -22,13 +22,13 @@ float rope_scale_factor(RopeScaling scaling, double factor);
 
 // rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings, int B, int T_, int H,
-                     int D, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings,
+                     const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
 // The gradients of q and k in dqkv become those of what the forward was given. qkv is what the forward left.
 // workspace: prepare_backward_workspace() bytes, used for the gradient of ssmax's scale alone.
-size_t prepare_backward_workspace(const AttentionSettings& settings, int B, int T, int H);
+size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape);
 template <class T>
 void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
-                      int B, int T_, int H, int D, cudaStream_t stream, const AttentionLearned<T>& learned = {},
+                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {},
                       void* workspace = nullptr);

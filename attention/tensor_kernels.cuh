@@ -299,12 +299,13 @@ void with_width(int D, F f) {
 // registers for M = 1 only, at DIM 128 with shorter tiles.
 template <class T, class Policy>
 void tensor_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.out, c.qkv});
-  with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
+  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
+  int B = c.shape.B;
+  with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     constexpr bool one_sum = Policy::PASSES == 1;
     using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
     size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
-    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
+    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            elements * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
@@ -312,15 +313,16 @@ void tensor_forward(const ForwardCall<T>& c) {
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
 template <class T, class Policy>
 void tensor_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.T_, c.H, c.D, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
-  with_width<TENSOR_WIDTHS>(c.D, [&]<int DIM>() {
+  with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : DIM == 128 && Policy::HEAVY ? 16 : 32>;
     size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
-    launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B), dim3(Tile::THREADS),
+    launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
            c.settings, shape);
-    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, c.B),
+    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }

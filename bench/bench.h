@@ -145,14 +145,14 @@ struct AttentionCase {
   T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements),
     *dout = arrays.normal<T>(elements), *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
-  void* workspace = arrays.bytes(attention_backward_workspace(B, length, H));
+  void* workspace = arrays.bytes(attention_backward_workspace({B, length, H, D}));
 
   AttentionCase(const AttentionSettings& settings, int B, int length, int H, int D)
       : settings(settings), B(B), length(length), H(H), D(D) {}
   void forward(bool training) {
-    attention_forward(out, stats, qkv, settings, B, length, H, D, training, nullptr);
+    attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr);
   }
-  void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, settings, B, length, H, D, nullptr); }
+  void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, settings, {B, length, H, D}, nullptr); }
   double forward_bytes(bool training) const {
     return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0);
   }

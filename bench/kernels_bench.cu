@@ -71,9 +71,9 @@ static void attention_of(const Model& m, const Line& line) {
     std::string with = norm == QkNorm::l2 ? " + l2 norm" : "";
     settings.qk_norm = norm;
     line("prepare_forward, rope" + with, 4 * NA * s, 0,
-         [&] { prepare_forward<T>(qkv, norms, rope, settings, m.B, m.T, m.H, D, stream); });
+         [&] { prepare_forward<T>(qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream); });
     line("prepare_backward, rope" + with, (norm == QkNorm::l2 ? 6 : 4) * NA * s, 0,
-         [&] { prepare_backward<T>(dqkv, qkv, norms, rope, settings, m.B, m.T, m.H, D, stream); });
+         [&] { prepare_backward<T>(dqkv, qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream); });
   }
   GateSettings gate{.activation = GateActivation::softplus};
   line("gate_forward", 3 * NA * s, 0,

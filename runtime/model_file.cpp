@@ -62,8 +62,8 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
     }
     const TensorInfo& tensor = *it->second;
     if (tensor.shape != array.shape)
-      problem(format("%s has shape %s, the model's is %s", array.name.c_str(), shortened(shape_text(tensor.shape)).c_str(),
-                     shape_text(array.shape).c_str()));
+      problem(format("%s has shape %s, the model's is %s", array.name.c_str(),
+                     shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
       problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }

@@ -22,8 +22,9 @@ struct ResumePlace {
 };
 ResumePlace resume_place(const std::string& resume, const std::string& name);
 
-// The checkpoint there, verified (training: as read_checkpoint's); none where the run has none yet. Says which it is and which are damaged, and sets
-// those aside where `run` is given. A user_error where there are checkpoints and none is intact.
+// The checkpoint there, verified (training: as read_checkpoint's); none where the run has none yet. Says which it is and
+// which are damaged, and sets those aside where `run` is given. A user_error where there are checkpoints and none is
+// intact.
 std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)

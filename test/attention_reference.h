@@ -12,17 +12,6 @@
 
 template <class P> using Numbers = std::vector<typename P::real>;
 
-struct AttentionShape {
-  int B, T, H, D;
-  size_t rows() const { return size_t(B) * H * T; }
-  size_t qkv(int b, int t, int part, int h, int d = 0) const {
-    return ((((size_t(b) * T + t) * 3 + part) * H + h) * D) + d;
-  }
-  size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
-  size_t qkv_size() const { return 3 * rows() * D; }
-  size_t out_size() const { return rows() * D; }
-};
-
 // ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
 // dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink.
 

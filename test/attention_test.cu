@@ -75,14 +75,13 @@ Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const 
       sink(sinks), dqkv(laid_out(std::vector<T>(shape.qkv_size(), from_float<T>(NAN)), row, extra));
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
       dsinks(std::vector<float>(sinks.size(), 0.5f));
-  DeviceArray<char> workspace(attention_backward_workspace(shape.B, shape.T, shape.H));
+  DeviceArray<char> workspace(attention_backward_workspace(shape));
   AttentionLearned<T> learned;
   if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
-  attention_forward<T>(out + shift, stats, in + shift, s, shape.B, shape.T, shape.H, shape.D, true, nullptr, learned);
-  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape.B, shape.T,
-                        shape.H, shape.D, nullptr, learned);
+  attention_forward<T>(out + shift, stats, in + shift, s, shape, true, nullptr, learned);
+  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape, nullptr, learned);
   DeviceArray<T> evaluated(shape.out_size());
-  attention_forward<T>(evaluated, nullptr, in + shift, s, shape.B, shape.T, shape.H, shape.D, false, nullptr, learned);
+  attention_forward<T>(evaluated, nullptr, in + shift, s, shape, false, nullptr, learned);
   std::vector<T> result = taken(out, row / 3, 0);
   expect_same_bits("evaluation", evaluated.download(), result);
   return {result, taken(dqkv, row, extra), stats.download(), dsinks.download()};
@@ -451,9 +450,9 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
 TEST(AttentionMemory, IsLinearInTheLength) {
   AttentionSettings s;
   EXPECT_EQ(attention_statistics(s, 64), 1);
-  size_t row = attention_backward_workspace(1, 1, 1);
+  size_t row = attention_backward_workspace({1, 1, 1, 1});
   EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
-  EXPECT_EQ(attention_backward_workspace(3, 16384, 12), 32u * 3 * 16384 * 12);
+  EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
 }
 
 // ---- the references' own gradients

@@ -25,13 +25,13 @@ static void check_prepare(const AttentionSettings& s, const AttentionShape& shap
   DeviceArray<T> x(qkv), dx(dprepared), scale(scales);
   DeviceArray<float> norms(has_norm ? 2 * shape.rows() : 0), dscale(std::vector<float>(scales.size(), 0.5f));
   DeviceArray<float2> angles(rope);
-  DeviceArray<char> workspace(prepare_backward_workspace(s, shape.B, shape.T, shape.H));
+  DeviceArray<char> workspace(prepare_backward_workspace(s, shape));
   AttentionLearned<T> learned;
   if (!scales.empty()) learned.ssmax_scale = scale, learned.dssmax_scale = dscale;
   const float2* table = rotate ? angles.get() : nullptr;
   float* norm = has_norm ? norms.get() : nullptr;
-  prepare_forward<T>(x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned);
-  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned,
+  prepare_forward<T>(x + shift, norm, table, s, shape, nullptr, learned);
+  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape, nullptr, learned,
                       workspace);
   auto prepared = x.download(), result = dx.download();
   for (auto* values : {&qkv, &dprepared, &prepared, &result}) values->erase(values->begin(), values->begin() + shift);
@@ -88,8 +88,8 @@ TYPED_TEST(PrepareTest, Zeros) {
   DeviceArray<float> norms(2 * shape.rows());
   for (QkNorm norm : {QkNorm::l2, QkNorm::rms}) {
     AttentionSettings s{.qk_norm = norm};
-    prepare_forward<T>(x, norms, nullptr, s, 1, 3, 1, 16, nullptr);
-    prepare_backward<T>(dx, x, norms, nullptr, s, 1, 3, 1, 16, nullptr);
+    prepare_forward<T>(x, norms, nullptr, s, shape, nullptr);
+    prepare_backward<T>(dx, x, norms, nullptr, s, shape, nullptr);
     for (T v : x.download()) EXPECT_EQ(to_float(v), 0);
     for (T v : dx.download()) EXPECT_EQ(to_float(v), 0);
   }
@@ -105,10 +105,10 @@ TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
   auto once = [&] {
     DeviceArray<T> x(qkv), dx(d), scale(scales);
     DeviceArray<float> norms(2 * shape.rows()), dscale(std::vector<float>(shape.H, 0.0f));
-    DeviceArray<char> workspace(prepare_backward_workspace(s, shape.B, shape.T, shape.H));
+    DeviceArray<char> workspace(prepare_backward_workspace(s, shape));
     AttentionLearned<T> learned{.ssmax_scale = scale, .dssmax_scale = dscale};
-    prepare_forward<T>(x, norms, angles, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned);
-    prepare_backward<T>(dx, x, norms, angles, s, shape.B, shape.T, shape.H, shape.D, nullptr, learned, workspace);
+    prepare_forward<T>(x, norms, angles, s, shape, nullptr, learned);
+    prepare_backward<T>(dx, x, norms, angles, s, shape, nullptr, learned, workspace);
     return std::make_tuple(x.download(), dx.download(), dscale.download());
   };
   auto expected = once();
