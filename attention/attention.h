@@ -1,8 +1,8 @@
 // Causal attention: what can be set, and the two calls that the trainer makes. README.md has the equations.
 // qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous, but rows (b, t) of qkv and dqkv may lie further apart:
 // AttentionSettings::qkv_stride. Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were
-// folded in before (prepare.cuh). Memory is linear in the length, results are the same bits in every run; no atomics. Tensors
-// are of float or bf16; sums are taken in float32.
+// folded in before (prepare.cuh). Memory is linear in the length, results are the same bits in every run; no atomics.
+// Tensors are of float or bf16; sums are taken in float32.
 #pragma once
 #include <cstddef>
 #include <iterator>
