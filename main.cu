@@ -440,6 +440,17 @@ static StepResult one_step(Model& model, Loader& loader) {
   return result;
 }
 
+static void dry_run(Model& model, Loader& loader) {
+  StepResult result = one_step(model, loader);
+  std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
+}
+
+static void dump_gradients(Model& model, Loader& loader, const std::string& file) {
+  StepResult result = one_step(model, loader);
+  save_gradients(model, file);
+  std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, file.c_str());
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
@@ -500,18 +511,8 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
                            .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
                            .ranks = comm.size(), .shuffle = config.data.shuffle, .seed = config.seed});
   if (from) loader.seek(step);
-  if (dumping) {
-    StepResult result = one_step(*model, loader);
-    save_gradients(*model, flags.dump_gradients);
-    std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm,
-                flags.dump_gradients.c_str());
-    return;
-  }
-  if (flags.dry_run) {
-    StepResult result = one_step(*model, loader);
-    std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
-    return;
-  }
+  if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
+  if (flags.dry_run) return dry_run(*model, loader);
 
   comm.least(0);  // all have read what they begin from: rank 0 may remove it now
   if (comm.first()) {
