@@ -67,10 +67,10 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
     return 0;
   }
   StepFolder folder = named_folder(init);
-  std::error_code ignored;
-  if (!std::filesystem::exists(folder.path + "/model.safetensors", ignored))
-    user_error("config: init = \"%s\" is no folder with a model.safetensors; name one, as runs/NAME/step_00001000",
-               init.c_str());
+  std::error_code error;
+  if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
+    user_error("config: init = \"%s\" is no folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
+               init.c_str(), error ? (": " + error.message()).c_str() : "");
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   for (const std::string& difference : model_differences(folder.path, model.config()))

@@ -104,7 +104,7 @@ class Disk(Runs):
   def test_a_read_error_is_no_damage(self):
     self.run_ok()
     expected = self.outcome(20)
-    code, errors, _ = self.calls("--eval", "--resume", fail="pread step_00000020/optimizer.safetensors")
+    code, errors, _ = self.calls("--eval", "--resume", fail="pread step_00000020/model.safetensors")
     self.assertEqual(code, 0)
     self.assertRegex(errors, "^warning: skipped the unreadable checkpoint runs/tiny/step_00000020: .*Input/output error$")
     self.assertEqual(self.steps(), [10, 20])
