@@ -5,8 +5,8 @@ import shutil
 import struct
 import unittest
 
-from test_resume import Runs
-from workspace import TEXT, read_safetensors, shard, write_safetensors
+from test_resume import FILES, Runs
+from workspace import CRASH, TEXT, read_safetensors, shard, write_safetensors
 
 
 class Guards(Runs):
