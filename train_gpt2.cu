@@ -530,7 +530,7 @@ void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, i
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
 }
 
-// act.lnf = the whole network up to the final layernorm, from act.inputs.
+// act.lnf = the whole network up to the final layernorm, from act.inputs. The logits are classify()'s.
 template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   int N = B * T;

@@ -8,7 +8,7 @@ constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
   bool whole = s.power <= 32 && s.power == floorf(s.power);
-  PowerClass power = s.kind != Kind::lssar || s.power == 15 ? PowerClass::fifteen
+  PowerClass power = s.kind != Kind::lssar || s.power == 15 ? PowerClass::usual
                      : whole                                ? PowerClass::whole
                                                             : PowerClass::any;
   if (int(s.kind) < KINDS && kernels_of(s.kind, power).saved >= 0) return kernels_of(s.kind, power);
@@ -17,8 +17,8 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
   user_error(
-      "config: attention.kind = \"%s\" has no kernels in this build; choose one of %s, or build with make ATTN=%s.",
-      name, built.c_str(), name);
+      "config: attention.kind = \"%s\" has no kernels in this build (attention/general_%s.cu, left out by make ATTN=...); "
+      "choose one of %s, or build with that file.", name, name, built.c_str());
 }
 
 using Arrays = std::initializer_list<const void*>;
@@ -40,7 +40,9 @@ const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<
       if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
       return k.tensor_bf16;
     case Kernels::hopper:
-      if (!hopper) failure("attention: no Hopper kernels for heads of %d channels, or these addresses and strides.", D);
+      if (!hopper)
+        failure("attention: no Hopper kernels for %s, heads of %d channels, or these addresses and strides.",
+                kind_names[int(s.kind)], D);
       return k.hopper_bf16;
     case Kernels::automatic: break;
   }

@@ -372,7 +372,7 @@ void general_backward(const BackwardCall<T>& c) {
 }
 
 template <class Policy>
-bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
+bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
   KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;

@@ -393,7 +393,7 @@ void hopper_backward(const BackwardCall<bf16>& c) {
 }
 
 template <class Policy>
-bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
+bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.hopper_D = 128;
   k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>};

@@ -57,8 +57,8 @@ struct KindKernels {
   Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };
 
-// lssar's power: its usual one, another integer up to 32, any other. The other kinds have kernels for the first alone.
-enum class PowerClass { fifteen, whole, any };
+// lssar's power: its usual one, 15; another integer up to 32; any other. The other kinds have kernels for `usual` alone.
+enum class PowerClass { usual, whole, any };
 constexpr int POWER_CLASSES = 3;
 
-KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::fifteen);  // their entry
+KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::usual);  // their entry

@@ -6,10 +6,12 @@
 //           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
 //   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
 //   HEAVY   its backward leaves few registers
+//   HAS_SINK   the constructor's second argument, the logit of a sink, counts; then also sink_grad(): see Softmax
 //   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
 //   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read
 //   Evaluation   the struct for a forward that no backward follows
 // and functions, whose arrays have a constant above as their length (kernels give one more, so that none is empty):
+//   Policy(settings, sink)                      on the device, for a head
 //   start(sums =, first)                        before a sweep; first: of the threads of a row only one adds the sink
 //   look(z, sums +=)   turn(n, sums, constants =)               the first sweep of two, and what follows from it
 //   raise(sums, top): factor                    top: the largest score of those to come, where RAISES

@@ -328,7 +328,7 @@ void tensor_backward(const BackwardCall<T>& c) {
 }
 
 template <class Policy>
-bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::fifteen) {
+bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
   k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,

@@ -367,7 +367,8 @@ void complete(Config& c, const Reader& reader) {
 
 void check_model(const Config& c) {
   auto& m = c.model;
-  if (m.channels % 8 != 0) refuse(source_of(c, {"model.channels"}), "model.channels = %d must be a multiple of 8", m.channels);
+  if (m.channels % 8 != 0)
+    refuse(source_of(c, {"model.channels"}), "model.channels = %d must be a multiple of 8", m.channels);
   if (int width = m.mlp_width(); width % 8 != 0 || width == 0)
     refuse(source_of(c, {"model.mlp_ratio", "model.channels"}),
            "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x %d) = %d",
@@ -385,7 +386,8 @@ void check_attention(const Config& c) {
            "attention.sink = \"%s\" exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
            a.sink.c_str(), a.kind.c_str());
   if (a.scale.name == "logn" && c.model.context < 2)
-    refuse(source_of(c, {"attention.scale", "model.context"}), "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
+    refuse(source_of(c, {"attention.scale", "model.context"}),
+           "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
   if (a.gate.granularity == "headwise" && a.gate.position == "output")
     refuse(source_of(c, {"attention.gate.granularity", "attention.gate.position"}),
            "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", "
@@ -396,20 +398,24 @@ void check_run(const Config& c) {
   bool plain = !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
   for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
   if (!plain)
-    refuse(source_of(c, {"name"}), "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
+    refuse(source_of(c, {"name"}),
+           "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
            shortened(json_quote(c.name)).c_str());
   if (c.eval.rope_scaling != "none" && c.model.position != "rope")
-    refuse(source_of(c, {"eval.rope_scaling", "model.position"}), "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
+    refuse(source_of(c, {"eval.rope_scaling", "model.position"}),
+           "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
            c.eval.rope_scaling.c_str(), c.model.position.c_str());
   if (c.eval.rope_scaling == "ntk" && c.model.head_dim <= 2)
-    refuse(source_of(c, {"eval.rope_scaling", "model.head_dim"}), "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
+    refuse(source_of(c, {"eval.rope_scaling", "model.head_dim"}),
+           "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
 }
 
 void check_batch(const Config& c, int ranks) {
   int64_t sequences = c.batch.micro > 0 ? c.batch.micro : 1;
   int64_t tokens = sequences * c.model.context;
   if (tokens > std::numeric_limits<int>::max())
-    refuse(source_of(c, {"batch.micro", "model.context"}), "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
+    refuse(source_of(c, {"batch.micro", "model.context"}),
+           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
            c.batch.micro, c.model.context);
   int64_t unit = tokens * ranks;
   if (c.batch.tokens % unit == 0) return;
@@ -425,15 +431,17 @@ void check_batch(const Config& c, int ranks) {
   int64_t below = c.batch.tokens / unit * unit;
   std::string nearest = (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
   bool smaller_divides = c.batch.tokens % (int64_t(c.model.context) * ranks) == 0;
-  refuse(source_of(c, {"batch.tokens", "batch.micro", "model.context"}), "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(),
-         values.c_str(), nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
+  refuse(source_of(c, {"batch.tokens", "batch.micro", "model.context"}),
+         "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(), values.c_str(),
+         nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
 // Numbers that float32 has no place for.
 void check_optimizer(const Config& c) {
   auto& o = c.optimizer;
   if (o.grad_clip > 0 && o.grad_clip < 1e-30)
-    refuse(source_of(c, {"optimizer.grad_clip"}), "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
+    refuse(source_of(c, {"optimizer.grad_clip"}),
+           "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
            json_number(o.grad_clip).c_str());
 }
 
@@ -571,8 +579,12 @@ std::string source_of(const Config& c, std::initializer_list<const char*> keys) 
 
 std::string mechanism(const Config& config) {
   std::string changes;
-  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config))
-    if (change.key.starts_with("attention.")) append_item(changes, change.key.substr(10) + " = " + change.is);
+  std::vector<Dependent> dependent = dependent_keys(config);
+  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config)) {
+    bool idle = std::any_of(dependent.begin(), dependent.end(),
+                            [&](const Dependent& d) { return !d.has_effect && change.key == d.key; });
+    if (change.key.starts_with("attention.") && !idle) append_item(changes, change.key.substr(10) + " = " + change.is);
+  }
   return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 

@@ -221,6 +221,9 @@ def main():
   parser.add_argument("--train", default="./train", help="the program [./train]")
   parser.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
   arguments = parser.parse_args()
+  theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in cases())]):
+    parser.error(f"--only {arguments.only}: no model has this in its name")
   torch.set_num_threads(1)
   transformers.logging.set_verbosity_error()
   transformers.logging.disable_progress_bar()
@@ -232,8 +235,8 @@ def main():
     for name, settings in cases():
       if arguments.only in name:
         ours_there(Trainer(arguments.train, folder, settings), name, table)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-      if arguments.only in f"transformers' GPT-2, {dtype}":
+    for name, dtype in theirs.items():
+      if arguments.only in name:
         theirs_here(Trainer(arguments.train, folder, {"model.position": "learned"}), dtype, table)
   sys.exit(0 if table.good else 1)
 

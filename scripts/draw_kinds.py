@@ -55,7 +55,11 @@ def main():
   matplotlib.use("Agg")
   from matplotlib import pyplot
   kinds = weights()
-  figure, panels = pyplot.subplots(2, 4, figsize=(12, 6.2), constrained_layout=True)
+  columns = 4
+  rows = -(-(len(kinds) + 1) // columns)
+  figure, panels = pyplot.subplots(rows, columns, figsize=(12, 3.1 * rows), constrained_layout=True, squeeze=False)
+  for axes in panels.flat[len(kinds):-1]:
+    axes.axis("off")
   for axes, (kind, w) in zip(panels.flat, kinds.items()):
     axes.imshow(np.where(np.tril(np.ones((T, T), bool)), w / w.max(1, keepdims=True).clip(1e-30), np.nan), cmap="Blues", vmin=0, vmax=1)
     axes.set_title(kind, loc="left", fontweight="bold", fontsize=10)

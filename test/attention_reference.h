@@ -333,8 +333,10 @@ Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape
 template <class T> constexpr double u = unit_roundoff<T>;
 
 inline std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
-  return format("%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], sink_names[int(s.sink)],
-                qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
+  std::string lssar = s.kind != Kind::lssar ? "" : format(" power %g offset %g", s.power, s.offset);
+  return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], lssar.c_str(),
+                sink_names[int(s.sink)], qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T,
+                shape.H, shape.D);
 }
 
 // Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.

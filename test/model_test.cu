@@ -453,6 +453,30 @@ TEST(Generation, SameSeedSameTextBeyondTheContext) {
 
 // ---- settings
 
+// The reference model takes them from the same functions and would not notice.
+TEST(Settings, EveryKeyOfAttentionReachesTheKernels) {
+  AttentionSettings s = attention_settings(
+      small_config("fp32", {"attention.kind=lssar", "attention.qk_norm=rms", "attention.scale=0.25", "attention.power=3",
+                            "attention.offset=0.5", "attention.offset_free_rows=7", "attention.gate.activation=silu"}));
+  EXPECT_EQ(s.kind, Kind::lssar);
+  EXPECT_EQ(s.qk_norm, QkNorm::rms);
+  EXPECT_EQ(s.scale, Scale::number);
+  EXPECT_EQ(s.scale_number, 0.25f);
+  EXPECT_EQ(s.power, 3);
+  EXPECT_EQ(s.offset, 0.5f);
+  EXPECT_EQ(s.offset_free_rows, 7);
+  EXPECT_EQ(s.context, 11);
+  EXPECT_GT(s.qkv_stride, 0);
+  EXPECT_EQ(attention_settings(small_config("fp32", {"attention.sink=learned"})).sink, Sink::learned);
+  GateSettings gate = gate_settings(
+      small_config("fp32", {"attention.gate.activation=silu", "attention.gate.position=key",
+                            "attention.gate.granularity=headwise", "attention.gate.op=add"}));
+  EXPECT_EQ(gate.activation, GateActivation::silu);
+  EXPECT_EQ(gate.position, GatePosition::key);
+  EXPECT_TRUE(gate.headwise);
+  EXPECT_TRUE(gate.add);
+}
+
 // Every variant of the configuration trains: all parameters get gradients, and a step lowers the batch's loss.
 TEST(Settings, EveryVariantLearns) {
   for (const Variant& variant : variants()) {

@@ -66,6 +66,10 @@ class Rules(unittest.TestCase):
     names = {name: re.findall(r'"(\w+)"', items) for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     self.assertEqual(names, enums)
     self.assertIn("lssar", names["kind"])
+    # Each kind's kernels: the build and the tests take what files there are.
+    for kind in names["kind"]:
+      for family in ("general", "tensor", "hopper"):
+        self.assertTrue(os.path.exists(os.path.join(ROOT, f"attention/{family}_{kind}.cu")), f"{family}_{kind}.cu")
     # Each kind's formula for PyTorch, by its name.
     for path in ("scripts/compare_torch.py", "scripts/modeling_plusgpt.py"):
       for kind in names["kind"]:
