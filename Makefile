@@ -13,8 +13,12 @@ HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 ifeq ($(BACKEND),auto)
   override BACKEND := $(if $(and $(wildcard $(NVCC)),$(filter-out 0,$(HAVE_GPU))),cuda,cpu)
 endif
-ifeq ($(filter $(BACKEND),cpu cuda),)
+ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
+endif
+# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on ptx/ in place of libcudart
+ifeq ($(BACKEND),ptx)
+  NCCL := 0
 endif
 GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
 ARCH ?= $(or $(patsubst 90,90a,$(filter-out 0,$(GPU_ARCH))),80 90a)
@@ -28,6 +32,9 @@ ROOMS := kernels attention runtime data eval
 SOURCES := train_gpt2.cu model_state.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
+endif
+ifeq ($(BACKEND),ptx)
+  SOURCES += $(sort $(wildcard ptx/*.cpp))
 endif
 ATTN ?= $(KINDS)
 KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
@@ -82,16 +89,24 @@ ifeq ($(BACKEND),cpu)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
-  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
+  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a))
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=sm_90a
+  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
+endif
+ifeq ($(BACKEND),ptx)
+  NVCC_FLAGS += -no-compress
+  # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
+  $(BUILD)/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+  LINK := $(CXX)
+  LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 endif
 
 # ---- rules: a line for what is made, with V=1 the whole command
