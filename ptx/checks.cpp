@@ -34,9 +34,10 @@ void set_noticed_kernel(const std::string& name) { noticed_kernel = name; }
 
 // ---- shared memory
 
-SharedHistory::SharedHistory(int warps, size_t bytes)
-    : warps_(warps), words_(bytes / 4 + 1), reads_((bytes / 4 + 1) * warps), pending_(bytes / 16 + 1),
-      mbarrier_(bytes / 8 + 1), fences_(warps * LANES), synchronized_(warps, 1), clocks_(warps, Clock(warps)) {
+SharedHistory::SharedHistory(int warps, bool products, size_t bytes)
+    : warps_(warps), actors_(products ? 2 * warps : warps), words_(bytes / 4 + 1), reads_((bytes / 4 + 1) * actors_),
+      pending_(bytes / 16 + 1), mbarrier_(bytes / 8 + 1), fences_(warps * LANES), synchronized_(warps, 1),
+      clocks_(warps, Clock(actors_)) {
   for (int warp = 0; warp < warps; warp++) clocks_[warp][warp] = 1;
 }
 
@@ -62,9 +63,10 @@ void SharedHistory::check_writer(const Context& context, const Instruction& inst
 
 void SharedHistory::check_readers(const Context& context, const Instruction& instruction, size_t word, const char* what) {
   const int warp = context.warp.id;
-  for (int other = 0; other < warps_; other++) {
-    if (other == warp || reads_[word * warps_ + other] <= clock(warp)[other]) continue;
-    notice(std::string("race in shared memory: ") + what + " of what another warp reads", context, instruction);
+  for (int other = 0; other < actors_; other++) {
+    if (other == warp || reads_[word * actors_ + other] <= clock(warp)[other]) continue;
+    const char* who = other < warps_ ? " of what another warp reads" : " of what products read";
+    notice(std::string("race in shared memory: ") + what + who, context, instruction);
     return;
   }
 }
@@ -85,24 +87,42 @@ bool SharedHistory::access(const Context& context, const Instruction& instructio
       check_readers(context, instruction, w, what);
       word = {warp, lane, clock(warp)[warp], synchronized_[warp], context.thread(lane), fences_[context.thread(lane)]};
     } else {
-      reads_[w * warps_ + warp] = clock(warp)[warp];
+      reads_[w * actors_ + warp] = clock(warp)[warp];
     }
   }
   return true;
 }
 
 bool SharedHistory::async_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes) {
+  const int warp = context.warp.id;
+  return read_by(context, instruction, address, bytes, warp, clock(warp)[warp]);
+}
+
+// Those of a warpgroup are one actor where they are waited for together.
+int SharedHistory::products_of(int warp) const { return warps_ + (options().joint_products ? warp / 4 * 4 : warp); }
+
+bool SharedHistory::product_read(const Context& context, const Instruction& instruction, uint64_t address,
+                                 uint32_t bytes, uint32_t sequence) {
+  return read_by(context, instruction, address, bytes, products_of(context.warp.id), sequence);
+}
+
+void SharedHistory::products_waited_for(int warp, uint32_t sequence) {
+  uint32_t& known = clock(warp)[products_of(warp)];
+  known = std::max(known, sequence);
+}
+
+bool SharedHistory::read_by(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
+                            int actor, uint32_t epoch) {
   if (!inside(context, instruction, address, bytes, "asynchronous read")) return false;
   for (size_t part = address / 16; part <= (address + bytes - 1) / 16; part++) {
     if (!pending_[part]) continue;
     notice("asynchronous read where a copy under way will write", context, instruction);
     return false;
   }
-  const int warp = context.warp.id;
   for (size_t w = address / 4; w <= (address + bytes - 1) / 4; w++) {
     const Word& word = words_[w];
     check_writer(context, instruction, word, "asynchronous read", -1);
-    reads_[w * warps_ + warp] = clock(warp)[warp];
+    reads_[w * actors_ + actor] = epoch;
     if (word.thread >= 0 && fences_[word.thread] <= word.fences) {
       notice("asynchronous read of what was written without fence.proxy.async", context, instruction);
       return false;
@@ -119,7 +139,7 @@ bool SharedHistory::copy_begins(const Context& context, const Instruction& instr
     check_readers(context, instruction, w, "copy over");
     if (mbarrier_[w / 2]) notice("copy over an mbarrier", context, instruction);
     words_[w] = {};
-    std::fill_n(&reads_[w * warps_], warps_, 0);
+    std::fill_n(&reads_[w * actors_], actors_, 0);
   }
   for (size_t part = address / 16; part <= (address + bytes - 1) / 16; part++) pending_[part]++;
   return true;
@@ -134,7 +154,7 @@ void SharedHistory::use_mbarrier(const Context& context, const Instruction& inst
 }
 
 void SharedHistory::block_synchronized(const std::vector<int>& warps) {
-  Clock latest(warps_);
+  Clock latest(actors_);
   for (int warp : warps) release(warp, latest);
   for (int warp : warps) {
     acquire(warp, latest);
@@ -143,8 +163,8 @@ void SharedHistory::block_synchronized(const std::vector<int>& warps) {
 }
 
 void SharedHistory::release(int warp, Clock& into) {
-  into.resize(warps_);
-  for (int other = 0; other < warps_; other++) into[other] = std::max(into[other], clock(warp)[other]);
+  into.resize(actors_);
+  for (int other = 0; other < actors_; other++) into[other] = std::max(into[other], clock(warp)[other]);
   clock(warp)[warp]++;
 }
 

@@ -15,20 +15,24 @@ int take_notices();
 // The kernel that the messages name.
 void set_noticed_kernel(const std::string& name);
 
-// For every warp of a block the number of its epochs that have happened before.
+// For every actor of a block - its warps, then the products of each - how much of it has happened before.
 using Clock = std::vector<uint32_t>;
 
 // Shared memory: who wrote and read each word, and whether that happened before. Happens-before at the granularity of
 // warps; the lanes of one are ordered by the operations that it does together.
 class SharedHistory {
  public:
-  SharedHistory(int warps, size_t bytes);
+  SharedHistory(int warps, bool products, size_t bytes);
 
   // An access of a lane, through the generic proxy; reports bytes outside too, and then returns false.
   bool access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, bool write,
               int lane);
   // A read by the asynchronous proxy: what threads wrote must have been fenced (fence.proxy.async) after it was written.
   bool async_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes);
+  // The same by a warp's product, the sequence-th; nobody knows that it has read until somebody has waited for it.
+  bool product_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
+                    uint32_t sequence);
+  void products_waited_for(int warp, uint32_t sequence);
   // From begin to end the bytes belong to a copy.
   bool copy_begins(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes);
   void copy_ends(uint64_t address, uint32_t bytes);
@@ -52,13 +56,16 @@ class SharedHistory {
     uint32_t fences = 0;    // of that thread until then
   };
   Clock& clock(int warp) { return clocks_[warp]; }
+  int products_of(int warp) const;  // their actor
+  bool read_by(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, int actor,
+               uint32_t epoch);
   bool inside(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, const char* what);
   void check_writer(const Context& context, const Instruction& instruction, const Word& word, const char* what, int lane);
   void check_readers(const Context& context, const Instruction& instruction, size_t word, const char* what);
 
-  int warps_;
+  int warps_, actors_;
   std::vector<Word> words_;
-  std::vector<uint32_t> reads_;      // [word][warp]: epoch of its last read
+  std::vector<uint32_t> reads_;      // [word][actor]: epoch of its last read
   std::vector<uint8_t> pending_;     // [16 bytes]: copies that will write there
   std::vector<bool> mbarrier_;       // [8 bytes]
   std::vector<uint32_t> fences_;     // [thread]

@@ -152,7 +152,8 @@ bool decode_convert(Opcode opcode, Instruction& instruction) {
   }
   if (opcode.take("ftz")) instruction.variant |= FLUSH;
   instruction.execute = convert;
-  if (opcode.text() == "cvt.s64.s32") instruction.execute = widen_signed;
+  const bool narrow_source = !instruction.operand(1).wide;  // a wider register may hold a narrow source
+  if (opcode.text() == "cvt.s64.s32" && narrow_source) instruction.execute = widen_signed;
   if (opcode.text() == "cvt.sat.f32.f32") instruction.execute = saturate;
   return opcode.done();
 }

@@ -29,7 +29,7 @@ class Schedule {
   void open(Barrier& barrier);
   void open_if_all_arrived();
   void finish(Context& context);
-  void random_completion();
+  bool random_completion();
   void check_end();
   [[noreturn]] void stuck(const std::string& what, const std::vector<const Warp*>& warps);
 
@@ -55,7 +55,7 @@ void Schedule::run() {
       if (!warp.at_barrier && warp.tried_at != block_.progress) ready.push_back(warp.id);
     }
     if (!any) break;
-    if (async == Async::random && draw(2)) random_completion();
+    if (async == Async::random && draw(2) && random_completion()) continue;
     if (!ready.empty()) {
       run_warp(block_.warps[ready[draw(int(ready.size()))]], TURNS[draw(std::size(TURNS))]);
     } else if (!block_.loads.empty()) {
@@ -69,13 +69,17 @@ void Schedule::run() {
   check_end();
 }
 
-void Schedule::random_completion() {
-  if (!block_.loads.empty()) complete_load(block_, draw(int(block_.loads.size())));
+bool Schedule::random_completion() {
+  if (!block_.loads.empty()) {
+    complete_load(block_, draw(int(block_.loads.size())));
+    return true;
+  }
   for (BulkStore& store : block_.stores) {
     if (store.done || draw(2)) continue;
     complete_store(block_, store);
-    break;
+    return true;
   }
+  return false;
 }
 
 void Schedule::stuck(const std::string& what, const std::vector<const Warp*>& warps) {
@@ -339,7 +343,7 @@ Async async_now() { return async; }
 Block::Block(const Kernel& kernel, uint8_t* parameters, Shape grid, Shape threads, uint32_t linear, size_t shared_bytes)
     : kernel(kernel), parameters(parameters), grid(grid), threads(threads),
       index{linear % grid.x, linear / grid.x % grid.y, linear / grid.x / grid.y}, linear(linear),
-      shared(shared_bytes, SHARED_POISON), history(warps_of(threads), shared_bytes), warps(warps_of(threads)),
+      shared(shared_bytes, SHARED_POISON), history(warps_of(threads), kernel.has_products, shared_bytes), warps(warps_of(threads)),
       store_groups(warps_of(threads) * LANES) {
   for (size_t i = 0; i < warps.size(); i++) begin_warp(*this, int(i));
 }

@@ -67,14 +67,14 @@ struct Product {  // one warp's part of a wgmma
   bool add;
   bool done;
   int group;
-  uint64_t sequence;
+  uint32_t sequence;  // among those of the warp, from 1
 };
 
 struct Products {  // of a warp
   std::deque<Product> under_way;
   std::vector<uint32_t> sums;  // the accumulators' true values: their registers are poison while products are under way
   int committed = 0;
-  uint64_t issued = 0;
+  uint32_t issued = 0;
   uint64_t history = 0;        // hash of all that a warpgroup must do alike
 };
 

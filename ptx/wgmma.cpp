@@ -43,8 +43,9 @@ struct Descriptor {
 
 // Elements [rows][DEPTH] that a descriptor shows, rows of D for the left operand, its columns for the right one. `along`:
 // rows lie side by side in memory (the transpose bit), in parts of 64; otherwise the depth does, in groups of 8 rows.
-bool read_tile(Context& context, const Instruction& instruction, uint64_t bits, bool along, int first_row, int rows,
+bool read_tile(Context& context, const Product& product, uint64_t bits, bool along, int first_row, int rows,
                float (*to)[DEPTH]) {
+  const Instruction& instruction = *product.instruction;
   const Descriptor tile(bits);
   // Where the swizzle's pattern begins is taken from the address: a tile begins a pattern, or moves along its first row.
   const bool start_known = tile.start % 1024 < (along ? 1u : 128u);
@@ -54,7 +55,7 @@ bool read_tile(Context& context, const Instruction& instruction, uint64_t bits, 
   }
   auto chunk = [&](uint32_t offset, auto&& element) {
     const uint32_t at = swizzled(tile.start + offset);
-    if (!context.block.history.async_read(context, instruction, at, 2 * CHUNK)) return false;
+    if (!context.block.history.product_read(context, instruction, at, 2 * CHUNK, product.sequence)) return false;
     uint16_t elements[CHUNK];
     memcpy(elements, &context.block.shared[at], sizeof elements);
     for (int i = 0; i < CHUNK; i++) element(i) = float_of_bf16(elements[i]);
@@ -190,6 +191,7 @@ void wait(Context& context, const Instruction& instruction, Mask) {
         }
       });
     }
+    context.block.history.products_waited_for(context.warp.id, product.sequence);
     end_product(context, product);
     under_way.pop_front();
   }
@@ -217,7 +219,7 @@ void set_registers(Context& context, const Instruction& instruction, Mask) {
 
 bool products_ready(Context& context, const Instruction& instruction) {
   if (!options().joint_products) return true;
-  uint64_t last = 0;
+  uint32_t last = 0;
   for (const Product& product : context.warp.products.under_way) {
     if (waited_for(context.warp, product, instruction)) last = product.sequence;
   }
@@ -239,11 +241,11 @@ void run_product(Context& context, Product& product) {
   if (registers) {
     read_registers(context, instruction, left);
   } else {
-    known = read_tile(context, instruction, product.left, immediate(instruction, TRANSPOSE), context.warp.id % 4 * ROWS,
+    known = read_tile(context, product, product.left, immediate(instruction, TRANSPOSE), context.warp.id % 4 * ROWS,
                       ROWS, left);
   }
-  known = known && read_tile(context, instruction, product.right,
-                             immediate(instruction, registers ? TRANSPOSE : TRANSPOSE + 1), 0, columns, right);
+  const bool transpose_right = immediate(instruction, registers ? TRANSPOSE : TRANSPOSE + 1);
+  known = known && read_tile(context, product, product.right, transpose_right, 0, columns, right);
   static float right_rows[DEPTH][MOST_COLUMNS];
   for (int k = 0; k < DEPTH; k++) {
     for (int column = 0; column < columns; column++) right_rows[k][column] = right[column][k];
