@@ -111,7 +111,7 @@ endif
 
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
-.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
@@ -171,6 +171,13 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
 THREADED := comm cpu cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
+# Its PTX is executed by ptx/: every instruction, with what the machine leaves to chance drawn anew.
+PTX_TESTS := hopper attention kernels gate prepare $(if $(FULL),matmul model)
+ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
+check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
+	@if [ -x "$(NVCC)" ]; then \
+	   $(MAKE) BACKEND=ptx ARCH=$(lastword $(ARCH)) $(FEW_KINDS) ptx-tests && bash test/ptx.sh build/ptx; \
+	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors
@@ -188,7 +195,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
-	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
+	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset check-ptx -j1 && python3 scripts/kernel_table.py; }
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
 	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)

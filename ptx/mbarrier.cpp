@@ -96,7 +96,7 @@ bool decode_mbarrier(Opcode opcode, Instruction& instruction) {
       text == "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64") {
     instruction.variant = opcode.take("expect_tx");
     instruction.execute = arrive;
-    return true;
+    return instruction.groups.size() == (instruction.variant ? 3 : 2);  // a third one may be a count of arrivals
   }
   if (text == "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64") {
     instruction.flow = Flow::try_wait;

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <regex>
+#include <sstream>
 #include <vector>
 #include "ptx/options.h"
 #include "ptx/parse.h"
@@ -36,49 +38,36 @@ template <class T> T read(const char* from) {
   return value;
 }
 
-// Replaces the N-th FROM, or each, between two places of the text. True where it was there.
-bool replace_between(std::string& text, size_t begin, size_t end, const std::string& from, const std::string& to, int n) {
-  bool found = false;
-  for (int seen = 0;;) {
-    begin = text.find(from, begin);
-    if (begin == std::string::npos || begin >= end) return found;
-    seen++;
-    if (n && seen != n) {
-      begin += from.size();
-      continue;
-    }
-    text.replace(begin, from.size(), to);
-    begin += to.size();
-    end += to.size() - from.size();
-    found = true;
-    if (n) return true;
-  }
-}
-
-// PTX_MUTATE (options.h).
-void mutate(std::string& text) {
-  const std::string& mutation = options().mutation;
-  if (mutation.empty()) return;
+// PTX_MUTATE (options.h): the text of a module with the bug in it.
+std::string mutated(const std::string& text, const std::string& mutation) {
   std::vector<std::string> parts;
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = mutation.find('/', begin);
     parts.push_back(mutation.substr(begin, end == std::string::npos ? end : end - begin));
   }
   if (parts.size() != 4) throw Error("PTX_MUTATE=" + mutation + " is not KERNEL/FROM/TO/N");
-  for (size_t entry = text.find(".entry "); entry != std::string::npos; entry = text.find(".entry ", entry + 1)) {
-    const std::string name = text.substr(entry, text.find('(', entry) - entry);
-    if (name.find(parts[0]) == std::string::npos) continue;
-    const size_t end = text.find(".entry ", entry + 1);
-    if (replace_between(text, entry, end, parts[1], parts[2], atoi(parts[3].c_str()))) {
-      fprintf(stderr, "ptx: planted a bug in kernel %s\n", name.c_str() + strlen(".entry "));
+  const std::regex from(parts[1]);
+  const int which = atoi(parts[3].c_str());
+  std::istringstream lines(text);
+  std::string result;
+  bool in_kernel = false;
+  int seen = 0;
+  for (std::string line; std::getline(lines, line); result += line + '\n') {
+    if (const size_t entry = line.find(".entry "); entry != std::string::npos) {
+      in_kernel = line.find(parts[0], entry) != std::string::npos;
+      seen = 0;
     }
+    if (!in_kernel || !std::regex_search(line, from) || (++seen != which && which)) continue;
+    line = std::regex_replace(line, from, parts[2]);
+    fprintf(stderr, "ptx: planted \"%s\"\n", line.c_str());
   }
+  return result;
 }
 
 void parse_all() {
-  for (std::string& text : texts()) {
-    mutate(text);
-    parse_module(text, kernels());
+  const std::string& mutation = options().mutation;
+  for (const std::string& text : texts()) {
+    parse_module(mutation.empty() ? text : mutated(text, mutation), kernels());
   }
   texts().clear();
 }

@@ -7,7 +7,8 @@
 //                               another warp of the group has not multiplied yet is noticed where code relies on it
 //   PTX_DIVERGE=1               which lanes of a diverged warp go first is drawn; default: those furthest behind
 //   PTX_MULTIPROCESSORS=N       of the device; default 3
-//   PTX_MUTATE=KERNEL/FROM/TO/N a planted bug: in kernels whose names contain KERNEL the N-th FROM becomes TO (0: each)
+//   PTX_MUTATE=KERNEL/FROM/TO/N a planted bug: in kernels whose names contain KERNEL, in the N-th line of PTX that FROM, a
+//                               regular expression, matches (0: in each), the match becomes TO
 #pragma once
 #include <cstdint>
 #include <random>
