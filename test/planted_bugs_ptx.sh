@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx) notice each, and notice
+# Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx-90a) notice each, and notice
 # nothing without. What a bug does to which lines is a regular expression and its replacement (ptx/options.h). Exit 1 if not.
 set -u
 build=${1:?usage: test/planted_bugs_ptx.sh BUILD_DIR}
