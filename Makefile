@@ -197,7 +197,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
-	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset check-ptx -j1 && python3 scripts/kernel_table.py; }
+	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
 	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)

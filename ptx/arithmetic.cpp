@@ -4,9 +4,10 @@
 #include <bit>
 #include <cfenv>
 #include <cmath>
-#include <cstring>
 #include <map>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include "ptx/decode.h"
 #include "ptx/floats.h"
 #include "ptx/machine.h"
@@ -383,7 +384,9 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
 template <float widen(uint16_t), uint16_t narrow(float)>
 void half_operation(Context& context, const Instruction& instruction, Mask mask) {
   const u32* operands[3] = {};
-  for (size_t n = 1; n < instruction.groups.size(); n++) operands[n - 1] = values<u32>(context, instruction.operand(int(n)));
+  for (int n = 1; n < int(instruction.groups.size()); n++) {
+    operands[n - 1] = values<u32>(context, instruction.operand(n));
+  }
   u32 results[LANES];
   for (int lane = 0; lane < LANES; lane++) {
     results[lane] = 0;
@@ -412,7 +415,8 @@ bool decode_half(Opcode opcode, Instruction& instruction) {
     if (!opcode.take(type)) continue;
     const std::string name = type;
     instruction.amount = name.ends_with("x2") ? 2 : 1;
-    instruction.execute = name[0] == 'b' ? half_operation<float_of_bf16, bf16_of> : half_operation<float_of_f16, f16_of>;
+    const bool bf16 = name[0] == 'b';
+    instruction.execute = bf16 ? half_operation<float_of_bf16, bf16_of> : half_operation<float_of_f16, f16_of>;
     return opcode.done();
   }
   return false;

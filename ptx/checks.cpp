@@ -61,7 +61,8 @@ void SharedHistory::check_writer(const Context& context, const Instruction& inst
   }
 }
 
-void SharedHistory::check_readers(const Context& context, const Instruction& instruction, size_t word, const char* what) {
+void SharedHistory::check_readers(const Context& context, const Instruction& instruction, size_t word,
+                                  const char* what) {
   const int warp = context.warp.id;
   for (int other = 0; other < actors_; other++) {
     if (other == warp || reads_[word * actors_ + other] <= clock(warp)[other]) continue;
@@ -82,7 +83,8 @@ bool SharedHistory::access(const Context& context, const Instruction& instructio
   const int warp = context.warp.id;
   for (size_t w = address / 4; w <= (address + bytes - 1) / 4; w++) {
     Word& word = words_[w];
-    if (!write || bytes >= 4) check_writer(context, instruction, word, what, lane);  // a word may have two halves' writers
+    const bool half_of_a_word = write && bytes < 4;  // whose other half may be another lane's
+    if (!half_of_a_word) check_writer(context, instruction, word, what, lane);
     if (write) {
       check_readers(context, instruction, w, what);
       word = {warp, lane, clock(warp)[warp], synchronized_[warp], context.thread(lane), fences_[context.thread(lane)]};
@@ -93,7 +95,8 @@ bool SharedHistory::access(const Context& context, const Instruction& instructio
   return true;
 }
 
-bool SharedHistory::async_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes) {
+bool SharedHistory::async_read(const Context& context, const Instruction& instruction, uint64_t address,
+                               uint32_t bytes) {
   const int warp = context.warp.id;
   return read_by(context, instruction, address, bytes, warp, clock(warp)[warp]);
 }
@@ -207,7 +210,8 @@ Page& page_of(uint64_t word) {
 
 void begin_global_history() { launch++; }
 
-void global_access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, bool write) {
+void global_access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
+                   bool write) {
   const uint32_t block = context.block.linear + 1;
   for (uint64_t word = address / 4; word <= (address + bytes - 1) / 4; word++) {
     Page& page = page_of(word);

@@ -27,7 +27,8 @@ class SharedHistory {
   // An access of a lane, through the generic proxy; reports bytes outside too, and then returns false.
   bool access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, bool write,
               int lane);
-  // A read by the asynchronous proxy: what threads wrote must have been fenced (fence.proxy.async) after it was written.
+  // A read by the asynchronous proxy: what threads wrote must have been fenced (fence.proxy.async) after it was
+  // written.
   bool async_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes);
   // The same by a warp's product, the sequence-th; nobody knows that it has read until somebody has waited for it.
   bool product_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
@@ -59,8 +60,10 @@ class SharedHistory {
   int products_of(int warp) const;  // their actor
   bool read_by(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, int actor,
                uint32_t epoch);
-  bool inside(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, const char* what);
-  void check_writer(const Context& context, const Instruction& instruction, const Word& word, const char* what, int lane);
+  bool inside(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
+              const char* what);
+  void check_writer(const Context& context, const Instruction& instruction, const Word& word, const char* what,
+                    int lane);
   void check_readers(const Context& context, const Instruction& instruction, size_t word, const char* what);
 
   int warps_, actors_;
@@ -75,7 +78,8 @@ class SharedHistory {
 
 // Plain accesses to global memory: two blocks of a launch, one of them writing, never meet in a word.
 void begin_global_history();
-void global_access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, bool write);
+void global_access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
+                   bool write);
 
 // Registers of a warp: written before they are read, left alone while products are under way, fenced before.
 struct RegisterChecks {

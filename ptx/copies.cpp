@@ -9,7 +9,6 @@
 namespace ptx {
 namespace {
 
-constexpr int POISON = 0xff;
 constexpr uint32_t TILE_ALIGN = 1024;  // of boxes with the 128-byte swizzle, so that its pattern begins where they do
 
 // ---- cp.async: the issuing thread's own, through the generic proxy
@@ -21,11 +20,12 @@ void copy(Context& context, const Instruction& instruction, Mask mask) {
     const uint64_t from = address(context, instruction.operand(1), lane);
     const bool cut = instruction.groups.size() > 3;
     const uint32_t read = cut ? uint32_t(value(context, instruction.operand(3), lane)) : bytes;
-    if (read > bytes || to % bytes || (read && from % bytes)) notice("cp.async with such operands", context, instruction);
+    const bool aligned = to % bytes == 0 && (!read || from % bytes == 0);
+    if (read > bytes || !aligned) notice("cp.async with such operands", context, instruction);
     if (!context.block.history.access(context, instruction, to, bytes, true, lane)) return;
     if (read && !check_global(context, instruction, from, read)) return;
     context.block.history.copy_begins(context, instruction, to, bytes);
-    memset(&context.block.shared[to], POISON, bytes);
+    memset(&context.block.shared[to], BYTE_POISON, bytes);
     context.warp.copies.push_back({lane, uint32_t(to), from, read, bytes - read, -1, &instruction});
   });
   if (async_now() != Async::early) return;
@@ -73,7 +73,7 @@ TileCoordinates coordinates(Context& context, const Instruction& instruction, in
 void begin_load(Context& context, const BulkLoad& load) {
   find_mbarrier(context, *load.instruction, load.mbarrier);
   if (!context.block.history.copy_begins(context, *load.instruction, load.to, load.bytes)) return;
-  memset(&context.block.shared[load.to], POISON, load.bytes);
+  memset(&context.block.shared[load.to], BYTE_POISON, load.bytes);
   context.block.loads.push_back(load);
   if (async_now() == Async::early) complete_load(context.block, context.block.loads.size() - 1);
 }
@@ -157,7 +157,8 @@ void wait_stores(Context& context, const Instruction& instruction, Mask mask) {
 void complete_copies(Context& context, int lane, int keep_groups) {
   std::erase_if(context.warp.copies, [&](const LaneCopy& copy) {
     if (copy.lane != lane) return false;
-    if (keep_groups >= 0 && (copy.group < 0 || copy.group >= context.warp.copy_groups[lane] - keep_groups)) return false;
+    const bool ended = copy.group >= 0 && copy.group < context.warp.copy_groups[lane] - keep_groups;
+    if (keep_groups >= 0 && !ended) return false;
     uint8_t* to = &context.block.shared[copy.to];
     if (copy.bytes) {
       global_access(context, *copy.instruction, copy.from, copy.bytes, false);
@@ -207,7 +208,9 @@ bool decode_copies(Opcode opcode, Instruction& instruction) {
   if (text == "cp.async.wait_group") return with(wait_copies, immediate(instruction, 0));
   if (text == "cp.async.wait_all") return with(wait_copies, -1);
   if (text == "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") return with(load_bytes);
-  if (text == "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes") return with(load_tile);
+  if (text == "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes") {
+    return with(load_tile);
+  }
   if (text == "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group") return with(store_tile);
   if (text == "cp.async.bulk.commit_group") return with(commit_stores);
   if (text == "cp.async.bulk.wait_group.read" || text == "cp.async.bulk.wait_group") {

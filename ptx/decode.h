@@ -7,8 +7,8 @@
 
 namespace ptx {
 
-// The parts of "ld.global.nc.v4.f32", taken one by one. What has not been taken when a family claims the instruction was
-// not understood.
+// The parts of "ld.global.nc.v4.f32", taken one by one. What has not been taken when a family claims the instruction
+// was not understood.
 class Opcode {
  public:
   explicit Opcode(const std::string& text);

@@ -10,8 +10,6 @@ namespace {
 
 Async async = Async::late;
 
-constexpr uint32_t REGISTER_POISON = 0x7fffdead;
-constexpr int SHARED_POISON = 0xff;  // NaN in every format
 constexpr size_t MOST_SHARED = 228 * 1024;
 
 enum class Turn { over, waits, barrier, finished };
@@ -141,7 +139,7 @@ Turn Schedule::step(Context& context, bool& moved) {
   Mask mask = path.lanes;
   if (const Operand& predicate = instruction.predicate; predicate.reg >= 0) {
     if ((warp.checks.written[predicate.reg] & mask) != mask) {
-      notice("branch on a predicate that was never written", context, instruction);
+      notice("a predicate that was never written", context, instruction);
     }
     mask &= true_lanes(context, predicate);
   }
@@ -171,9 +169,9 @@ Turn Schedule::step(Context& context, bool& moved) {
       path.lanes &= ~mask;
       path.at++;
       moved = false;
+      for (Path& other : warp.paths) other.waiting = false;  // perhaps for the lanes that have left
       if (path.lanes) break;
       warp.paths.erase(warp.paths.begin() + warp.current);
-      for (Path& other : warp.paths) other.waiting = false;  // perhaps for the lanes that have left
       if (!warp.paths.empty()) break;
       finish(context);
       return Turn::finished;
@@ -318,7 +316,7 @@ void begin_warp(Block& block, int id) {
   warp.storage.resize(kernel.register_words / 16);
   warp.registers = warp.storage.empty() ? nullptr : warp.storage[0].words;
   std::fill_n(warp.registers, kernel.register_words, REGISTER_POISON);
-  warp.local.assign(size_t(kernel.local_bytes) * LANES, SHARED_POISON);
+  warp.local.assign(size_t(kernel.local_bytes) * LANES, BYTE_POISON);
   warp.paths = {{0, warp.all}};
   const size_t registers = kernel.registers.size();
   warp.checks.written.assign(registers, 0);
@@ -343,8 +341,8 @@ Async async_now() { return async; }
 Block::Block(const Kernel& kernel, uint8_t* parameters, Shape grid, Shape threads, uint32_t linear, size_t shared_bytes)
     : kernel(kernel), parameters(parameters), grid(grid), threads(threads),
       index{linear % grid.x, linear / grid.x % grid.y, linear / grid.x / grid.y}, linear(linear),
-      shared(shared_bytes, SHARED_POISON), history(warps_of(threads), kernel.has_products, shared_bytes), warps(warps_of(threads)),
-      store_groups(warps_of(threads) * LANES) {
+      shared(shared_bytes, BYTE_POISON), history(warps_of(threads), kernel.has_products, shared_bytes),
+      warps(warps_of(threads)), store_groups(warps_of(threads) * LANES) {
   for (size_t i = 0; i < warps.size(); i++) begin_warp(*this, int(i));
 }
 

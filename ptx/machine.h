@@ -1,23 +1,22 @@
-// A multiprocessor that executes PTX: blocks one after another in random order, warps of a block in random turns of random
-// length, the lanes of a warp together until they diverge. Asynchronous copies and products stay under way until a wait
-// requires them (late), or end at some moment before (random); what they have not written yet is poison.
+// A multiprocessor that executes PTX: blocks one after another in random order, warps of a block in random turns of
+// random length, the lanes of a warp together until they diverge. Asynchronous copies and products stay under way until
+// a wait requires them (late), or end at some moment before (random); what they have not written yet is poison.
 //
 // Sources: PTX ISA "Memory Consistency Model", "Asynchronous Operations", "Parallel Synchronization and Communication
-// Instructions", "Asynchronous warpgroup level matrix instructions"; CUTLASS include/cute/arch/{copy_sm90_desc,mma_sm90_desc}.hpp
-// for descriptors and swizzles.
+// Instructions", "Asynchronous warpgroup level matrix instructions"; CUTLASS
+// include/cute/arch/{copy_sm90_desc,mma_sm90_desc}.hpp for descriptors and swizzles.
 //
 // NOT modelled, so that nothing here says anything about it:
-//   - ptxas and machine code: register allocation, spills, its reading of inline assembly; the register counts of setmaxnreg
+//   - ptxas and machine code: register allocation, spills; the register counts of setmaxnreg
 //   - the real cuBLASLt: cublaslt.cpp computes what its documentation says
 //   - streams: every launch has ended when it returns
-//   - a weaker memory than happens-before at the granularity of warps (lanes of one: from one bar.warp.sync or bar.sync to
-//     the next); races in global memory are noticed between blocks, of plain accesses only, not through tensor-map stores
+//   - a weaker memory than happens-before at the granularity of warps (of lanes: from one bar.warp.sync or bar.sync to
+//     the next); races in global memory are noticed between blocks, not those of tensor-map copies
 //   - clusters, and everything else that decode() refuses
 //   - time
 #pragma once
 #include <deque>
 #include <map>
-#include <memory>
 #include <vector>
 #include "ptx/checks.h"
 #include "ptx/options.h"
@@ -25,6 +24,9 @@
 #include "ptx/tensor_map.h"
 
 namespace ptx {
+
+constexpr uint32_t REGISTER_POISON = 0x7fffdead;
+constexpr int BYTE_POISON = 0xff;  // of memory: NaN in every format
 
 // ---- what is under way
 

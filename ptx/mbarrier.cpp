@@ -1,5 +1,5 @@
-// Mbarriers and fences (PTX ISA "mbarrier", "fence.proxy"). A phase ends when nobody is missing and no bytes are; arriving
-// releases what the warp did before, a wait that succeeds acquires it.
+// Mbarriers and fences (PTX ISA "mbarrier", "fence.proxy"). A phase ends when nobody is missing and no bytes are;
+// arriving releases what the warp did before, a wait that succeeds acquires it.
 #include "ptx/decode.h"
 #include "ptx/machine.h"
 

@@ -10,7 +10,6 @@ namespace ptx {
 namespace {
 
 constexpr size_t ALIGN = 256;
-constexpr int POISON = 0xff;  // NaN in every format
 
 std::map<uint64_t, uint64_t>& allocations() {  // address, bytes
   static std::map<uint64_t, uint64_t> all;
@@ -42,8 +41,8 @@ uint8_t* bytes_at(Context& context, const Instruction& instruction, int lane, ui
       if (!context.block.history.access(context, instruction, address, bytes, write, lane)) return nullptr;
       return &context.block.shared[address];
     case Space::local:
-      if (address + bytes <= kernel.local_bytes) return &context.warp.local[size_t(lane) * kernel.local_bytes + address];
-      break;
+      if (address + bytes > kernel.local_bytes) break;
+      return &context.warp.local[size_t(lane) * kernel.local_bytes + address];
     case Space::param:
       if (!write && address + bytes <= kernel.parameter_bytes) return context.block.parameters + address;
       break;
@@ -96,7 +95,7 @@ uint64_t new_global(size_t bytes) {
   const size_t rounded = (bytes + ALIGN) / ALIGN * ALIGN;
   void* memory = aligned_alloc(ALIGN, rounded);
   if (!memory) throw Error("no memory for " + std::to_string(bytes) + " bytes");
-  memset(memory, POISON, rounded);
+  memset(memory, BYTE_POISON, rounded);
   allocations()[reinterpret_cast<uint64_t>(memory)] = bytes;
   return reinterpret_cast<uint64_t>(memory);
 }

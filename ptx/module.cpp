@@ -1,8 +1,8 @@
 // PTX out of fat binaries, and bugs planted in it.
 //
-// A fat binary is a header and entries. CUDA documents the wrapper alone (fatbinary_section.h), not the rest: a header of
-// magic, version (2 bytes), its size (2), size of all entries (8); before each entry kind (2; 1 is PTX), version (2), size of
-// this header (4), size of what follows (8). nvcc -no-compress leaves PTX as text.
+// A fat binary is a header and entries. CUDA documents the wrapper alone (fatbinary_section.h), not the rest: a header
+// of magic, version (2 bytes), its size (2), size of all entries (8); before each entry kind (2; 1 is PTX), version
+// (2), size of this header (4), size of what follows (8). nvcc -no-compress leaves PTX as text.
 #include "ptx/module.h"
 #include <fatbinary_section.h>
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <memory>
 #include <regex>
 #include <sstream>
+#include <utility>
 #include <vector>
 #include "ptx/options.h"
 #include "ptx/parse.h"
@@ -66,10 +67,9 @@ std::string mutated(const std::string& text, const std::string& mutation) {
 
 void parse_all() {
   const std::string& mutation = options().mutation;
-  for (const std::string& text : texts()) {
+  for (const std::string& text : std::exchange(texts(), {})) {
     parse_module(mutation.empty() ? text : mutated(text, mutation), kernels());
   }
-  texts().clear();
 }
 
 }  // namespace

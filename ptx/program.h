@@ -1,5 +1,5 @@
-// A kernel as instructions: parse.cpp makes it of PTX text, machine.cpp executes it. Terms are those of NVIDIA's "Parallel
-// Thread Execution ISA" (PTX ISA, version 9.0), https://docs.nvidia.com/cuda/parallel-thread-execution/.
+// A kernel as instructions: parse.cpp makes it of PTX text, machine.cpp executes it. Terms are those of NVIDIA's
+// "Parallel Thread Execution ISA" (PTX ISA, version 9.0), https://docs.nvidia.com/cuda/parallel-thread-execution/.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -13,12 +13,6 @@
 
 using namespace ptx;
 
-namespace ptx {
-extern "C" CUresult ptx_tensor_map_encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                          const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                          CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-}
-
 namespace {
 
 constexpr size_t SHARED_WITHOUT_ASKING = 48 * 1024, MOST_SHARED = 227 * 1024;  // of a block
@@ -81,7 +75,8 @@ void** __cudaRegisterFatBinary(void* wrapper) {
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 1; }
-void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
+                            int*) {
   kernel_names()[stub] = name;
 }
 
@@ -152,8 +147,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   return cudaMemcpy(to, from, bytes, kind);
 }
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                              cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t) {
   for (size_t row = 0; row < height; row++) {
     memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   }
@@ -215,7 +210,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const bool known = !strcmp(name, "cuTensorMapEncodeTiled");
-  *function = known ? reinterpret_cast<void*>(ptx_tensor_map_encode) : nullptr;
+  *function = known ? reinterpret_cast<void*>(cuTensorMapEncodeTiled) : nullptr;
   if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return known ? cudaSuccess : answer(cudaErrorSymbolNotFound);
 }

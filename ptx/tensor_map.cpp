@@ -52,11 +52,15 @@ void store_box(const TensorMap& map, const TileCoordinates& at, const uint8_t* s
   });
 }
 
-extern "C" CUresult ptx_tensor_map_encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                          const cuuint64_t* extent, const cuuint64_t* stride, const cuuint32_t* box,
-                                          const cuuint32_t* element_stride, CUtensorMapInterleave interleave,
-                                          CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                                          CUtensorMapFloatOOBfill fill) {
+}  // namespace ptx
+
+using namespace ptx;
+
+extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                           const cuuint64_t* extent, const cuuint64_t* stride, const cuuint32_t* box,
+                                           const cuuint32_t* element_stride, CUtensorMapInterleave interleave,
+                                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                                           CUtensorMapFloatOOBfill fill) {
   const bool modelled = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && rank == TENSOR_RANK &&
                         interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && swizzle == CU_TENSOR_MAP_SWIZZLE_128B &&
                         fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
@@ -82,5 +86,3 @@ extern "C" CUresult ptx_tensor_map_encode(CUtensorMap* out, CUtensorMapDataType 
   memcpy(out, &map, sizeof map);
   return CUDA_SUCCESS;
 }
-
-}  // namespace ptx

@@ -1,5 +1,5 @@
-// What the 128 bytes of a tensor map mean here, and the copies that it describes. Only the driver and the copy engine know
-// the real encoding (PTX ISA "Tensor-map"); any other will do where both are replaced.
+// What the 128 bytes of a tensor map mean here, and the copies that it describes. Only the driver and the copy engine
+// know the real encoding (PTX ISA "Tensor-map"); any other will do where both are replaced.
 #pragma once
 #include <cstdint>
 

@@ -30,7 +30,8 @@ void shuffle(Context& context, const Instruction& instruction, Mask mask) {
       case 'b': source = lane ^ b, inside = source <= last; break;
     }
     if (!inside) source = lane;
-    if ((mask >> lane & 1) && !(mask >> source & 1)) notice("shuffle from a lane that is not there", context, instruction);
+    const bool missing = (mask >> lane & 1) && !(mask >> source & 1);
+    if (missing) notice("shuffle from a lane that is not there", context, instruction);
     results[lane] = from[source];
     in_range[lane] = inside;
   }
@@ -44,7 +45,9 @@ void vote(Context& context, const Instruction& instruction, Mask mask) {
   const uint32_t* bits = values<uint32_t>(context, predicate);
   Mask ballot = 0;
   for_lanes(mask, [&](int lane) { ballot |= Mask(bool(bits[lane] & 1) != predicate.negated) << lane; });
-  const uint32_t result = instruction.variant == 'a' ? ballot : instruction.variant == 'n' ? ballot != 0 : ballot == mask;
+  const uint32_t result = instruction.variant == 'a'   ? ballot
+                          : instruction.variant == 'n' ? ballot != 0
+                                                       : ballot == mask;
   for_lanes(mask, [&](int lane) { put_lane(context, instruction.operand(0), lane, result); });
 }
 

@@ -1,11 +1,11 @@
 // Products of warpgroups (PTX ISA "Asynchronous warpgroup level matrix instructions: wgmma"; CUTLASS
-// include/cute/arch/mma_sm90_desc.hpp for the fields of a descriptor). bf16 from tiles with the 128-byte swizzle, or the left
-// operand from registers, into float32 sums.
+// include/cute/arch/mma_sm90_desc.hpp for the fields of a descriptor). bf16 from tiles with the 128-byte swizzle, or
+// the left operand from registers, into float32 sums.
 //
-// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. Whether the
-// hardware's wait covers the whole warpgroup the PTX ISA leaves open ("the executing threads"): by default it covers the
-// warp alone, so that another warp's rows may still be read when it returns. Code that lets one warp report for its
-// warpgroup, after no more than its own wait, needs PTX_PRODUCTS=joint.
+// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. Whether
+// the hardware's wait covers the whole warpgroup the PTX ISA leaves open ("the executing threads"): by default it
+// covers the warp alone, so that another warp's rows may still be read when it returns. Code that lets one warp report
+// for its warpgroup, after no more than its own wait, needs PTX_PRODUCTS=joint.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -20,7 +20,6 @@ namespace {
 constexpr int ROWS = 16;  // of a warp
 constexpr int DEPTH = 16;
 constexpr int MOST_COLUMNS = 256;
-constexpr uint32_t POISON = 0x7fffdead;
 constexpr uint32_t SWIZZLE_128 = 1;
 constexpr int CHUNK = 8;  // elements that the swizzle keeps together
 
@@ -41,13 +40,15 @@ struct Descriptor {
   }
 };
 
-// Elements [rows][DEPTH] that a descriptor shows, rows of D for the left operand, its columns for the right one. `along`:
-// rows lie side by side in memory (the transpose bit), in parts of 64; otherwise the depth does, in groups of 8 rows.
+// Elements [rows][DEPTH] that a descriptor shows, rows of D for the left operand, its columns for the right one.
+// `along`: rows lie side by side in memory (the transpose bit), in parts of 64; otherwise the depth does, in groups of
+// 8 rows.
 bool read_tile(Context& context, const Product& product, uint64_t bits, bool along, int first_row, int rows,
                float (*to)[DEPTH]) {
   const Instruction& instruction = *product.instruction;
   const Descriptor tile(bits);
-  // Where the swizzle's pattern begins is taken from the address: a tile begins a pattern, or moves along its first row.
+  // Where the swizzle's pattern begins is taken from the address: a tile begins a pattern, or moves along its first
+  // row.
   const bool start_known = tile.start % 1024 < (along ? 1u : 128u);
   if (tile.base_offset || tile.swizzle != SWIZZLE_128 || !start_known) {
     notice("a wgmma descriptor that is not modelled", context, instruction);
@@ -100,10 +101,13 @@ template <class T> T uniform(Context& context, const Instruction& instruction, c
   return all[0];
 }
 
-void remember(Warp& warp, uint64_t what) { warp.products.history = warp.products.history * 0x9e3779b97f4a7c15 + what + 1; }
+void remember(Warp& warp, uint64_t what) {
+  uint64_t& history = warp.products.history;
+  history = history * 0x9e3779b97f4a7c15 + what + 1;
+}
 
-// Registers of a product: nobody may have written them since the warp's last wgmma.fence, unless an earlier product uses
-// them in the same way.
+// Registers of a product: nobody may have written them since the warp's last wgmma.fence, unless an earlier product
+// uses them in the same way.
 void check_fence(Context& context, const Instruction& instruction, int reg) {
   const RegisterChecks& checks = context.warp.checks;
   if (checks.fence[reg] == checks.fences) {
@@ -135,7 +139,7 @@ void begin_product(Context& context, const Instruction& instruction, Mask mask) 
     if (!checks.accumulating[sum.reg]) {
       check_fence(context, instruction, sum.reg);
       memcpy(&warp.products.sums[sum.offset], warp.registers + sum.offset, LANES * sizeof(float));
-      std::fill_n(warp.registers + sum.offset, LANES, POISON);
+      std::fill_n(warp.registers + sum.offset, LANES, REGISTER_POISON);
     }
     checks.accumulating[sum.reg]++;
   }

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs the CUDA build's test programs on the PTX that nvcc made of it, without a GPU (ptx/): test/ptx.sh build/ptx-90a. With
-# asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must be noticed.
-# FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when anything failed.
+# Runs the CUDA build's test programs on the PTX that nvcc made of it, without a GPU (ptx/): test/ptx.sh build/ptx-90a.
+# With asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must be
+# noticed. FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when
+# anything failed.
 set -u
 build=${1:?usage: test/ptx.sh BUILD_DIR}
 full=${FULL:-}
 
-# The ring lets one thread release a slot after its own wgmma.wait_group, for its whole warpgroup; the kernels do not, and
-# are held to what a warp's own wait gives (ptx/options.h).
+# The ring lets one thread release a slot after its own wgmma.wait_group, for its whole warpgroup; the kernels do not,
+# and are held to what a warp's own wait gives (ptx/options.h).
 ring='Hopper.ARingOfTilesInAnyOrder'
 
 run() { # mode, program, filter, environment
@@ -20,8 +21,8 @@ run_all() { # mode
   rm -f "$build/failed.$1"
   run "$1" hopper "-$ring" ""
   run "$1" hopper "$ring" PTX_PRODUCTS=joint
-  # The kernels that do nothing asynchronously are run once, in two halves, unless there is time: attention's for anything
-  # (0 in float32, 1 in bf16), there without the long sequences, and all that is not attention.
+  # The kernels that do nothing asynchronously are run once, unless there is time: attention's for anything (0 in
+  # float32, 1 in bf16), without the long sequences, and all that is not attention.
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
   case "$full:$1" in
     :late) attention+=':AttentionTest/1.*' ;;
