@@ -13,7 +13,7 @@ HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 ifeq ($(BACKEND),auto)
   override BACKEND := $(if $(and $(wildcard $(NVCC)),$(filter-out 0,$(HAVE_GPU))),cuda,cpu)
 endif
-ifeq ($(filter $(BACKEND),cpu cuda),)
+ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif
 GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
@@ -22,12 +22,20 @@ ifneq ($(filter 1% 2% 3% 4% 5% 6% 7%,$(filter-out 10% 12%,$(ARCH))),)
   $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
 endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
+# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on ptx/ in place of libcudart
+ifeq ($(BACKEND),ptx)
+  NCCL := 0
+  BUILD := build/ptx-$(ARCH)
+endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := kernels attention runtime data eval
 SOURCES := train_gpt2.cu model_state.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
+endif
+ifeq ($(BACKEND),ptx)
+  SOURCES += $(sort $(wildcard ptx/*.cpp))
 endif
 ATTN ?= $(KINDS)
 KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
@@ -82,21 +90,29 @@ ifeq ($(BACKEND),cpu)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
-  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+  CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
+  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a))
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=sm_90a
+  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
+ifeq ($(BACKEND),ptx)
+  NVCC_FLAGS += -no-compress
+  # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
+  $(BUILD)/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+  LINK := $(CXX)
+  LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
+endif
 
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
-.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
 all: train
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
@@ -156,6 +172,14 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
 THREADED := comm cpu cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
+# PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
+PTX_ARCH ?= 90a
+PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper) attention kernels gate prepare $(if $(FULL),matmul model)
+ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
+check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
+	@if [ -x "$(NVCC)" ]; then \
+	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(FEW_KINDS) ptx-tests && bash test/ptx.sh build/ptx-$(PTX_ARCH); \
+	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors
@@ -173,7 +197,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
-	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py; }
+	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
 	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)

@@ -4,7 +4,7 @@ import re
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROOMS = ("kernels", "attention", "runtime", "data", "eval", "cpu", "bench", "test", "scripts")
+ROOMS = ("kernels", "attention", "runtime", "data", "eval", "cpu", "ptx", "bench", "test", "scripts")
 
 
 def sources(*endings):

@@ -1,0 +1,13 @@
+// PTX text to kernels.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include "ptx/program.h"
+
+namespace ptx {
+
+// Adds the kernels of a module; throws Error where the text, or an instruction in it, is not understood.
+void parse_module(const std::string& text, std::map<std::string, std::unique_ptr<Kernel>>& kernels);
+
+}  // namespace ptx

@@ -1,0 +1,115 @@
+// A kernel as instructions: parse.cpp makes it of PTX text, machine.cpp executes it. Terms are those of NVIDIA's
+// "Parallel Thread Execution ISA" (PTX ISA, version 9.0), https://docs.nvidia.com/cuda/parallel-thread-execution/.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ptx {
+
+constexpr int LANES = 32;
+using Mask = uint32_t;  // a bit for every lane of a warp
+constexpr Mask ALL_LANES = ~0u;
+constexpr int lowest(Mask mask) { return __builtin_ctz(mask); }
+
+// What ends the run of a test program: PTX that is not understood, a deadlock.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Context;
+struct Instruction;
+using Handler = void (*)(Context&, const Instruction&, Mask);
+
+enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, f16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };
+int size_of(Type type);             // in bytes
+bool type_named(const std::string& name, Type& type);
+
+enum class Space : uint8_t { generic, shared, local, global, param };
+
+struct Constant {  // an immediate or an address, once for each lane, so that it reads like a register
+  alignas(64) uint32_t narrow[LANES];
+  uint64_t wide[LANES];
+};
+
+// A register of a warp is LANES words of 32 bits, or LANES of 64; predicates and 16-bit values fill words of 32.
+struct Operand {
+  const Constant* constant = nullptr;  // null for a register
+  int reg = -1;                        // number of the register
+  bool wide = false;                   // 64 bits a lane
+  uint32_t offset = 0;                 // where its words begin among those of the warp
+  int64_t displacement = 0;            // [address + displacement]
+  bool negated = false;                // !p
+  bool sink = false;                   // _
+};
+
+// How an instruction moves through a warp.
+enum class Flow : uint8_t {
+  straight,
+  branch,
+  exit,
+  together,   // waits for all lanes of its member mask, or for all that have not left
+  barrier,    // the same, then for other warps
+  try_wait,   // false in any lane: another warp's turn
+  wait_group  // wgmma.wait_group: see products_ready()
+};
+
+struct Instruction {
+  Handler execute = nullptr;
+  Flow flow = Flow::straight;
+  Operand predicate;                          // reg -1: none
+  std::vector<Operand> operands;
+  std::vector<std::pair<int, int>> groups;    // first operand, count: {a, b} and [map, {x, y}] are one group each
+  int destinations = 1;                       // leading groups that are written
+  int member_mask = -1;                       // the group that names the lanes; -1: all
+  int target = -1;                            // of a branch
+  std::vector<int> reads, writes;             // registers
+  // what the modifiers say, where one handler serves several of them
+  Type type = Type::b32, from = Type::b32;
+  Space space = Space::generic;
+  int variant = 0;
+  int amount = 0;                             // bytes, groups, columns or registers
+  bool product = false;                       // wgmma: its registers are checked by wgmma.cpp
+  bool selects = false;                       // selp: reads only what it picks
+  std::string text;
+  int location = -1;
+
+  const Operand& operand(int group) const { return operands[groups[group].first]; }
+  const Operand& operand(int group, int n) const { return operands[groups[group].first + n]; }
+  int count(int group) const { return groups[group].second; }
+};
+
+struct Kernel {
+  struct Parameter { uint32_t offset, size; };
+  struct Register { std::string name; uint32_t offset; bool wide; };
+
+  std::string name;
+  std::vector<Instruction> code;
+  std::vector<Parameter> parameters;
+  uint32_t parameter_bytes = 0;
+  std::vector<Register> registers;
+  uint32_t register_words = 0;                        // of a warp
+  std::vector<std::pair<std::string, int>> specials;  // special registers: name, register
+  uint32_t shared_bytes = 0;                          // with what lies below SHARED_BASE, without dynamic shared memory
+  bool dynamic_shared = false;
+  uint32_t local_bytes = 0;                           // of a lane
+  uint32_t most_threads = 0;                          // .maxntid; 0: not said
+  bool has_products = false;                          // wgmma
+  std::deque<Constant> constants;
+  std::vector<std::string> locations;                 // "file:line"
+
+  std::string where(const Instruction& instruction) const {
+    std::string at = instruction.location >= 0 ? locations[instruction.location] : "?";
+    return instruction.text + "  [" + at + "]";
+  }
+};
+
+// Shared memory begins above address 0, so that a null pointer is out of bounds.
+constexpr uint32_t SHARED_BASE = 1024;
+// Generic addresses of shared and local memory; every other generic address is a global one.
+constexpr uint64_t SHARED_WINDOW = 0x00ff000000000000ull, LOCAL_WINDOW = 0x00fe000000000000ull;
+
+}  // namespace ptx
