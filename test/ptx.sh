@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the CUDA build's test programs on the PTX that nvcc made of it, without a GPU (ptx/): test/ptx.sh build/ptx-90a.
-# With asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must be
-# noticed. FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when
+# With asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must
+# be noticed. FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when
 # anything failed.
 set -u
 build=${1:?usage: test/ptx.sh BUILD_DIR}
