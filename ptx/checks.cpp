@@ -101,9 +101,6 @@ bool SharedHistory::async_read(const Context& context, const Instruction& instru
   return read_by(context, instruction, address, bytes, warp, clock(warp)[warp]);
 }
 
-// Those of a warpgroup are one actor where they are waited for together.
-int SharedHistory::products_of(int warp) const { return warps_ + (options().joint_products ? warp / 4 * 4 : warp); }
-
 bool SharedHistory::product_read(const Context& context, const Instruction& instruction, uint64_t address,
                                  uint32_t bytes, uint32_t sequence) {
   return read_by(context, instruction, address, bytes, products_of(context.warp.id), sequence);

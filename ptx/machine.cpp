@@ -175,7 +175,6 @@ Turn Schedule::step(Context& context, bool& moved) {
       if (!warp.paths.empty()) break;
       finish(context);
       return Turn::finished;
-    case Flow::wait_group:
     case Flow::together: {
       Mask needed = warp.alive();
       if (instruction.member_mask >= 0) {
@@ -185,9 +184,6 @@ Turn Schedule::step(Context& context, bool& moved) {
       }
       if ((mask & needed) != needed) {
         path.waiting = true;
-        moved = false;
-      } else if (instruction.flow == Flow::wait_group && !products_ready(context, instruction)) {
-        path.tried = true;
         moved = false;
       } else {
         execute();

@@ -149,7 +149,6 @@ void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** argument
 
 // ---- what the instructions' files give to the schedule
 void run_product(Context& context, Product& product);                     // wgmma.cpp
-bool products_ready(Context& context, const Instruction& wait);
 void complete_load(Block& block, size_t n);                               // copies.cpp
 void complete_store(Block& block, BulkStore& store);
 void complete_copies(Context& context, int lane, int keep_groups);        // cp.async; -1: all

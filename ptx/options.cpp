@@ -14,7 +14,7 @@ std::string variable(const char* name) {
 Options read_options() {
   Options read;
   if (std::string seed = variable("PTX_SEED"); !seed.empty()) read.seed = strtoull(seed.c_str(), nullptr, 10);
-  const std::string async = variable("PTX_ASYNC"), products = variable("PTX_PRODUCTS");
+  const std::string async = variable("PTX_ASYNC");
   if (async == "late") {
     read.async = Async::late;
   } else if (async == "random") {
@@ -24,8 +24,6 @@ Options read_options() {
   } else if (!async.empty()) {
     throw Error("PTX_ASYNC=" + async + " is unknown; use late, random or early");
   }
-  if (!products.empty() && products != "joint") throw Error("PTX_PRODUCTS=" + products + " is unknown; use joint");
-  read.joint_products = !products.empty();
   read.random_divergence = !variable("PTX_DIVERGE").empty();
   if (std::string n = variable("PTX_MULTIPROCESSORS"); !n.empty()) read.multiprocessors = atoi(n.c_str());
   read.mutation = variable("PTX_MUTATE");

@@ -1,9 +1,6 @@
 // What the environment chooses:
 //   PTX_ASYNC=late|random|early  when asynchronous copies and products happen: as late as a wait allows, at some
 //                                moment, at once. Default: drawn for every launch
-//   PTX_PRODUCTS=joint           wgmma.wait_group of one warp waits for the products of its whole warpgroup, once all
-//                                four warps have issued them. Default: for the warp's own sixteen rows only, so that
-//                                code that relies on another warp's having multiplied is noticed
 //   PTX_DIVERGE=1                which lanes of a diverged warp go first is drawn; default: those furthest behind
 //   PTX_SEED=N                   of every random choice; default 1
 //   PTX_MULTIPROCESSORS=N        of the device; default 3
@@ -21,7 +18,6 @@ enum class Async { drawn, late, random, early };
 struct Options {
   uint64_t seed = 1;
   Async async = Async::drawn;
-  bool joint_products = false;
   bool random_divergence = false;
   int multiprocessors = 3;
   std::string mutation;

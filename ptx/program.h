@@ -51,10 +51,9 @@ enum class Flow : uint8_t {
   straight,
   branch,
   exit,
-  together,   // waits for all lanes of its member mask, or for all that have not left
-  barrier,    // the same, then for other warps
-  try_wait,   // false in any lane: another warp's turn
-  wait_group  // wgmma.wait_group: see products_ready()
+  together,  // waits for all lanes of its member mask, or for all that have not left
+  barrier,   // the same, then for other warps
+  try_wait   // false in any lane: another warp's turn
 };
 
 struct Instruction {

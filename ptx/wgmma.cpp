@@ -3,9 +3,8 @@
 // the left operand from registers, into float32 sums.
 //
 // Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. Whether
-// the hardware's wait covers the whole warpgroup the PTX ISA leaves open ("the executing threads"): by default it
-// covers the warp alone, so that another warp's rows may still be read when it returns. Code that lets one warp report
-// for its warpgroup, after no more than its own wait, needs PTX_PRODUCTS=joint.
+// the hardware's wait covers the whole warpgroup the PTX ISA leaves open ("the executing threads"). Here it covers the
+// warp alone: another warp's products may still read their tiles when it returns.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -176,25 +175,12 @@ bool waited_for(const Warp& warp, const Product& product, const Instruction& wai
   return product.group >= 0 && product.group < warp.products.committed - wait.amount;
 }
 
-template <class F> void for_warpgroup(Context& context, F&& f) {
-  const int first = context.warp.id / 4 * 4, end = std::min(first + 4, int(context.block.warps.size()));
-  for (int id = first; id < end; id++) f(context.block.warps[id]);
-}
-
 void wait(Context& context, const Instruction& instruction, Mask) {
   std::deque<Product>& under_way = context.warp.products.under_way;
   remember(context.warp, instruction.amount);
   while (!under_way.empty() && waited_for(context.warp, under_way.front(), instruction)) {
     Product& product = under_way.front();
     run_product(context, product);
-    if (options().joint_products) {
-      for_warpgroup(context, [&](Warp& warp) {
-        Context other{context.block, warp};
-        for (Product& one : warp.products.under_way) {
-          if (one.sequence <= product.sequence) run_product(other, one);
-        }
-      });
-    }
     context.block.history.products_waited_for(context.warp.id, product.sequence);
     end_product(context, product);
     under_way.pop_front();
@@ -220,17 +206,6 @@ void set_registers(Context& context, const Instruction& instruction, Mask) {
 }
 
 }  // namespace
-
-bool products_ready(Context& context, const Instruction& instruction) {
-  if (!options().joint_products) return true;
-  uint32_t last = 0;
-  for (const Product& product : context.warp.products.under_way) {
-    if (waited_for(context.warp, product, instruction)) last = product.sequence;
-  }
-  bool ready = true;
-  for_warpgroup(context, [&](const Warp& warp) { ready &= warp.products.issued >= last; });
-  return ready;
-}
 
 void run_product(Context& context, Product& product) {
   if (product.done) return;
@@ -282,7 +257,7 @@ bool decode_wgmma(Opcode opcode, Instruction& instruction) {
   if (text == "wgmma.commit_group.sync.aligned") return with(commit);
   if (text == "wgmma.wait_group.sync.aligned") {
     instruction.amount = immediate(instruction, 0);
-    return with(wait, Flow::wait_group);
+    return with(wait);
   }
   if (text == "setmaxnreg.inc.sync.aligned.u32" || text == "setmaxnreg.dec.sync.aligned.u32") {
     instruction.amount = immediate(instruction, 0);
