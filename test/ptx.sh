@@ -6,11 +6,13 @@
 set -u
 build=${1:?usage: test/ptx.sh BUILD_DIR}
 full=${FULL:-}
+limit=15m  # for a program: one that spins would never end
+[ -z "$full" ] || limit=2h
 
 run() { # mode, program, filter
   [ -x "$build/test_$2" ] || return
   local log=$build/test_$2.$1.log
-  PTX_ASYNC=$1 "$build/test_$2" --gtest_brief=1 --gtest_filter="$3" > "$log" 2>&1 && return
+  PTX_ASYNC=$1 timeout "$limit" "$build/test_$2" --gtest_brief=1 --gtest_filter="$3" > "$log" 2>&1 && return
   { echo "=== $2, asynchronous work $1"; cat "$log"; } >> "$build/failed.$1"
 }
 run_all() { # mode
