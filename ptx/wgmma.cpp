@@ -2,9 +2,9 @@
 // include/cute/arch/mma_sm90_desc.hpp for the fields of a descriptor). bf16 from tiles with the 128-byte swizzle, or
 // the left operand from registers, into float32 sums.
 //
-// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. Whether
-// the hardware's wait covers the whole warpgroup the PTX ISA leaves open ("the executing threads"). Here it covers the
-// warp alone: another warp's products may still read their tiles when it returns.
+// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. That a
+// wait covers the whole warpgroup is not relied upon: here it covers the warp alone, and another warp's products may
+// still read their tiles when it returns.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

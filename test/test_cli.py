@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import subprocess
+import time
 import unittest
 
 from workspace import CRASH, TEXT, TRAIN, Workspace, read_safetensors, shard, write_safetensors
@@ -156,6 +157,11 @@ class BadConfig(Workspace):
       for value in values:
         with self.subTest(key=key, value=value):
           self.bad(names=[re.escape(key)], **{key.replace(".", "__"): value})
+
+  def test_long_lists_take_no_longer_than_they_are(self):
+    start = time.monotonic()
+    self.ok("--print-config", config='{"_comment": [' + ",".join(["{}"] * 300000) + "]}")
+    self.assertLess(time.monotonic() - start, 10)  # a time that grows with the square is half a minute
 
   def test_unknown_choices(self):
     self.bad(attention__kind="lsar", names=["attention.kind", "lsar", "softmax", 'did you mean "lssar"', "config.json"])

@@ -138,6 +138,11 @@ class PrepareBytes(ScriptTest):
       shutil.copy(os.path.join(self.out, "x_train_000000.bin"), os.path.join(self.out, name))
     self.prepare(text, "--overwrite")  # the old ones beyond the new number of shards go too
     self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
+    with open("/dev/full", "w") as full:  # whoever cannot say what was written has written it nevertheless
+      done = subprocess.run([sys.executable, "-u", os.path.join(SCRIPTS, "prepare_text.py"), text, "--out", self.out, "--name", "x",
+                             "--tokenizer", "bytes", "--overwrite"], stdout=full, stderr=subprocess.DEVNULL)
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
     self.prepare(text, "--val-fraction", "1", "--overwrite")  # leaves the training shards alone
     self.assertIn("x_train_000000.bin", self.files())
 
