@@ -2,6 +2,7 @@
 #include "ptx/decode.h"
 #include <algorithm>
 #include <map>
+#include "ptx/parse.h"
 
 namespace ptx {
 namespace {
@@ -33,12 +34,7 @@ bool type_named(const std::string& name, Type& type) {
   return true;
 }
 
-Opcode::Opcode(const std::string& text) : text_(text) {
-  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find('.', begin);
-    parts_.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
-  }
-}
+Opcode::Opcode(const std::string& text) : text_(text), parts_(split(text, '.')) {}
 
 bool Opcode::take(const std::string& modifier) {
   auto found = std::find(parts_.begin() + 1, parts_.end(), modifier);

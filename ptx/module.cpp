@@ -41,11 +41,7 @@ template <class T> T read(const char* from) {
 
 // PTX_MUTATE (options.h): the text of a module with the bug in it.
 std::string mutated(const std::string& text, const std::string& mutation) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-    end = mutation.find('/', begin);
-    parts.push_back(mutation.substr(begin, end == std::string::npos ? end : end - begin));
-  }
+  const std::vector<std::string> parts = split(mutation, '/');
   if (parts.size() != 4) throw Error("PTX_MUTATE=" + mutation + " is not KERNEL/FROM/TO/N");
   const std::regex from(parts[1]);
   const int which = atoi(parts[3].c_str());

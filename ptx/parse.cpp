@@ -590,6 +590,15 @@ const Constant* Parser::constant(uint64_t value, const string& key) {
 
 }  // namespace
 
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
+  }
+  return parts;
+}
+
 void parse_module(const std::string& text, std::map<std::string, std::unique_ptr<Kernel>>& kernels) {
   Parser(text, kernels).module();
 }

@@ -465,6 +465,14 @@ std::vector<Dependent> dependent_keys(const Config& c) {
           {"optimizer.final_lr_fraction", c.optimizer.schedule != "constant", "a schedule other than \"constant\""}};
 }
 
+// Those of them that change nothing now.
+std::set<std::string> idle_keys(const Config& c) {
+  std::set<std::string> idle;
+  for (const Dependent& dependent : dependent_keys(c))
+    if (!dependent.has_effect) idle.insert(dependent.key);
+  return idle;
+}
+
 // Warns of keys that were changed and change nothing.
 void warn_without_effect(Config& c) {
   std::vector<ChangedSetting> changes = changed_settings(plain_variant(c.attention.variant), c);
@@ -579,20 +587,18 @@ std::string source_of(const Config& c, std::initializer_list<const char*> keys) 
 
 std::string mechanism(const Config& config) {
   std::string changes;
-  std::vector<Dependent> dependent = dependent_keys(config);
-  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config)) {
-    bool idle = std::any_of(dependent.begin(), dependent.end(),
-                            [&](const Dependent& d) { return !d.has_effect && change.key == d.key; });
-    if (change.key.starts_with("attention.") && !idle) append_item(changes, change.key.substr(10) + " = " + change.is);
-  }
+  std::set<std::string> idle = idle_keys(config);
+  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config))
+    if (change.key.starts_with("attention.") && !idle.count(change.key))
+      append_item(changes, change.key.substr(10) + " = " + change.is);
   return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
   std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
-  std::vector<Dependent> were = dependent_keys(before), are = dependent_keys(now);
-  for (size_t i = 0; i < are.size(); i++)
-    if (!were[i].has_effect && !are[i].has_effect) same.insert(are[i].key);
+  std::set<std::string> was_idle = idle_keys(before);
+  for (const std::string& key : idle_keys(now))
+    if (was_idle.count(key)) same.insert(key);
   std::vector<ChangedSetting> changes = changed_settings(before, now);
   std::erase_if(changes, [&](const ChangedSetting& change) {
     return same.count(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));

@@ -40,7 +40,7 @@ class Run(plot.Run):
     self.points, self.last, self.newest = [], {}, {}
     super().__init__(folder)
     for length, losses in self.newest.items():
-      width = min(256, max(1, length // 32))  # of a bin: eval/evaluate.h
+      width = plot.bin_width(length)
       for number, loss in enumerate(losses, 1):
         if plot.finite(loss) is not None:
           self.points.append(("position", min(number * width, length), {f"eval/by_position/{length}": loss}))

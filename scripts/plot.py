@@ -42,6 +42,11 @@ def count(value, least=0):
   return value
 
 
+def bin_width(length):
+  """Of the bins of positions that a window of this length is evaluated in (eval/evaluate.cu)."""
+  return max(1, min(256, length // 32))
+
+
 def section(settings, name):
   found = settings.get(name)
   return found if isinstance(found, dict) else {}
@@ -147,7 +152,7 @@ def draw_details(runs, panels):
 
 
 def draw_positions(runs, axes, ticker):
-  """The loss by position in each run's longest windows; bins as eval/evaluate.cu makes them."""
+  """The loss by position in each run's longest windows."""
   longest = set()
   for number, run in enumerate(runs):
     if not run.by_position:
@@ -155,7 +160,7 @@ def draw_positions(runs, axes, ticker):
     length = max(run.by_position)
     longest.add(length)
     bins = run.by_position[length][1]
-    width = max(1, min(256, length // 32))
+    width = bin_width(length)
     middles = [(first + min(first + width, length) + 1) / 2 for first in range(0, length, width)]
     axes.plot(middles[:len(bins)], bins[:len(middles)], color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=in_text(run.label))
   of = f"windows of {max(longest)}" if len(longest) == 1 else "the longest windows"
