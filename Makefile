@@ -22,40 +22,40 @@ ifneq ($(filter 1% 2% 3% 4% 5% 6% 7%,$(filter-out 10% 12%,$(ARCH))),)
   $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
 endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
-# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on ptx/ in place of libcudart
+# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on emulation/ptx in place of libcudart
 ifeq ($(BACKEND),ptx)
   NCCL := 0
   BUILD := build/ptx-$(ARCH)
 endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
-ROOMS := kernels attention runtime data eval
-SOURCES := train_gpt2.cu model_state.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+ROOMS := base kernels attention attention/instances data settings ranks checkpoint eval training
+SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
-  SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard cpu/*.cpp))
+  SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
 ifeq ($(BACKEND),ptx)
-  SOURCES += $(sort $(wildcard ptx/*.cpp))
+  SOURCES += $(sort $(wildcard emulation/ptx/*.cpp))
 endif
 ATTN ?= $(KINDS)
-KINDS := $(patsubst attention/general_%.cu,%,$(wildcard attention/general_*.cu))
+KINDS := $(patsubst attention/instances/general_%.cu,%,$(wildcard attention/instances/general_*.cu))
 ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
 # what ranks say to each other: through NCCL, on the CPU through what stands in for it
 NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo 'int main() {}' | $(CXX) $(CPPFLAGS) -I$(CUDA_HOME)/include \
   -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
-SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),runtime/comm.cu,runtime/comm_alone.cu),$(SOURCES))
-SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/%_$(kind).cu),$(SOURCES))
-TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/comm_test.cu),$(sort $(wildcard test/*_test.cu test/*_test.cpp)))
+SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),ranks/comm.cu,ranks/comm_alone.cu),$(SOURCES))
+SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/instances/%_$(kind).cu),$(SOURCES))
+TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cu),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
-  SOURCES := $(filter-out attention/hopper_%,$(SOURCES))
-  TEST_SOURCES := $(filter-out test/hopper_%,$(TEST_SOURCES))
+  SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
+  TEST_SOURCES := $(filter-out test/kernels/hopper_%,$(TEST_SOURCES))
 endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
-TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor_% $(BUILD)/attention/hopper_%,$(OBJECTS)),$(OBJECTS))
+TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
 TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
 
@@ -78,15 +78,15 @@ else ifneq ($(SAN),)
 endif
 HOST := -std=c++20 -fno-strict-aliasing $(WARNINGS) $(DEFINES)
 ifeq ($(BACKEND),cpu)
-  # cpu/ holds what stands in for the CUDA toolkit's headers (cuda_runtime.h, cuda_bf16.h, ...)
-  CXX_CPU := $(CXX) $(HOST) $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -Icpu
+  # emulation/cpu/ holds what stands in for the CUDA toolkit's headers (cuda_runtime.h, cuda_bf16.h, ...)
+  CXX_CPU := $(CXX) $(HOST) $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation/cpu
   # What every .cu file includes is compiled once for all of them: a fifth of the whole build's time.
   COMMON := $(BUILD)/common.h
   CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
   COMPILE_CU := $(CXX_CU) -include $(COMMON) -x c++
   # what reads JSON and command lines compiles in two thirds of the time so; the layer's own files have hot loops
   COMPILE_CPP := $(CXX_CPU:-O3=-O1)
-  $(BUILD)/cpu/%.cpp.o: COMPILE_CPP := $(CXX_CPU)
+  $(BUILD)/emulation/cpu/%.cpp.o: COMPILE_CPP := $(CXX_CPU)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
@@ -97,7 +97,7 @@ else
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/hopper_%.cu.o $(BUILD)/test/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
+  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
@@ -105,7 +105,7 @@ endif
 ifeq ($(BACKEND),ptx)
   NVCC_FLAGS += -no-compress
   # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
-  $(BUILD)/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+  $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
   LINK := $(CXX)
   LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 endif
@@ -136,7 +136,7 @@ $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
 $(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
-$(BUILD)/runtime/model_file.cpp.o: $(BUILD)/modeling_plusgpt.inc
+$(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/common.h: $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
 $(BUILD)/common.h.gch: $(BUILD)/common.h kernels/gpu.cuh
@@ -148,29 +148,29 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-$(BUILD)/test_%: $(BUILD)/test/%_test.cu.o $(OBJECTS)
+# test/ROOM/NAME_test.cu makes the program test_NAME
+$(foreach t,$(TEST_SOURCES),$(eval $(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $t))): $(BUILD)/$t.o))
+$(TESTS): $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
-$(BUILD)/test_%: $(BUILD)/test/%_test.cpp.o $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
-$(BUILD)/planted_bugs: $(BUILD)/test/cpu_planted_bugs.cu.o $(OBJECTS)
+$(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 .DELETE_ON_ERROR:
 .PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 
 tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
-	@bash test/run.sh $(BUILD)
+	@bash test/support/run.sh $(BUILD)
 check-asan:                        ## the kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
-	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/run.sh build/cpu-asan
+	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
-	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/run.sh build/cpu-tsan
+	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
 # What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, and, under
 # ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's, Hopper's and the planted races.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
-THREADED := comm cpu cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
+THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90a
@@ -178,12 +178,13 @@ PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper) attention kernels gate prepare $
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -x "$(NVCC)" ]; then \
-	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(FEW_KINDS) ptx-tests && bash test/ptx.sh build/ptx-$(PTX_ARCH); \
+	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(FEW_KINDS) ptx-tests && bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors
-FUZZ_SOURCES := $(addprefix runtime/,error.cpp config.cpp config_table.cpp json.cpp file.cpp checksum.cpp safetensors.cpp) data/shards.cpp
+FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json file checksum) settings/config settings/config_table \
+  checkpoint/safetensors data/shards)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)

@@ -24,7 +24,7 @@
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
 #include "kernels/reduce.cuh"
-#include "runtime/buckets.h"
+#include "ranks/buckets.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters

@@ -9,9 +9,9 @@
 #include "attention/attention.h"
 #include "attention/gate.cuh"
 #include "kernels/adamw.cuh"
-#include "runtime/comm.h"
-#include "runtime/config.h"
-#include "runtime/device_memory.h"
+#include "ranks/comm.h"
+#include "settings/config.h"
+#include "kernels/device_memory.h"
 
 // normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream; ssmax: 0.43; gate_bias:
 // gate.bias_init

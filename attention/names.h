@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };  // from scores z to weights P
 inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};

@@ -14,8 +14,8 @@
 #include "kernels/convert.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
-#include "runtime/device.h"
-#include "runtime/json.h"
+#include "training/device.h"
+#include "base/json.h"
 #include "version.h"
 
 // Tokens as in text: low numbers are frequent.

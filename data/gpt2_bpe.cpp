@@ -12,9 +12,9 @@
 #include <tuple>
 
 #include "data/utf8.h"
-#include "runtime/error.h"
-#include "runtime/file.h"
-#include "runtime/json.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 
 #ifndef HAVE_PCRE2
 #define HAVE_PCRE2 0

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are read as they lie in the file: little-endian");
 static_assert(sizeof(off_t) == 8, "shards may be larger than 2 GB");

@@ -2,7 +2,7 @@
 
 #include "data/gpt2_bpe.h"
 #include "data/utf8.h"
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace {
 

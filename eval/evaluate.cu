@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/log.h"
+#include "checkpoint/log.h"
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;

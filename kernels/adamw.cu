@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "kernels/elementwise.cuh"
-#include "runtime/error.h"
+#include "base/error.h"
 
 // AdamW with everything that depends only on the step already worked out.
 struct AdamWStep {

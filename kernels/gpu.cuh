@@ -1,5 +1,5 @@
 // The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's) and
-// on the CPU layer (g++ with -Icpu; cpu/device.h has that half). Kernels include this and contain no #ifdef. Warp
+// on the CPU layer (g++ with -Icpu; emulation/cpu/device.h has that half). Kernels include this and contain no #ifdef. Warp
 // operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
 // them into the same instructions, the CPU layer pays for one meeting of the warp.
 #pragma once
@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 #include "kernels/profile.h"
-#include "runtime/error.h"
+#include "base/error.h"
 
 using bf16 = __nv_bfloat16;
 using fp16 = __half;
@@ -70,7 +70,7 @@ struct alignas(16) Pack {
 };
 
 #ifdef PLUSGPT_CPU
-#include "cpu/device.h"
+#include "emulation/cpu/device.h"
 #else
 constexpr bool on_cpu = false;
 inline void set_cpu_threads(int) {}
@@ -231,7 +231,7 @@ template <int N> __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
-// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU cpu/libm.h inlines and vectorises them (not tanhf,
+// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU emulation/cpu/libm.h inlines and vectorises them (not tanhf,
 // erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
 // instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
 // 2^-23, fast_log2 2^-22 (near 1 that is absolute).

@@ -1,11 +1,11 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
-// kernels/matmul.cu does them with cuBLASLt, cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
+// kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
 #include <string>
 #include <type_traits>
 
 #include "kernels/gpu.cuh"
-#include "runtime/error.h"
+#include "base/error.h"
 
 enum class Epilogue {
   none,

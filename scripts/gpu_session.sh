@@ -57,7 +57,7 @@ note() { echo "$1" >> "$out/note"; }
 
 tests() {
   make tests train || { note "the build failed"; return 1; }
-  bash test/run.sh build/cuda
+  bash test/support/run.sh build/cuda
   local status=$?
   note "$(grep -c '^=== ' "$out/tests.log") programs, $(awk '/^\[  PASSED  \]/ { n += $4 } END { print n + 0 }' \
     "$out/tests.log") tests passed"
@@ -67,7 +67,7 @@ tests() {
 # The refusal of a device or a driver is no finding: it is told apart by the summary that is missing then.
 sanitize() {
   command -v compute-sanitizer >/dev/null || { note "there is no compute-sanitizer"; return 1; }
-  make build/cuda/test_{cpu,kernels,attention,hopper,prepare,gate} || { note "the build failed"; return 1; }
+  make build/cuda/test_{portability,kernels,attention,hopper,prepare,gate} || { note "the build failed"; return 1; }
   local failed=0 tool name filter log status clean=0 total=0
   for tool in memcheck racecheck synccheck; do
     while read -r name filter; do
@@ -92,7 +92,7 @@ attention AttentionTest/*.RowsFurtherApart:AttentionTest/*.Sinks:AttentionTest/*
 prepare PrepareTest/*.NormsAndScales
 kernels *Embedding*:*Layernorm*:*BiasBackward*:*CrossEntropy*:*SumTo*:*SquareSums*:*ClipScale*:-*Reproducible*
 gate Gate.ExtremeLogits
-cpu Launch.*:Packs.*:Warp.*:Fragments.*:CpAsync.*:-*Impossible*
+portability Launch.*:Packs.*:Warp.*:Fragments.*:CpAsync.*:-*Impossible*
 FILTERS
   done
   rm -f "$out/sanitize_log"

@@ -22,7 +22,7 @@ failed=0
 logs=build/test_logs
 mkdir -p "$logs"
 
-# Adds up what GoogleTest, test/planted_bugs.sh and unittest print: "passed failed". Many programs may have written into
+# Adds up what GoogleTest, test/emulation/planted_bugs.sh and unittest print: "passed failed". Many programs may have written into
 # one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
 count() {
   awk '

@@ -4,7 +4,8 @@ import re
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROOMS = ("kernels", "attention", "runtime", "data", "eval", "cpu", "ptx", "bench", "test", "scripts")
+ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation", "bench", "test",
+         "scripts")
 
 
 def sources(*endings):
@@ -30,7 +31,7 @@ class Rules(unittest.TestCase):
 
   def test_only_the_portability_layer_knows_the_machine(self):
     self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),
-                 lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("cpu/"))
+                 lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("emulation/cpu/"))
 
   def test_braces_around_loops_under_if_constexpr(self):
     # nvcc 13.0 drops the statement after a discarded, unbraced one that has a #pragma inside, in a lambda
@@ -69,7 +70,7 @@ class Rules(unittest.TestCase):
     # Each kind's kernels: the build and the tests take what files there are.
     for kind in names["kind"]:
       for family in ("general", "tensor", "hopper"):
-        self.assertTrue(os.path.exists(os.path.join(ROOT, f"attention/{family}_{kind}.cu")), f"{family}_{kind}.cu")
+        self.assertTrue(os.path.exists(os.path.join(ROOT, f"attention/instances/{family}_{kind}.cu")), f"{family}_{kind}.cu")
     # Each kind's formula for PyTorch, by its name.
     for path in ("scripts/compare_torch.py", "scripts/modeling_plusgpt.py"):
       for kind in names["kind"]:

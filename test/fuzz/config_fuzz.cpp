@@ -1,6 +1,6 @@
 // The configuration: the first line, where there are several, is what --set got, the rest the file. What was accepted
 // must be accepted again in its resolved form, with the same values.
-#include "runtime/config.h"
+#include "settings/config.h"
 #include "test/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

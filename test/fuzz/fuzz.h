@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 // A file in memory with these bytes, while the object lives.
 class MemoryFile {

@@ -1,5 +1,5 @@
 // A safetensors file: every tensor that was accepted is read whole, in two pieces.
-#include "runtime/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,0 +1,145 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+static int open_retrying(const std::string& path, int flags) {
+  int fd;
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+File File::open_to_read(const std::string& path, const char* what) {
+  int fd = open_retrying(path, O_RDONLY);
+  struct stat info;
+  if (fd >= 0 && fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
+    ::close(fd);
+    fd = -1;
+    errno = EISDIR;
+  }
+  if (fd < 0) user_error("%s: cannot read the file: %s  [%s]", what, std::strerror(errno), path.c_str());
+  return File(fd, path);
+}
+
+File File::create(const std::string& path) {
+  int fd = open_retrying(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (fd < 0) failure("cannot create %s: %s", path.c_str(), std::strerror(errno));
+  return File(fd, path);
+}
+
+File File::open_to_append(const std::string& path) {
+  int fd = open_retrying(path, O_RDWR | O_CREAT | O_APPEND);
+  if (fd < 0) failure("cannot open %s: %s", path.c_str(), std::strerror(errno));
+  return File(fd, path);
+}
+
+File File::open_to_sync(const std::string& path) {
+  int fd = open_retrying(path, O_RDONLY);
+  if (fd < 0) failure("cannot open %s: %s", path.c_str(), std::strerror(errno));
+  return File(fd, path);
+}
+
+File::~File() {
+  if (fd >= 0) ::close(fd);
+}
+
+int64_t File::size() const {
+  struct stat info;
+  if (fstat(fd, &info) != 0) failure("cannot find the size of %s: %s", path_.c_str(), std::strerror(errno));
+  return info.st_size;
+}
+
+void File::read_at(void* out, size_t bytes, int64_t offset) const {
+  auto* at = static_cast<char*>(out);
+  while (bytes > 0) {
+    ssize_t got = ::pread(fd, at, bytes, offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) failure("cannot read %s: %s", path_.c_str(), std::strerror(errno));
+    if (got == 0) failure("%s ended early, at byte %ld: was it changed while being read?", path_.c_str(), offset);
+    at += got;
+    offset += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+void File::write(const void* data, size_t bytes) {
+  auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    ssize_t put = ::write(fd, at, std::min<size_t>(bytes, 1 << 30));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) failure("cannot write %s: %s", path_.c_str(), std::strerror(errno));
+    at += put;
+    bytes -= static_cast<size_t>(put);
+  }
+}
+
+void File::truncate(int64_t bytes) {
+  if (::ftruncate(fd, bytes) != 0) failure("cannot shorten %s: %s", path_.c_str(), std::strerror(errno));
+}
+
+void File::sync() {
+  // EINVAL: a pipe or a device, which has no disk behind it
+  if (::fsync(fd) != 0 && errno != EINVAL) failure("cannot write %s to disk: %s", path_.c_str(), std::strerror(errno));
+}
+
+void File::close() {
+  if (fd >= 0 && ::close(std::exchange(fd, -1)) != 0)
+    failure("cannot write %s: %s", path_.c_str(), std::strerror(errno));
+}
+
+std::string read_text_file(const std::string& path, const char* what, size_t limit) {
+  File file = File::open_to_read(path, what);
+  std::string text;
+  char chunk[1 << 16];
+  for (;;) {  // read on to the end, whatever size a pipe or /proc claims to have
+    ssize_t got = ::read(file.descriptor(), chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
+    if (got == 0) return text;
+    text.append(chunk, static_cast<size_t>(got));
+    if (text.size() > limit) user_error("%s: the file has more than %zu bytes  [%s]", what, limit, path.c_str());
+  }
+}
+
+void write_text_file(const std::string& path, std::string_view text) {
+  File file = File::create(path);
+  file.write(text.data(), text.size());
+  file.sync();
+  file.close();
+}
+
+void replace_text_file(const std::string& path, std::string_view text) {
+  size_t name = path.rfind('/') + 1;  // 0 where there is no folder in it
+  std::string beside = path.substr(0, name) + ".tmp_" + path.substr(name);
+  write_text_file(beside, text);
+  if (::rename(beside.c_str(), path.c_str()) != 0)
+    failure("cannot rename %s to %s: %s", beside.c_str(), path.c_str(), std::strerror(errno));
+}
+
+bool copy_text_file(const std::string& from, const std::string& to) {
+  if (::access(from.c_str(), F_OK) != 0 && errno == ENOENT) return false;
+  File source = File::open_to_sync(from), target = File::create(to);
+  try {
+    std::string piece(1 << 20, '\0');
+    for (int64_t at = 0, size = source.size(); at < size; at += static_cast<int64_t>(piece.size())) {
+      piece.resize(static_cast<size_t>(std::min<int64_t>(size - at, 1 << 20)));
+      source.read_at(piece.data(), piece.size(), at);
+      target.write(piece.data(), piece.size());
+    }
+    target.sync();
+    target.close();
+  } catch (...) {
+    ::unlink(to.c_str());
+    throw;
+  }
+  return true;
+}

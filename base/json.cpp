@@ -1,0 +1,144 @@
+#include "base/json.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+
+using nlohmann::json;
+
+std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
+
+static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+std::string shortened(std::string text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && is_continuation(text[bytes])) bytes--;
+  return text.substr(0, bytes) + "...";
+}
+
+void append_item(std::string& list, std::string_view item, std::string_view separator) {
+  if (!list.empty()) list += separator;
+  list += item;
+}
+
+std::string json_quote(std::string_view text) {
+  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string json_number(double x) {
+  if (!std::isfinite(x)) return "null";
+  char digits[64];
+  double size = std::fabs(x);
+  bool plain = size == 0 || (size >= 1e-5 && size < 1e16);  // 0.0006, but 1e-08
+  auto style = plain ? std::chars_format::fixed : std::chars_format::scientific;
+  auto end = std::to_chars(digits, digits + sizeof digits, x, style).ptr;
+  return std::string(digits, end);
+}
+
+bool is_utf8(std::string_view text) {
+  try {
+    json(text).dump();
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+// The place as "line 3, column 14" (columns count characters), and the line with a caret below, each indented.
+// Long lines are shown around the place only; what a terminal might act upon is shown as '?'.
+static void describe_place(std::string_view text, size_t at, std::string& place, std::string& excerpt) {
+  at = std::min(at, text.size());
+  size_t line = 1 + std::count(text.begin(), text.begin() + at, '\n');
+  size_t begin = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
+  begin = begin == std::string_view::npos ? 0 : begin + 1;
+  size_t end = std::min(text.find('\n', at), text.size());
+  size_t column = 1;
+  for (size_t i = begin; i < at; i++) column += !is_continuation(text[i]);
+  place = format("line %zu, column %zu", line, column);
+
+  constexpr size_t SHOWN = 60;
+  if (at - begin > SHOWN) begin = at - SHOWN;
+  if (end - at > SHOWN) end = at + SHOWN;
+  while (begin < at && is_continuation(text[begin])) begin++;
+  while (end > at && end < text.size() && is_continuation(text[end])) end--;
+  std::string shown(text.substr(begin, end - begin));
+  bool utf8 = is_utf8(shown);
+  for (char& c : shown) {
+    auto byte = static_cast<unsigned char>(c);
+    if (c == '\t') c = ' ';
+    else if (byte < 32 || byte == 127 || (byte > 127 && !utf8)) c = '?';
+  }
+  size_t caret = 0;
+  for (size_t i = begin; i < at; i++) caret += utf8 ? !is_continuation(text[i]) : 1;
+  excerpt = "\n    " + shown + "\n    " + std::string(caret, ' ') + "^";
+}
+
+[[noreturn]] static void broken(const char* what, const std::string& file, std::string_view text, size_t at,
+                                const std::string& problem) {
+  std::string place, excerpt;
+  describe_place(text, at, place, excerpt);
+  std::string where = source_tag(file);
+  user_error("%s: not valid JSON at %s: %s%s%s", what, place.c_str(), problem.c_str(), where.c_str(), excerpt.c_str());
+}
+
+// nlohmann says "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing object
+// key - invalid literal; last read: '{x'": the reason is what users need; the last token can be huge and hold any byte.
+static std::string reason(std::string text) {
+  size_t start = text.find("syntax error ");
+  if (start != std::string::npos) text = text.substr(start + 13);
+  return shortened(text.substr(0, text.find("; last read:")), 200);
+}
+
+// What JSON allows and we do not: deep nesting and a key given twice. It sees the text before anything is made of it;
+// json::parse with a callback would do both at once, in a time that grows with the square of a list's length.
+struct Limits : nlohmann::json_sax<json> {
+  const char* what;
+  std::string tag;
+  std::vector<std::set<std::string>> keys;  // of each object and, empty, each list that is open
+
+  Limits(const char* what, std::string tag) : what(what), tag(std::move(tag)) {}
+  bool open() {
+    if (keys.size() >= size_t(JSON_MAX_DEPTH))
+      user_error("%s: more than %d levels of nested JSON%s", what, JSON_MAX_DEPTH, tag.c_str());
+    return keys.emplace_back(), true;
+  }
+  bool close() { return keys.pop_back(), true; }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string& name) override {
+    if (!keys.back().insert(name).second)
+      user_error("%s: the key %s is given twice in one object; remove one%s", what,
+                 shortened(json_quote(name)).c_str(), tag.c_str());
+    return true;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse says it
+};
+
+json parse_json(std::string_view text, const char* what, const std::string& file) {
+  Limits limits(what, source_tag(file));
+  json::sax_parse(text.begin(), text.end(), &limits);
+  try {
+    return json::parse(text.begin(), text.end());
+  } catch (const json::parse_error& e) {
+    broken(what, file, text, e.byte > 0 ? e.byte - 1 : 0, reason(e.what()));
+  } catch (const json::out_of_range& e) {  // a number beyond double, quoted at the end of the text
+    std::string message = e.what();
+    size_t open = message.find('\''), close = message.rfind('\'');
+    std::string number = open < close ? message.substr(open + 1, close - open - 1) : "";
+    broken(what, file, text, text.find(number), "the number " + shortened(number) + " is too large");
+  }
+}

@@ -1,0 +1,39 @@
+#include "base/signals.h"
+
+#include <signal.h>
+#include <time.h>
+
+#include <atomic>
+#include <initializer_list>
+
+// A handler may run in any thread, between any two instructions: it sets these and does nothing else.
+static std::atomic<bool> saving{false};
+static std::atomic<int64_t> stopping_since{0};  // 0: not asked yet
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+
+int64_t milliseconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);  // which a handler may call
+  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+}
+
+static void handle(int signal) {
+  int64_t now = milliseconds_now(), since = 0;
+  if (signal == SIGUSR1) {
+    saving = true;
+  } else if (!stopping_since.compare_exchange_strong(since, now) && now - since >= SAME_REQUEST_MS) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);  // takes effect when this handler returns
+  }
+}
+
+void watch_signals() {
+  struct sigaction action = {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;  // system calls under way go on
+  sigemptyset(&action.sa_mask);
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+}
+
+bool stop_requested() { return stopping_since != 0; }
+bool save_requested() { return saving.exchange(false); }

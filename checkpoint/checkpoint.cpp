@@ -1,0 +1,231 @@
+#include "checkpoint/checkpoint.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/safetensors.h"
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
+constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
+const char* const FILES[] = {"model.safetensors", "config.json", "optimizer.safetensors"};  // that a run continues from
+constexpr size_t WEIGHTS_FILES = 2;  // the first of them: all that evaluation needs
+
+// Of a checkpoint that was read; never leaves this file.
+struct Damage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// ---- writing
+
+ordered_json written_arrays(const std::string& path, const std::vector<SavedArray>& arrays) {
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (auto& array : arrays) tensors.push_back({array.name, array.shape});
+  SafetensorsWriter writer(path, tensors);
+  for (auto& array : arrays) {
+    int64_t columns = array.shape.empty() ? 1 : array.shape.back(), count = 1;
+    for (int64_t extent : array.shape) count *= extent;
+    if (array.stride == columns || count == 0) {
+      writer.write(array.values, count);
+      continue;
+    }
+    for (int64_t row = 0; row < count / columns; row++) writer.write(array.values + row * array.stride, columns);
+  }
+  writer.finish();
+  return {{"bytes", writer.bytes()}, {"xxh64", writer.checksum()}};
+}
+
+ordered_json written_text(const std::string& path, const std::string& text) {
+  write_text_file(path, text);
+  return {{"bytes", text.size()}, {"xxh64", checksum_text(text)}};
+}
+
+ordered_json data_json(const std::vector<DataFile>& files) {
+  ordered_json list = ordered_json::array();
+  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
+  return list;
+}
+
+// The checksum of everything before it ends the file, so that no byte is without one.
+std::string seal(const std::string& begin) {
+  return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
+}
+
+std::string state_text(const RunState& state, const ordered_json& files) {
+  ordered_json root = {
+    {"format", FORMAT},
+    {"step", state.step},
+    {"tokens", state.tokens},
+    {"data",
+     {{"next_window", state.next_window},
+      {"windows", state.windows},
+      {"epoch", state.next_window / state.windows},
+      {"train", data_json(state.train)},
+      {"val", data_json(state.val)}}},
+    {"spikes", {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
+    {"matmul_choices", state.matmul_choices},
+    {"config", ordered_json::parse(state.config)},
+    {"files", files},
+  };
+  std::string begin = root.dump(1, ' ', false, json::error_handler_t::replace);
+  begin.resize(begin.size() - 2);  // without the last "\n}"
+  return begin + seal(begin);
+}
+
+// ---- reading
+
+void check_present(const std::string& path, const std::string& name) {
+  if (::access(path.c_str(), R_OK) == 0) return;
+  if (errno == ENOENT || errno == ENOTDIR) throw Damage(name + " is missing");
+  if (errno != EACCES) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
+  user_error("checkpoint: cannot read the file: %s; nothing was changed  [%s]", std::strerror(errno), path.c_str());
+}
+
+std::string unsealed_state(const std::string& path) {
+  check_present(path, "state.json");
+  std::error_code error;
+  auto size = std::filesystem::file_size(path, error);
+  if (error || size > MAX_STATE_BYTES) throw Damage("state.json is no file of a size that it could have");
+  std::string text = read_text_file(path, "checkpoint", MAX_STATE_BYTES);
+  size_t end = seal("").size();
+  if (text.size() <= end) throw Damage(format("state.json is cut short: it has %zu bytes", text.size()));
+  if (text.substr(text.size() - end) != seal(text.substr(0, text.size() - end)))
+    throw Damage("state.json does not have the checksum that it ends with");
+  return text;
+}
+
+// Members of state.json, each of the type that it must have.
+const json& member(const json& object, const char* key, bool (json::*is)() const noexcept) {
+  auto found = object.find(key);
+  if (found == object.end() || !((*found).*is)()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
+  return *found;
+}
+
+int64_t natural(const json& object, const char* key) {
+  const json& value = member(object, key, &json::is_number_unsigned);
+  if (value.get<uint64_t>() > uint64_t(INT64_MAX)) throw Damage(std::string("state.json has no valid \"") + key + "\"");
+  return value.get<int64_t>();
+}
+
+std::vector<DataFile> data_files(const json& object, const char* key, bool checksums) {
+  std::vector<DataFile> files;
+  for (auto& item : member(object, key, &json::is_array)) {
+    if (!item.is_object()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
+    files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens"),
+                     checksums ? member(item, "xxh64", &json::is_string).get<std::string>() : ""});
+  }
+  return files;
+}
+
+std::vector<double> numbers(const json& object, const char* key) {
+  const json& list = member(object, key, &json::is_array);
+  if (list.size() > SpikeGuard::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
+    throw Damage(std::string("state.json has no valid \"") + key + "\"");
+  return list.get<std::vector<double>>();
+}
+
+RunState parsed_state(const json& root) {
+  int64_t found = natural(root, "format");
+  if (found != FORMAT && found != 1)
+    user_error("checkpoint: state.json is of format %ld, this program reads 1 and %d: use the version that wrote it",
+               found, FORMAT);
+  const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
+  RunState state;
+  state.step = natural(root, "step");
+  state.tokens = natural(root, "tokens");
+  state.next_window = natural(data, "next_window");
+  state.windows = natural(data, "windows");
+  state.train = data_files(data, "train", found > 1);
+  state.val = data_files(data, "val", found > 1);
+  state.spikes = {numbers(spikes, "loss"), numbers(spikes, "grad_norm"), natural(spikes, "skipped")};
+  state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
+  state.config = member(root, "config", &json::is_object).dump();
+  return state;
+}
+
+void verify_file(const std::string& folder, const std::string& name, const json& entry) {
+  std::string path = folder + "/" + name;
+  check_present(path, name);
+  std::error_code error;
+  int64_t bytes = natural(entry, "bytes"), size = static_cast<int64_t>(std::filesystem::file_size(path, error));
+  if (error) throw Damage(name + " is no file");
+  if (size != bytes) throw Damage(format("%s has %ld bytes, %ld were written", name.c_str(), size, bytes));
+  std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);
+  if (found != written)
+    throw Damage(format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(),
+                        shortened(written).c_str()));
+}
+
+}  // namespace
+
+std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
+  int64_t step = content.state.step;
+  try {
+    std::string folder = run.begin_step(step);
+    ordered_json files;
+    files[FILES[0]] = written_arrays(folder + "/" + FILES[0], content.model);
+    files[FILES[2]] = written_arrays(folder + "/" + FILES[2], content.optimizer);
+    files[FILES[1]] = written_text(folder + "/" + FILES[1], content.config);
+    if (!content.modelling.empty())
+      files[MODELLING_FILE] = written_text(folder + "/" + MODELLING_FILE, content.modelling);
+    write_text_file(folder + "/state.json", state_text(content.state, files));
+    return run.publish_step(step);
+  } catch (...) {
+    run.abandon_step(step);
+    throw;
+  }
+}
+
+std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
+  try {
+    std::string text = unsealed_state(folder + "/state.json");
+    json root;
+    try {
+      root = parse_json(text, "checkpoint", folder + "/state.json");
+    } catch (const UserError& error) {
+      throw Damage(error.what());
+    }
+    checkpoint->path = folder;
+    checkpoint->checksum = checksum_text(text);
+    checkpoint->state = parsed_state(root);
+    const json& files = member(root, "files", &json::is_object);
+    for (size_t i = 0; i < (training ? std::size(FILES) : WEIGHTS_FILES); i++)
+      verify_file(folder, FILES[i], member(files, FILES[i], &json::is_object));
+    return "";
+  } catch (const Damage& damage) {
+    return damage.what();
+  }
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
+                                            std::vector<SkippedCheckpoint>* skipped) {
+  for (auto& folder : step_folders(run_path)) {
+    Checkpoint checkpoint;
+    std::string problem;
+    try {
+      problem = read_checkpoint(folder.path, training, &checkpoint);
+    } catch (const Failure& error) {
+      skipped->push_back({folder, error.what(), false});
+      continue;
+    }
+    if (problem.empty() && checkpoint.state.step != folder.step)
+      problem = format("state.json is that of step %ld", checkpoint.state.step);
+    if (problem.empty()) return checkpoint;
+    skipped->push_back({folder, problem, true});
+  }
+  return std::nullopt;
+}

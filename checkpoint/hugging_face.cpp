@@ -1,0 +1,165 @@
+#include "checkpoint/hugging_face.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/safetensors.h"
+
+int64_t NamedArray::count() const {
+  int64_t count = 1;
+  for (int64_t extent : shape) count *= extent;
+  return count;
+}
+
+void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, float* out)>& read) {
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (const NamedArray& array : arrays) tensors.push_back({array.name, array.shape});
+  SafetensorsWriter writer(path, tensors);
+  std::vector<float> values;
+  for (size_t i = 0; i < arrays.size(); i++) {
+    values.resize(arrays[i].count());
+    read(i, values.data());
+    writer.write(values.data(), int64_t(values.size()));
+  }
+  writer.finish();
+}
+
+static bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// The name without Hugging Face's prefix; "" for what is not a parameter.
+static std::string plain_name(std::string name) {
+  if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
+  bool buffer = name == "lm_head.weight" || ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  return buffer ? "" : name;
+}
+
+void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+                 const std::function<void(size_t i, const float* values)>& write) {
+  SafetensorsReader file(path);
+  std::map<std::string, const TensorInfo*> found;
+  for (const TensorInfo& tensor : file.tensors())
+    if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
+      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"", file.path().c_str(),
+                 shortened(json_quote(name)).c_str());
+
+  std::string problems;
+  int count = 0;
+  auto problem = [&](const std::string& text) {
+    if (++count <= 8) problems += "\n  " + text;
+  };
+  for (const NamedArray& array : arrays) {
+    auto it = found.find(array.name);
+    if (it == found.end()) {
+      problem(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
+      continue;
+    }
+    const TensorInfo& tensor = *it->second;
+    if (tensor.shape != array.shape)
+      problem(format("%s has shape %s, the model's is %s", array.name.c_str(),
+                     shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
+    else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
+      problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
+  }
+  for (auto& entry : found)
+    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == entry.first; }))
+      problem(format("%s %s is not a parameter of this model", shortened(json_quote(entry.second->name)).c_str(),
+                     shortened(shape_text(entry.second->shape)).c_str()));
+  if (count > 8) problems += format("\n  and %d more", count - 8);
+  if (count > 0)
+    user_error(
+        "%s does not fit the model that the configuration describes; set model.* and attention.* as in the config.json "
+        "beside it:%s",
+        file.path().c_str(), problems.c_str());
+
+  std::vector<float> values;
+  for (size_t i = 0; i < arrays.size(); i++) {
+    const TensorInfo& tensor = *found.at(arrays[i].name);
+    values.resize(tensor.count);
+    file.read(tensor, 0, tensor.count, values.data());
+    write(i, values.data());
+  }
+}
+
+static const char PYTHON[] =
+#include "modeling_plusgpt.inc"  // made by the Makefile
+  ;
+
+static bool is_gpt2(const Config& config) {
+  const Config::Model& m = config.model;
+  const Config::Attention& a = config.attention;
+  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
+         a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+}
+
+std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
+
+std::string model_config_json(const Config& config) {
+  const Config::Model& m = config.model;
+  constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; others have none
+  std::string end_of_text = m.vocab > END_OF_TEXT ? std::to_string(END_OF_TEXT) : "null";
+  std::string classes =
+    "  \"model_type\": \"gpt2\",\n"
+    "  \"architectures\": [\"GPT2LMHeadModel\"],\n";
+  if (!is_gpt2(config))
+    classes =
+      "  \"model_type\": \"plusgpt\",\n"
+      "  \"architectures\": [\"PlusGPTLMHeadModel\"],\n"
+      "  \"auto_map\": {\"AutoConfig\": \"modeling_plusgpt.PlusGPTConfig\",\n"
+      "               \"AutoModelForCausalLM\": \"modeling_plusgpt.PlusGPTLMHeadModel\"},\n";
+  std::string own = config_json(config, {"model", "attention"});
+  while (!own.empty() && own.back() == '\n') own.pop_back();
+  for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
+  return format(
+    "{\n"
+    "%s"
+    "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d,\n"
+    "  \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
+    "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
+    "  \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0,\n"
+    "  \"tie_word_embeddings\": true, \"torch_dtype\": \"float32\", \"bos_token_id\": %s, \"eos_token_id\": %s,\n"
+    "  \"plusgpt\": %s\n"
+    "}\n",
+    classes.c_str(), m.layers, m.heads, m.channels, m.mlp_width(), m.context, m.context, m.vocab, end_of_text.c_str(),
+    end_of_text.c_str(), own.c_str());
+}
+
+std::vector<std::string> model_differences(const std::string& folder, const Config& config) {
+  using nlohmann::json;
+  std::string path = folder + "/config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return {};
+  json found;
+  try {
+    found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
+  } catch (const UserError&) {}  // it only describes the weights, and says nothing then
+  if (!found.is_object()) return {};
+  std::vector<std::string> differences;
+  std::string changes;
+  if (found.contains("plusgpt")) try {  // one of our checkpoints
+    Config theirs = parse_config(found["plusgpt"].dump(), path, {}, false);
+    for (const ChangedSetting& change : changed_model(theirs, config))
+      append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
+  } catch (const UserError& error) {
+    differences.push_back(error.what());
+  }
+  if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
+  const std::pair<const char*, std::vector<json>> computed[] = {
+    {"n_head", {config.model.heads}},       {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
+    {"layer_norm_epsilon", {1e-5}},         {"tie_word_embeddings", {true}},
+    {"scale_attn_weights", {true}},         {"scale_attn_by_inverse_layer_idx", {false}},
+  };
+  for (auto& [key, values] : computed)
+    if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
+        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // which has said it
+      differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
+                                   "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
+                                   values[0].dump().c_str()));
+  return differences;
+}

@@ -1,0 +1,167 @@
+#include "checkpoint/resume.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/log.h"
+#include "settings/schedule.h"
+
+namespace fs = std::filesystem;
+
+StepFolder named_folder(const std::string& named) {
+  fs::path path = named;
+  if (!path.has_filename()) path = path.parent_path();
+  return {step_of_folder(path.string()), path.string()};
+}
+
+ResumePlace resume_place(const std::string& resume, const std::string& name) {
+  std::string own = "runs/" + name;
+  if (resume == "latest") return {own, {}, true, true};
+  std::error_code ignored;
+  if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
+    user_error("command line: --resume: %s is no folder; name a run or one of its step_* folders", resume.c_str());
+  StepFolder named = named_folder(resume);
+  fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
+  bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
+  fs::path run = is_step ? parent : path;
+  fs::path here = fs::weakly_canonical(run, ignored), there = fs::weakly_canonical(own, ignored);
+  bool is_own = here == there;
+  bool within = std::mismatch(there.begin(), there.end(), here.begin(), here.end()).first == there.end();
+  return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
+}
+
+std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run) {
+  std::vector<SkippedCheckpoint> skipped;
+  std::optional<Checkpoint> found;
+  if (place.step.path.empty()) {
+    found = newest_checkpoint(place.run, training, &skipped);
+  } else {
+    Checkpoint named;
+    std::string reason = read_checkpoint(place.step.path, training, &named);
+    if (reason.empty()) found = named;
+    else skipped.push_back({place.step, reason, true});
+  }
+  for (auto& [folder, reason, damaged] : skipped) {
+    std::string now;
+    if (run && folder.step > 0 && damaged) now = "; it is now called " + run->set_aside(folder.step);
+    std::fprintf(stderr, "warning: skipped the %s checkpoint %s: %s%s\n", damaged ? "damaged" : "unreadable",
+                 folder.path.c_str(), reason.c_str(), now.c_str());
+  }
+  if (!found && std::any_of(skipped.begin(), skipped.end(), [](auto& checkpoint) { return !checkpoint.damaged; }))
+    failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
+  std::vector<std::string> aside = set_aside_folders(place.run);
+  if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
+    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
+               "elsewhere, name another, or begin again with --overwrite",
+               place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
+               aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
+  std::vector<std::string> old = old_folders(place.run);
+  if (!found && place.own && !old.empty())
+    user_error("command line: --resume: %s has no checkpoint but those that it has put away: continue from them under "
+               "another name (--resume %s/%s --set name=...), or begin again with --overwrite",
+               place.run.c_str(), place.run.c_str(), old[0].c_str());
+  if (!found) return found;
+  if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
+    std::fprintf(stderr, "warning: %s is of format 1, without checksums of the data: only names and lengths of the "
+                 "shards are compared\n", found->path.c_str());
+  std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
+  return found;
+}
+
+Config saved_config(const Checkpoint& checkpoint) {
+  return parse_config(checkpoint.state.config, checkpoint.path + "/state.json");
+}
+
+std::string described(const DataFile& file) {
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens,
+                file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
+}
+
+// Adds the first place where the lists differ.
+static void compare_files(std::vector<std::string>& changes, const char* key, const std::vector<DataFile>& before,
+                          const std::vector<DataFile>& now) {
+  auto text = [](const std::vector<DataFile>& files, size_t i) {
+    return i < files.size() ? described(files[i]) : std::string("no further shard");
+  };
+  for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
+    if (i < before.size() && i < now.size()) {
+      DataFile same = now[i];
+      if (before[i].xxh64.empty()) same.xxh64.clear();
+      if (before[i] == same) continue;
+    }
+    changes.push_back(format("%s, shard %zu: %s in the checkpoint, %s now", key, i + 1, text(before, i).c_str(),
+                             text(now, i).c_str()));
+    return;
+  }
+}
+
+static std::string in_words(const ChangedSetting& change) {
+  return format("%s: %s in the checkpoint, %s now", change.key.c_str(), change.was.c_str(), change.is.c_str());
+}
+
+static std::string listed(const std::vector<std::string>& changes) {
+  std::string list;
+  for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
+  if (changes.size() > 10) list += format("\n  and %zu more", changes.size() - 10);
+  return list;
+}
+
+void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
+  std::vector<std::string> changes;
+  for (const ChangedSetting& change : changed_model(saved_config(checkpoint), now)) changes.push_back(in_words(change));
+  if (changes.empty()) return;
+  std::error_code ignored;
+  bool kept = fs::exists(run + "/config.json", ignored);
+  user_error("command line: --resume: the weights of %s belong to another model; use the settings that they were "
+             "trained with%s, or, to see what they do in this one, init = \"%s\" in place of --resume:%s",
+             checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
+             checkpoint.path.c_str(), listed(changes).c_str());
+}
+
+void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
+                    const std::vector<DataFile>& val) {
+  const RunState& state = checkpoint.state;
+  Config before = saved_config(checkpoint), same_micro = now;
+  if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
+  std::vector<std::string> changes;
+  for (const ChangedSetting& change : changed_settings(before, same_micro)) {
+    if (change.may_change) continue;
+    changes.push_back(in_words(change));
+    if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or where it does not fit another)";
+  }
+  compare_files(changes, "data.train", state.train, train);
+  if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
+  for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
+    if (learning_rate(before, step) == learning_rate(now, step)) continue;
+    changes.push_back(format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
+                             "changes the learning rates of steps already made",
+                             before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
+  }
+  int64_t windows_a_step = now.batch.tokens / now.model.context;
+  if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
+    changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld a step now",
+                             state.next_window, state.step, windows_a_step));
+  if (!changes.empty())
+    user_error("command line: --resume: the run in %s was begun with other settings; give it the old values back, or "
+               "begin another run (--set name=...):%s",
+               checkpoint.path.c_str(), listed(changes).c_str());
+  if (now.train.steps < state.step)
+    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
+               checkpoint.path.c_str(), state.step, source_tag(source_of(now, {"train.steps"})).c_str());
+}
+
+void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
+               const Config& config) {
+  if (!from || !place.own) run.start_fresh(overwrite);
+  if (from) {
+    run.remove_leftovers();
+    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
+    // The other run's lines so far are this run's too, if there are any.
+    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
+    rewind_metrics(run.metrics_path(), from->state.step);
+  }
+  replace_text_file(run.config_path(), config_json(config));
+}

@@ -1,0 +1,101 @@
+// The CPU half of kernels/gpu.cuh, which has the contracts and includes this.
+#pragma once
+#include <string.h>
+#include <tuple>
+#include "emulation/cpu/pool.h"
+#include "emulation/cpu/streams.h"
+#include "emulation/cpu/warp.h"
+
+constexpr bool on_cpu = true;
+
+inline void set_cpu_threads(int n) { cpu::set_pool_threads(n); }
+inline void set_cpu_order(CpuOrder order, unsigned seed) {
+  cpu::knobs.order = static_cast<cpu::Order>(order);
+  cpu::knobs.seed = seed;
+}
+inline void set_cpu_poison(bool on) { cpu::knobs.poison = on; }
+
+template <class... P, class... A>
+void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, A&&... arguments) {
+  static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
+  struct Call { void (*kernel)(P...); std::tuple<std::decay_t<P>...> arguments; };
+  Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
+  ProfileScope scope(name, stream);
+  cpu::Launch launch{name, grid, block, shared_bytes, [](const void* p) {
+    const Call& c = *static_cast<const Call*>(p);
+    do std::apply(c.kernel, c.arguments);
+    while (cpu::next_fresh());
+  }, &call};
+  if (cpu::streams_at_once()) return cpu::run(launch);
+  auto kept = std::make_shared<Call>(call);
+  launch.arguments = kept.get();
+  cpu::put_kernel_on(stream, launch, kept);
+}
+
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(cpu::here.dynamic_shared)
+
+template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
+template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
+
+// The last two parameters of every meeting: the calling line, for reports.
+#define CPU_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+inline void warp_sync(CPU_SITE) { cpu::warp_sync(file, line); }
+inline unsigned warp_ballot(bool v, CPU_SITE) { return cpu::vote(file, line, v); }
+template <class T> inline T shuffle(T v, int lane, CPU_SITE) { return cpu::shuffle("shuffle", file, line, v, lane); }
+template <class T> inline T shuffle_xor(T v, int mask, CPU_SITE) {
+  return cpu::shuffle("shuffle_xor", file, line, v, cpu::self->lane ^ mask);
+}
+template <class T> inline T shuffle_up(T v, int delta, CPU_SITE) {
+  int lane = cpu::self->lane;
+  return cpu::shuffle("shuffle_up", file, line, v, lane >= delta ? lane - delta : lane);
+}
+
+template <int X> inline void warp_sum(float (&v)[X], CPU_SITE) {
+  cpu::warp_reduce("warp_sum", file, line, v, [](float a, float b) { return a + b; });
+}
+template <int X> inline void warp_max(float (&v)[X], CPU_SITE) {
+  cpu::warp_reduce("warp_max", file, line, v, [](float a, float b) { return a < b || a != a ? b : a; });
+}
+inline float warp_sum(float v, CPU_SITE) {
+  float one[1] = {v};
+  warp_sum(one, file, line);
+  return one[0];
+}
+inline float warp_max(float v, CPU_SITE) {
+  float one[1] = {v};
+  warp_max(one, file, line);
+  return one[0];
+}
+
+template <int X> inline void quad_max(float (&v)[X], CPU_SITE) { cpu::quad_max(file, line, v); }
+
+template <class T> inline unsigned pack_pair(float low, float high) {
+  T pair[2] = {from_float<T>(low), from_float<T>(high)};
+  return __builtin_bit_cast(unsigned, pair);
+}
+
+template <int M, int N, class T>
+inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>,
+                         CPU_SITE) {
+  cpu::Mma<M, N> mine{d, a, b};
+  cpu::meet("mma_m16n8k16", file, line, mine, cpu::mma_serve<M, N, T>);
+}
+template <int X> inline void ldmatrix_x4(unsigned (&r)[X][4], const void* const (&row)[X], CPU_SITE) {
+  cpu::LoadMatrix<X> mine{r, row};
+  cpu::meet("ldmatrix_x4", file, line, mine, cpu::ldmatrix_serve<X, false>);
+}
+template <int X> inline void ldmatrix_x4_trans(unsigned (&r)[X][4], const void* const (&row)[X], CPU_SITE) {
+  cpu::LoadMatrix<X> mine{r, row};
+  cpu::meet("ldmatrix_x4_trans", file, line, mine, cpu::ldmatrix_serve<X, true>);
+}
+
+inline void cp_async16(void* shared, const void* global, bool valid = true) { cpu::copy_later(shared, global, valid); }
+inline void cp_async_commit() { cpu::commit_copies(); }
+template <int N> inline void cp_async_wait() { cpu::deliver_copies(N); }
+
+inline float fast_exp2(float x) { return exp2f(x); }
+inline float fast_log2(float x) { return log2f(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
+inline float fast_exp(float x) { return expf(x); }

@@ -1,0 +1,76 @@
+#include "emulation/cpu/fiber.h"
+#include <sys/mman.h>
+#include <new>
+
+// Ends in a jump, since the processor would predict `ret` to go where the caller is, not where the next thread waits.
+asm(R"(
+.text
+.p2align 4
+.globl cpu_switch_stack
+.type cpu_switch_stack, @function
+cpu_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  popq %rcx
+  jmpq *%rcx
+.size cpu_switch_stack, .-cpu_switch_stack
+)");
+
+namespace cpu {
+namespace {
+
+#if defined(CPU_ASAN) || defined(CPU_TSAN)
+constexpr size_t stack_bytes = 512 << 10;  // instrumented frames are larger, and reports are written on the stack
+#else
+constexpr size_t stack_bytes = 128 << 10;
+#endif
+constexpr size_t guard_bytes = 4096;
+
+}  // namespace
+
+Stack new_stack(int number) {
+  void* memory = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mprotect(memory, guard_bytes, PROT_NONE);  // best effort: the system limits the number of mappings
+  char* bottom = static_cast<char*>(memory) + guard_bytes;
+  // The guard pages spread the stacks over the sets of the L2 cache, this spreads them over those of L1.
+  return {bottom, bottom + stack_bytes - number % 32 * 128};
+}
+
+void free_stack(const Stack& stack) {
+#ifdef CPU_ASAN  // what is mapped here next must not find the marks of frames that were left without a return
+  __asan_unpoison_memory_region(stack.bottom, stack_bytes);
+#endif
+  munmap(stack.bottom - guard_bytes, guard_bytes + stack_bytes);
+}
+
+bool overflowed(const Stack& stack, const void* address) {
+  return address >= stack.bottom - guard_bytes && address < stack.bottom;
+}
+
+CPU_NO_TSAN void prepare(Context& context, const Stack& stack, void (*entry)()) {
+  // Six registers, the entry, and a null return address that ends backtraces. The stack is then aligned as after a
+  // call.
+  void** frame = reinterpret_cast<void**>(stack.top) - 8;
+  frame[0] = frame[1] = frame[2] = frame[3] = frame[4] = frame[5] = frame[7] = nullptr;
+  frame[6] = reinterpret_cast<void*>(entry);
+  context.sp = frame;
+#if defined(CPU_ASAN) || defined(CPU_TSAN)
+  context.stack = stack;
+#endif
+}
+
+}  // namespace cpu

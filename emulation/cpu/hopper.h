@@ -1,0 +1,78 @@
+// The CPU half of kernels/hopper.cuh, which has the contracts and includes this; hopper.cpp does the work.
+#pragma once
+#include "emulation/cpu/scheduler.h"
+
+struct TensorMap {
+  const bf16* x;
+  TensorShape shape;
+  int tile_rows;
+};
+TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_rows);
+
+struct Mbarrier {
+  uint64_t state;
+};
+void mbarrier_init(Mbarrier& barrier, int count, CPU_SITE);
+inline void mbarrier_init_fence() {}
+void mbarrier_arrive(Mbarrier& barrier, CPU_SITE);
+void mbarrier_arrive_expect(Mbarrier& barrier, int bytes, CPU_SITE);
+void mbarrier_wait(Mbarrier& barrier, unsigned parity, CPU_SITE);
+
+// What a copy brings arrives when nothing else can run, or, in random order, at any time.
+void tile_load(void* tile, const TensorMap& map, int batch, int row, int head, int channel, Mbarrier& barrier,
+               CPU_SITE);
+void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier, CPU_SITE);
+// Written at the wait, so that what is never waited for is never written.
+void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel, CPU_SITE);
+void bulk_commit();
+void bulk_wait_read();
+inline void async_proxy_fence() {}
+inline int anew(int x) { return x; }
+
+void named_barrier(int number, int threads, CPU_SITE);
+template <int N> inline void registers_grow() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
+template <int N> inline void registers_shrink() { static_assert(N >= 24 && N <= 256 && N % 8 == 0); }
+
+// As on a GPU, with addresses counted from the beginning of the dynamic shared memory.
+TileOperand rows_operand(const void* tile, CPU_SITE);
+TileOperand columns_operand(const void* tile, int tile_bytes, CPU_SITE);
+
+namespace cpu {
+
+// D [64, columns] (+)= A B by the calling thread's warpgroup; A from registers where there are any (then B has its
+// columns in rows of tiles), else from a tile.
+struct Product {
+  TileOperand a, b;
+  int columns;
+  bool add, from_registers;
+  bool operator==(const Product&) const = default;
+};
+void start_product(const Product&, float* d, const unsigned* registers, const char* file, int line);
+void finish_products(int groups_left, const Site&);
+
+struct Registers {  // any sums or left operands; the CPU needs no word about them
+  Registers() = default;
+  template <class T, int N> Registers(T (&)[N]) {}
+};
+void fence_products();
+
+}  // namespace cpu
+
+template <class... R> inline void compute_before_wait(R&...) {}
+template <class... R> inline void wgmma_fence(R&...) { cpu::fence_products(); }
+void wgmma_commit();
+// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows. Till then sums and A's
+// registers must be there: variables of a scope that has ended are not.
+template <int GROUPS>
+inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, CPU_SITE) {
+  cpu::finish_products(GROUPS, {"wgmma_wait", file, line});
+}
+template <int TILES> inline void wgmma(float (&d)[TILES][4], TileOperand a, TileOperand b, bool add, CPU_SITE) {
+  static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
+  cpu::start_product({a, b, TILES * 8, add, false}, d[0], nullptr, file, line);
+}
+template <int TILES>
+inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b, CPU_SITE) {
+  static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
+  cpu::start_product({0, b, TILES * 8, true, true}, d[0], a, file, line);
+}

@@ -1,0 +1,137 @@
+// matmul() on the CPU (contract: kernels/matmul.cuh): OpenBLAS with one thread per product, many products at once. The
+// output is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does every bit of
+// the result. bf16 operands are widened to float32 a tile's panel at a time, and the epilogue runs on the tile while it
+// is in cache.
+#include "kernels/matmul.cuh"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "emulation/cpu/pool.h"
+#include "emulation/cpu/streams.h"
+#include "kernels/gelu.cuh"
+#include "kernels/profile.h"
+
+namespace {
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Tiles of at most 256 x 512, split further, down to about 64 x 64, until there are at least 8: for load balance.
+struct Tiling {
+  int rows = 1, columns = 1, height, width;
+  Tiling(int m, int n) {
+    rows = ceil_div(m, 256), columns = ceil_div(n, 512);
+    while (rows * columns < 8) {
+      int h = m / rows, w = n / columns;
+      if (h < 128 && w < 128) break;
+      (h >= w ? rows : columns) *= 2;
+    }
+    height = ceil_div(ceil_div(m, rows), 16) * 16, width = ceil_div(ceil_div(n, columns), 16) * 16;
+    rows = ceil_div(m, height), columns = ceil_div(n, width);
+  }
+};
+
+// A rows x columns part of a row-major matrix as float32: float in place, bf16 widened into `buffer`.
+struct Panel {
+  const float* data;
+  int ld;
+};
+Panel widen(const float* from, int ld, int, int, std::vector<float>&) { return {from, ld}; }
+Panel widen(const bf16* from, int ld, int rows, int columns, std::vector<float>& buffer) {
+  if (buffer.size() < size_t(rows) * columns) buffer.resize(size_t(rows) * columns);
+  for (int r = 0; r < rows; r++) {
+    const bf16* in = from + size_t(r) * ld;
+    float* out = buffer.data() + size_t(r) * columns;
+    for (int c = 0; c < columns; c++) out[c] = to_float(in[c]);
+  }
+  return {buffer.data(), columns};
+}
+
+// One row of a finished tile: the epilogue, and storage in the output's type. out may be sums.
+template <Epilogue E, class TIn, class TOut>
+void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux) {
+  if constexpr (E == Epilogue::bias || E == Epilogue::bias_gelu)
+    for (int c = 0; c < width; c++) sums[c] += to_float(bias[c]);
+  if constexpr (E == Epilogue::bias_gelu) {
+    if (aux)
+      for (int c = 0; c < width; c++) aux[c] = from_float<TIn>(sums[c]);
+    for (int c = 0; c < width; c++) sums[c] = gelu(sums[c]);
+  }
+  if constexpr (E == Epilogue::dgelu)
+    for (int c = 0; c < width; c++) sums[c] *= gelu_grad(to_float(aux[c]));
+  if (static_cast<void*>(out) != sums)
+    for (int c = 0; c < width; c++) out[c] = from_float<TOut>(sums[c]);
+}
+
+template <class TIn, class TOut>
+void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, int width) {
+  // bf16 goes in slices of k, so that both panels stay in the second-level cache.
+  constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
+  static thread_local std::vector<float> a_buffer, b_buffer, d_buffer;
+  TOut* out = p.d + size_t(row) * p.ldd + column;
+  float *sums, beta = p.beta;
+  int ld_sums;
+  if constexpr (std::is_same_v<TOut, float>) {
+    sums = out;
+    ld_sums = p.ldd;
+  } else {
+    if (d_buffer.size() < size_t(height) * width) d_buffer.resize(size_t(height) * width);
+    sums = d_buffer.data();
+    ld_sums = width;
+    if (beta != 0)
+      for (int r = 0; r < height; r++)
+        for (int c = 0; c < width; c++) sums[size_t(r) * width + c] = to_float(out[size_t(r) * p.ldd + c]);
+  }
+  for (int k = 0; k < p.k; k += SLICE) {
+    int depth = std::min(SLICE, p.k - k);
+    Panel a = p.trans_a ? widen(p.a + size_t(k) * p.lda + row, p.lda, depth, height, a_buffer)
+                        : widen(p.a + size_t(row) * p.lda + k, p.lda, height, depth, a_buffer);
+    Panel b = p.trans_b ? widen(p.b + size_t(column) * p.ldb + k, p.ldb, width, depth, b_buffer)
+                        : widen(p.b + size_t(k) * p.ldb + column, p.ldb, depth, width, b_buffer);
+    cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans, p.trans_b ? CblasTrans : CblasNoTrans, height,
+                width, depth, 1.0f, a.data, a.ld, b.data, b.ld, beta, sums, ld_sums);
+    beta = 1;
+  }
+  for (int r = 0; r < height; r++) {
+    TIn* aux = p.aux ? p.aux + size_t(row + r) * p.ldd + column : nullptr;
+    const TIn* bias = p.bias ? p.bias + column : nullptr;
+    TOut* to = out + size_t(r) * p.ldd;
+    float* from = sums + size_t(r) * ld_sums;
+    switch (p.epilogue) {
+      case Epilogue::none: finish_row<Epilogue::none>(to, from, width, bias, aux); break;
+      case Epilogue::bias: finish_row<Epilogue::bias>(to, from, width, bias, aux); break;
+      case Epilogue::bias_gelu: finish_row<Epilogue::bias_gelu>(to, from, width, bias, aux); break;
+      case Epilogue::dgelu: finish_row<Epilogue::dgelu>(to, from, width, bias, aux); break;
+    }
+  }
+}
+
+}  // namespace
+
+template <class TIn, class TOut>
+void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
+  [[maybe_unused]] static const bool one_thread = (openblas_set_num_threads(1), true);
+  Matmul<TIn, TOut> p = given;
+  check_matmul(p);
+  if (p.m == 0 || p.n == 0) return;
+  ProfileScope scope("matmul", stream);
+  cpu::put_on(stream, [p] {
+    Tiling tiles(p.m, p.n);
+    cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
+      int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
+      multiply_tile(p, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+    });
+  });
+}
+
+template void matmul(const Matmul<float, float>&, cudaStream_t);
+template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
+template void matmul(const Matmul<bf16, float>&, cudaStream_t);
+
+void matmul_cache_file(const std::string&) {}  // there is nothing to choose between
+std::string matmul_choices() { return ""; }
+void matmul_set_choices(const std::string&) {}

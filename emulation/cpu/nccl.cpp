@@ -1,0 +1,244 @@
+// What stands in for NCCL between processes. Every rank has a slot in shared memory. A call is cut into pieces that fit
+// into the slots; for each piece every rank fills its slot, all meet, every rank takes what it wants from all slots,
+// and all meet again before the next piece overwrites them.
+#include <fcntl.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+#include "emulation/cpu/streams.h"
+#include "base/error.h"
+
+namespace {
+
+constexpr int MAX_RANKS = 64;
+constexpr size_t SLOT = 1 << 20;  // bytes
+
+struct Request {
+  char name[16];
+  size_t count;
+  int type, op, root;
+  bool operator==(const Request& other) const {
+    return strcmp(name, other.name) == 0 && count == other.count && type == other.type && op == other.op &&
+           root == other.root;
+  }
+  std::string text() const {
+    return std::string(name) + " of " + std::to_string(count) + " elements (type " + std::to_string(type) +
+           ", operation " + std::to_string(op) + ", root " + std::to_string(root) + ")";
+  }
+};
+
+struct Shared {
+  std::atomic<int> ready;  // the barrier and the number of ranks are there
+  int ranks;
+  pthread_barrier_t barrier;
+  Request requests[MAX_RANKS];
+  alignas(4096) char slots[MAX_RANKS][SLOT];  // pages that nobody touches take no memory
+};
+
+thread_local std::string last_error;
+
+ncclResult_t failed(ncclResult_t result, const std::string& text) {
+  last_error = text;
+  return result;
+}
+
+size_t size_of(ncclDataType_t type) {
+  return type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1;
+}
+
+}  // namespace
+
+struct ncclComm {
+  Shared* shared;
+  int rank, ranks;
+  char* slot(int r) const { return shared->slots[r]; }
+  char* own() const { return slot(rank); }
+  void meet() const { pthread_barrier_wait(&shared->barrier); }
+
+  ncclResult_t agreed(const Request& mine) const {  // between the two meetings of a piece
+    for (int r = 0; r < ranks; r++)
+      if (const Request& other = shared->requests[r]; !(other == mine))
+        return failed(ncclInvalidUsage, "rank " + std::to_string(rank) + " asks for " + mine.text() + ", rank " +
+                                          std::to_string(r) + " for " + other.text());
+    return ncclSuccess;
+  }
+};
+
+namespace {
+
+// Calls fill(begin, n) and take(begin, n) for pieces of at most `most` elements, with all ranks meeting between them.
+// They run when the stream does, so they hold what they need by value.
+template <class Fill, class Take>
+ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& request, size_t most, Fill fill, Take take) {
+  auto work = [=] {
+    comm->shared->requests[comm->rank] = request;
+    size_t begin = 0;
+    do {
+      size_t n = std::min(most, request.count - begin);
+      fill(begin, n);
+      comm->meet();
+      if (begin == 0) {
+        ncclResult_t result = comm->agreed(request);
+        if (result != ncclSuccess) return comm->meet(), result;  // all of them: each compares itself with all others
+      }
+      take(begin, n);
+      comm->meet();
+      begin += n;
+    } while (begin < request.count);
+    return ncclSuccess;
+  };
+  if (cpu::streams_at_once()) return work();
+  cpu::put_on(stream, [=] {
+    if (work() != ncclSuccess) failure("NCCL: %s", last_error.c_str());
+  });
+  return ncclSuccess;
+}
+
+template <class T>
+void reduce(T* to, const ncclComm& comm, size_t offset, size_t n, ncclRedOp_t op) {  // offset: bytes within the slots
+  for (size_t i = 0; i < n; i++) {
+    T value = reinterpret_cast<const T*>(comm.slot(0) + offset)[i];
+    for (int r = 1; r < comm.ranks; r++) {
+      T x = reinterpret_cast<const T*>(comm.slot(r) + offset)[i];
+      value = op == ncclSum ? value + x : op == ncclMax ? std::max(value, x) : std::min(value, x);
+    }
+    to[i] = value;
+  }
+}
+
+void reduce(void* to, const ncclComm& comm, size_t offset, size_t n, ncclDataType_t type, ncclRedOp_t op) {
+  if (type == ncclFloat32) reduce(static_cast<float*>(to), comm, offset, n, op);
+  else reduce(static_cast<double*>(to), comm, offset, n, op);
+}
+
+}  // namespace
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  *id = {};
+  int file = memfd_create("plusgpt ranks", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, sizeof(Shared)) != 0)
+    return failed(ncclSystemError, std::string("cannot create shared memory: ") + strerror(errno));
+  snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", static_cast<int>(getpid()), file);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  *comm = nullptr;
+  if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks)
+    return failed(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                  ": the CPU build takes at most " + std::to_string(MAX_RANKS));
+  id.internal[NCCL_UNIQUE_ID_BYTES - 1] = 0;
+  int file = open(id.internal, O_RDWR | O_CLOEXEC);
+  struct stat about;
+  if (file < 0 || fstat(file, &about) != 0 || about.st_size != sizeof(Shared)) {
+    std::string reason = file < 0 ? strerror(errno) : "it is something else";
+    if (file >= 0) close(file);
+    return failed(ncclSystemError, std::string("cannot open the shared memory ") + id.internal + ": " + reason +
+                  "; all ranks of the CPU build must run on one machine, for one user");
+  }
+  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (memory == MAP_FAILED) return failed(ncclSystemError, std::string("cannot map shared memory: ") + strerror(errno));
+  Shared* shared = static_cast<Shared*>(memory);
+  if (rank == 0) {
+    shared->ranks = ranks;
+    pthread_barrierattr_t attributes;
+    pthread_barrierattr_init(&attributes);
+    pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&shared->barrier, &attributes, static_cast<unsigned>(ranks));
+    pthread_barrierattr_destroy(&attributes);
+    shared->ready = 1;
+  } else {
+    while (!shared->ready) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (shared->ranks != ranks) {
+      munmap(shared, sizeof(Shared));
+      return failed(ncclInvalidArgument, "the ranks do not agree on how many they are");
+    }
+  }
+  *comm = new ncclComm{shared, rank, ranks};
+  (*comm)->meet();
+  // All have it mapped: rank 0, which made the id, can close the file that it names.
+  int process, descriptor;
+  if (rank == 0 && sscanf(id.internal, "/proc/%d/fd/%d", &process, &descriptor) == 2 && process == getpid())
+    close(descriptor);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  munmap(comm->shared, sizeof(Shared));
+  delete comm;
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess: return "no error";
+    case ncclSystemError: return "system error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+  }
+  return "unknown result";
+}
+
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
+
+ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  size_t bytes = size_of(type);
+  const char* from = static_cast<const char*>(sendbuff);
+  char* to = static_cast<char*>(recvbuff);
+  return exchange(comm, stream, {"all-reduce", count, type, op, 0}, SLOT / bytes,
+                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+                  [=](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
+}
+
+ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  size_t bytes = size_of(type), ranks = size_t(comm->ranks), most = SLOT / bytes / ranks;
+  const char* from = static_cast<const char*>(sendbuff);
+  char* to = static_cast<char*>(recvbuff);
+  return exchange(comm, stream, {"reduce-scatter", recvcount, type, op, 0}, most,
+                  [=](size_t begin, size_t n) {  // a slot holds a piece for every rank
+                    for (size_t r = 0; r < ranks; r++)
+                      memcpy(comm->own() + r * most * bytes, from + (r * recvcount + begin) * bytes,
+                                 n * bytes);
+                  },
+                  [=](size_t begin, size_t n) {
+                    reduce(to + begin * bytes, *comm, size_t(comm->rank) * most * bytes, n, type, op);
+                  });
+}
+
+ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  size_t bytes = size_of(type);
+  const char* from = static_cast<const char*>(sendbuff);
+  char* to = static_cast<char*>(recvbuff);
+  return exchange(comm, stream, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
+                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+                  [=](size_t begin, size_t n) {
+                    for (int r = 0; r < comm->ranks; r++)
+                      memcpy(to + (size_t(r) * sendcount + begin) * bytes, comm->slot(r), n * bytes);
+                  });
+}
+
+ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  size_t bytes = size_of(type);
+  const char* from = static_cast<const char*>(sendbuff);
+  char* to = static_cast<char*>(recvbuff);
+  return exchange(comm, stream, {"broadcast", count, type, 0, root}, SLOT / bytes,
+                  [=](size_t begin, size_t n) {
+                    if (comm->rank == root) memcpy(comm->slot(root), from + begin * bytes, n * bytes);
+                  },
+                  [=](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
+}

@@ -1,0 +1,215 @@
+// Warp operations as meetings: every lane leaves a request in its own frame, the last to arrive serves all 32.
+// Lane numbers, fragment layouts and rounding are the GPU's (kernels/gpu.cuh has the contracts).
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <emmintrin.h>
+#include <type_traits>
+#include "emulation/cpu/pool.h"
+
+namespace cpu {
+
+// Meets the other lanes with a request; the last to arrive calls serve(requests), an array of 32 pointers.
+template <class Request, class Serve>
+CPU_NO_TSAN inline void meet(const char* what, const char* file, int line, Request& request, Serve serve) {
+  Thread& thread = *self;
+  if (!arrive(thread, what, file, line, &request)) return;
+  serve(reinterpret_cast<Request**>(thread.warp->request));
+  dismiss(*thread.warp);
+}
+
+template <class T> struct Shuffle { T value; int from; };
+
+template <class T>
+CPU_NO_TSAN inline T shuffle(const char* what, const char* file, int line, T value, int from) {
+  static_assert(sizeof(T) == 4);
+  Shuffle<T> mine{value, from};
+  meet(what, file, line, mine, [](Shuffle<T>** all) CPU_NO_TSAN {
+    T values[warp_size];
+    for (int i = 0; i < warp_size; ++i) values[i] = all[i]->value;
+    for (int i = 0; i < warp_size; ++i) all[i]->value = values[all[i]->from & 31];
+  });
+  return mine.value;
+}
+
+CPU_NO_TSAN inline unsigned vote(const char* file, int line, bool value) {
+  unsigned mine = value;
+  meet("ballot", file, line, mine, [](unsigned** all) CPU_NO_TSAN {
+    unsigned votes = 0;
+    for (int i = 0; i < warp_size; ++i) votes |= *all[i] << i;
+    for (int i = 0; i < warp_size; ++i) *all[i] = votes;
+  });
+  return mine;
+}
+
+// The butterfly v = op(v, shuffle_xor(v, 16)), then 8, 4, 2, 1: op is commutative, so all lanes end with the same bits.
+template <int X, class Op>
+CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line, float (&v)[X], Op op) {
+  meet(what, file, line, v, [op](float (**all)[X]) CPU_NO_TSAN {
+    for (int x = 0; x < X; ++x) {
+      float t[warp_size];
+      for (int i = 0; i < warp_size; ++i) t[i] = (*all[i])[x];
+      for (int half = 16; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) t[i] = op(t[i], t[i + half]);
+      for (int i = 0; i < warp_size; ++i) (*all[i])[x] = t[0];
+    }
+  });
+}
+
+template <int X>
+CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
+  meet("quad_max", file, line, v, [](float (**all)[X]) CPU_NO_TSAN {
+    for (int first = 0; first < warp_size; first += 4)
+      for (int x = 0; x < X; ++x) {
+        float most = (*all[first])[x];
+        for (int i = 1; i < 4; ++i) most = fmaxf(most, (*all[first + i])[x]);
+        for (int i = 0; i < 4; ++i) (*all[first + i])[x] = most;
+      }
+  });
+}
+
+template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
+
+// Rows of four words from four places, turned into columns.
+CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const unsigned* r2, const unsigned* r3,
+                                  unsigned* c0, unsigned* c1, unsigned* c2, unsigned* c3) {
+  auto load = [](const unsigned* p) CPU_NO_TSAN { return _mm_loadu_ps(reinterpret_cast<const float*>(p)); };
+  auto store = [](unsigned* p, __m128 v) CPU_NO_TSAN { _mm_storeu_ps(reinterpret_cast<float*>(p), v); };
+  __m128 v0 = load(r0), v1 = load(r1), v2 = load(r2), v3 = load(r3);
+  _MM_TRANSPOSE4_PS(v0, v1, v2, v3);
+  store(c0, v0), store(c1, v1), store(c2, v2), store(c3, v3);
+}
+
+// The lower and the upper elements of words that hold two.
+template <class T, int n>
+CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
+  for (int i = 0; i < n; ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      low[i] = __builtin_bit_cast(float, words[i] << 16);
+      high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
+    } else {
+      low[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i])}));
+      high[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i] >> 16)}));
+    }
+  }
+}
+
+// As wide as the processor's registers, where the columns are a multiple of that; and how many of them fit, times 4
+// rows.
+#if defined(__AVX512F__)
+using Wide [[gnu::vector_size(64)]] = float;
+using Narrow [[gnu::vector_size(32)]] = float;
+constexpr int most_vectors = 4;
+#elif defined(__AVX__)
+using Wide [[gnu::vector_size(32)]] = float;
+using Narrow = Wide;
+constexpr int most_vectors = 2;
+#else
+using Wide [[gnu::vector_size(16)]] = float;
+using Narrow = Wide;
+constexpr int most_vectors = 2;
+#endif
+template <bool even> using FloatVector = std::conditional_t<even, Wide, Narrow>;
+
+// D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and
+// add to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A,
+// columns of B.
+template <int M, int N, class T>
+CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
+  constexpr int columns = N * 8;
+  using Vector = FloatVector<N % 2 == 0>;
+  constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
+  constexpr int height = 4, width = vectors < most_vectors ? vectors : most_vectors;  // what is summed in registers
+
+  unsigned pairs_b[8][columns];
+  for (int q = 0; q < 4; ++q)
+    for (int g = 0; g < 8; g += 4) {
+      const unsigned(*b[4])[2];
+      for (int k = 0; k < 4; ++k) b[k] = all[4 * (g + k) + q]->b;
+      int j = 0;
+      for (; j + 1 < N; j += 2)
+        transpose(b[0][j], b[1][j], b[2][j], b[3][j], &pairs_b[q][j * 8 + g], &pairs_b[q + 4][j * 8 + g],
+                  &pairs_b[q][j * 8 + 8 + g], &pairs_b[q + 4][j * 8 + 8 + g]);
+      if (j < N)
+        for (int k = 0; k < 4; ++k)
+          pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
+    }
+  alignas(64) float b_even[8][columns], b_odd[8][columns];
+  for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b_even[k], b_odd[k]);
+
+  for (int i = 0; i < M; ++i) {
+    unsigned pairs_a[16][8];
+    for (int g = 0; g < 8; ++g) {
+      unsigned *upper = pairs_a[g], *lower = pairs_a[g + 8];
+      Mma<M, N>** lane = all + 4 * g;
+      transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
+    }
+    alignas(64) float d[16][columns];
+    for (int row = 0; row < 16; row += height) {
+      float a_even[height][8], a_odd[height][8];
+      for (int r = 0; r < height; ++r) unpack<T>(pairs_a[row + r], a_even[r], a_odd[r]);
+      for (int v = 0; v < vectors; v += width) {
+        Vector sum[height][width] = {};
+        for (int k = 0; k < 8; ++k) {
+          const Vector* even = reinterpret_cast<const Vector*>(b_even[k]) + v;
+          const Vector* odd = reinterpret_cast<const Vector*>(b_odd[k]) + v;
+          for (int r = 0; r < height; ++r)
+            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_even[r][k] * even[c];
+          for (int r = 0; r < height; ++r)
+            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_odd[r][k] * odd[c];
+        }
+        for (int r = 0; r < height; ++r)
+          for (int c = 0; c < width && v + c < vectors; ++c) reinterpret_cast<Vector*>(d[row + r])[v + c] = sum[r][c];
+      }
+    }
+    for (int lane = 0; lane < warp_size; ++lane) {
+      int g = lane / 4, q = lane % 4;
+      for (int j = 0; j < N; ++j) {
+        float* to = all[lane]->d[i][j];
+        const float *upper = &d[g][j * 8 + 2 * q], *lower = &d[g + 8][j * 8 + 2 * q];
+        to[0] += upper[0], to[1] += upper[1], to[2] += lower[0], to[3] += lower[1];
+      }
+    }
+  }
+}
+
+template <int X> struct LoadMatrix { unsigned (*r)[4]; const void* const* row; };
+
+struct alignas(16) Bytes16 { unsigned x[4]; };
+inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(row); }  // seen by the sanitizers
+
+// Columns to rows of an 8 x 8 matrix of 16-bit elements, as three perfect shuffles.
+CPU_NO_TSAN inline void transpose8(Bytes16 (&m)[8]) {
+  for (int round = 0; round < 3; ++round) {
+    __m128i rows[8];
+    for (int i = 0; i < 4; ++i) {
+      __m128i upper = _mm_load_si128(reinterpret_cast<__m128i*>(m[i].x));
+      __m128i lower = _mm_load_si128(reinterpret_cast<__m128i*>(m[i + 4].x));
+      rows[2 * i] = _mm_unpacklo_epi16(upper, lower), rows[2 * i + 1] = _mm_unpackhi_epi16(upper, lower);
+    }
+    for (int i = 0; i < 8; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(m[i].x), rows[i]);
+  }
+}
+
+template <int X, bool transposed>
+CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
+  for (int x = 0; x < X; ++x) {
+    Bytes16 m[4][8];
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 8; ++j) m[i][j] = read_row(all[8 * i + j]->row[x]);
+      if (transposed) transpose8(m[i]);
+    }
+    for (int g = 0; g < 8; ++g) {
+      LoadMatrix<X>** lane = all + 4 * g;
+      transpose(m[0][g].x, m[1][g].x, m[2][g].x, m[3][g].x, lane[0]->r[x], lane[1]->r[x], lane[2]->r[x], lane[3]->r[x]);
+    }
+  }
+}
+
+// cp.async: copies wait in the thread that asked for them and happen at its wait, so that a missing wait shows.
+void copy_later(void* to, const void* from, bool valid);
+void commit_copies();
+void deliver_copies(int groups_left);  // all but the newest groups
+
+}  // namespace cpu

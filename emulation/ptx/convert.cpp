@@ -1,0 +1,161 @@
+// Conversions (PTX ISA "cvt").
+#include <algorithm>
+#include <cfenv>
+#include <cmath>
+#include <limits>
+#include "emulation/ptx/decode.h"
+#include "emulation/ptx/floats.h"
+#include "emulation/ptx/machine.h"
+
+namespace ptx {
+namespace {
+
+bool is_float(Type type) {
+  return type == Type::f16 || type == Type::bf16 || type == Type::f32 || type == Type::f64;
+}
+bool is_signed(Type type) {
+  return type == Type::s8 || type == Type::s16 || type == Type::s32 || type == Type::s64;
+}
+
+double float_value(uint64_t bits, Type type) {
+  switch (type) {
+    case Type::f16: return float_of_f16(uint16_t(bits));
+    case Type::bf16: return float_of_bf16(uint16_t(bits));
+    case Type::f32: return float_of(uint32_t(bits));
+    default: return std::bit_cast<double>(bits);
+  }
+}
+
+uint64_t truncated(uint64_t bits, Type type) {
+  const int width = 8 * size_of(type);
+  if (width == 64) return bits;
+  bits &= (uint64_t(1) << width) - 1;
+  if (is_signed(type) && bits >> (width - 1)) bits |= ~uint64_t(0) << width;
+  return bits;
+}
+
+// Integers clamp what they cannot hold; NaN becomes 0, in 64 bits the highest bit.
+uint64_t integer_of(double x, Type type) {
+  const int width = 8 * size_of(type);
+  if (std::isnan(x)) return width == 64 ? uint64_t(1) << 63 : 0;
+  const double high = std::ldexp(1.0, is_signed(type) ? width - 1 : width), low = is_signed(type) ? -high : 0;
+  if (x < low) x = low;
+  if (x >= high) return is_signed(type) ? (uint64_t(1) << (width - 1)) - 1 : truncated(~uint64_t(0), type);
+  return is_signed(type) ? uint64_t(int64_t(x)) : uint64_t(x);
+}
+
+struct Modifiers {
+  int rounding = FE_TONEAREST;
+  bool to_integer = false, saturate = false, flush = false;
+};
+// In `variant` of an instruction.
+enum : int { ROUNDING = 15, TO_INTEGER = 16, SATURATE = 32, FLUSH = 64 };
+constexpr int ROUNDINGS[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+
+uint64_t float_bits(double x, Type type, int rounding) {
+  if (type == Type::f64) return std::bit_cast<uint64_t>(x);
+  float narrow;
+  {
+    const Rounding during(rounding);
+    volatile double exact = x;
+    volatile float rounded = float(exact);
+    narrow = rounded;
+  }
+  if (std::isnan(x)) narrow = canonical_nan();
+  switch (type) {
+    case Type::f16: return f16_of(narrow);
+    case Type::bf16: return bf16_of(narrow);
+    default: return bits_of(narrow);
+  }
+}
+
+// 64-bit integers to float32, which float64 between them would round twice.
+float float_of_integer(uint64_t bits, Type from, int rounding) {
+  const Rounding during(rounding);
+  volatile uint64_t value = bits;
+  volatile float result = is_signed(from) ? float(int64_t(value)) : float(value);
+  return result;
+}
+
+uint64_t converted(uint64_t bits, Type to, Type from, const Modifiers& with) {
+  if (!is_float(from)) {
+    bits = truncated(bits, from);
+    if (!is_float(to)) return truncated(bits, to);
+    if (to == Type::f64) return std::bit_cast<uint64_t>(is_signed(from) ? double(int64_t(bits)) : double(bits));
+    return float_bits(float_of_integer(bits, from, with.rounding), to, FE_TONEAREST);
+  }
+  double x = float_value(bits, from);
+  if (with.flush && from == Type::f32) x = flushed(float(x));
+  if (with.to_integer) {
+    const Rounding during(with.rounding);
+    volatile double exact = x;
+    x = std::nearbyint(exact);
+  }
+  if (!is_float(to)) return truncated(integer_of(x, to), to);
+  if (with.saturate) x = std::isnan(x) ? 0 : std::clamp(x, 0.0, 1.0);
+  return float_bits(x, to, with.rounding);
+}
+
+void convert(Context& context, const Instruction& instruction, Mask mask) {
+  const Modifiers with = {.rounding = ROUNDINGS[instruction.variant & ROUNDING],
+                          .to_integer = bool(instruction.variant & TO_INTEGER),
+                          .saturate = bool(instruction.variant & SATURATE),
+                          .flush = bool(instruction.variant & FLUSH)};
+  for_lanes(mask, [&](int lane) {
+    const uint64_t bits = value(context, instruction.operand(1), lane);
+    put_lane(context, instruction.operand(0), lane, converted(bits, instruction.type, instruction.from, with));
+  });
+}
+
+// The commonest ones, without a switch for each lane.
+void widen_signed(Context& context, const Instruction& instruction, Mask mask) {
+  const int32_t* from = values<int32_t>(context, instruction.operand(1));
+  int64_t results[LANES];
+  for (int lane = 0; lane < LANES; lane++) results[lane] = from[lane];
+  put(context, instruction.operand(0), results, mask);
+}
+void saturate(Context& context, const Instruction& instruction, Mask mask) {
+  const float* from = values<float>(context, instruction.operand(1));
+  float results[LANES];
+  for (int lane = 0; lane < LANES; lane++) results[lane] = from[lane] > 0 ? std::min(from[lane], 1.0f) : 0.0f;
+  put(context, instruction.operand(0), results, mask);
+}
+
+// Two numbers into one register, the first into its upper half.
+template <uint16_t narrow(float)> void convert_pair(Context& context, const Instruction& instruction, Mask mask) {
+  const float* high = values<float>(context, instruction.operand(1));
+  const float* low = values<float>(context, instruction.operand(2));
+  uint32_t results[LANES];
+  for (int lane = 0; lane < LANES; lane++) results[lane] = uint32_t(narrow(high[lane])) << 16 | narrow(low[lane]);
+  put(context, instruction.operand(0), results, mask);
+}
+
+}  // namespace
+
+bool decode_convert(Opcode opcode, Instruction& instruction) {
+  if (opcode.base() != "cvt") return false;
+  if (opcode.text() == "cvt.rn.bf16x2.f32" || opcode.text() == "cvt.rn.f16x2.f32") {
+    instruction.execute = opcode.take("bf16x2") ? convert_pair<bf16_of> : convert_pair<f16_of>;
+    return true;
+  }
+  if (!opcode.take_type(instruction.from) || !opcode.take_type(instruction.type)) return false;
+  static constexpr const char* NAMES[] = {"rn", "rz", "rm", "rp"};
+  for (int i = 0; i < 4; i++) {
+    if (opcode.take(NAMES[i])) instruction.variant |= i;
+    if (opcode.take(std::string(NAMES[i]) + "i")) instruction.variant |= i | TO_INTEGER;
+  }
+  const bool narrow_float = instruction.type == Type::f16 || instruction.type == Type::bf16;
+  if (narrow_float && instruction.variant) return false;  // float_bits() rounds these to the nearest alone
+  if (opcode.take("sat")) {
+    if (!is_float(instruction.type)) return false;
+    instruction.variant |= SATURATE;
+  }
+  if (opcode.take("ftz")) instruction.variant |= FLUSH;
+  instruction.execute = convert;
+  const bool narrow_source = !instruction.operand(1).wide;  // a wider register may hold a narrow source
+  if (opcode.text() == "cvt.s64.s32" && narrow_source) instruction.execute = widen_signed;
+  if (opcode.text() == "cvt.sat.f32.f32") instruction.execute = saturate;
+  return opcode.done();
+}
+
+}  // namespace ptx

@@ -1,0 +1,249 @@
+// Stands in for cuBLASLt, after its documentation (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"): column-major
+// D = alpha op(A) op(B) + beta C in float32, with the epilogues whose bias and auxiliary array run along D's rows.
+// Algorithms are the caller's demands written down: cublasLtMatmul holds it to them.
+#include <cublasLt.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <vector>
+#include "emulation/ptx/floats.h"
+
+namespace {
+
+using ptx::bf16_of;
+using ptx::float_of_bf16;
+
+struct Description {
+  std::map<int, std::vector<char>> attributes;
+  template <class T> T get(int attribute, T otherwise) const {
+    auto found = attributes.find(attribute);
+    if (found == attributes.end()) return otherwise;
+    T value;
+    memcpy(&value, found->second.data(), sizeof value);
+    return value;
+  }
+  int epilogue() const { return get(CUBLASLT_MATMUL_DESC_EPILOGUE, int(CUBLASLT_EPILOGUE_DEFAULT)); }
+};
+struct Layout {
+  cudaDataType_t type;
+  uint64_t rows, columns;
+  int64_t leading;
+};
+struct Alignments { uint32_t of[4]; };  // A, B, C, D
+struct Algorithm {
+  static constexpr uint32_t MAGIC = 0x70747861;
+  uint32_t magic;
+  Alignments alignments;
+  int epilogue;
+  int rank;  // in the heuristic's list, so that all of them differ
+};
+
+// The opaque handles are these.
+const Description& description(cublasLtMatmulDesc_t handle) { return *reinterpret_cast<Description*>(handle); }
+const Layout& layout(cublasLtMatrixLayout_t handle) { return *reinterpret_cast<Layout*>(handle); }
+Alignments& alignments(cublasLtMatmulPreference_t handle) { return *reinterpret_cast<Alignments*>(handle); }
+
+cublasStatus_t refused(const char* why) {
+  fprintf(stderr, "ptx: cuBLASLt: %s\n", why);
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// Epilogues with an auxiliary array want it aligned, and its leading dimension a multiple of 8.
+bool supported(const Description& d) {
+  constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
+  if (!(d.epilogue() & AUXILIARY)) return true;
+  return d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0) % 8 == 0 &&
+         d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0) % 16 == 0;
+}
+
+float load(const void* array, size_t i, cudaDataType_t type) {
+  if (type == CUDA_R_32F) return static_cast<const float*>(array)[i];
+  return float_of_bf16(static_cast<const uint16_t*>(array)[i]);
+}
+void store(void* array, size_t i, cudaDataType_t type, float value) {
+  if (type == CUDA_R_32F) {
+    static_cast<float*>(array)[i] = value;
+  } else {
+    static_cast<uint16_t*>(array)[i] = bf16_of(value);
+  }
+}
+
+constexpr double SQRT_2_OVER_PI = 0.7978845608028654, CUBIC = 0.044715;
+double gelu(double x) { return 0.5 * x * (1 + std::tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x))); }
+double gelu_derivative(double x) {
+  const double t = std::tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * SQRT_2_OVER_PI * (1 + 3 * CUBIC * x * x);
+}
+
+// op(A)'s rows, or op(B)'s columns, one after the other.
+std::vector<float> vectors(const void* array, const Layout& from, uint64_t count, uint64_t depth, bool depth_is_rows) {
+  std::vector<float> dense(count * depth);
+  for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t k = 0; k < depth; k++) {
+      const uint64_t at = depth_is_rows ? k + i * from.leading : i + k * from.leading;
+      dense[i * depth + k] = load(array, at, from.type);
+    }
+  }
+  return dense;
+}
+
+float dot(const float* a, const float* b, uint64_t n) {
+  constexpr int PARTS = 8;  // sums side by side, which the compiler makes one vector
+  float sums[PARTS] = {};
+  uint64_t i = 0;
+  for (; i + PARTS <= n; i += PARTS) {
+    for (int part = 0; part < PARTS; part++) sums[part] += a[i + part] * b[i + part];
+  }
+  for (; i < n; i++) sums[0] += a[i] * b[i];
+  float sum = 0;
+  for (float part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  static char nothing;
+  *handle = reinterpret_cast<cublasLtHandle_t>(&nothing);
+  return CUBLAS_STATUS_SUCCESS;
+}
+const char* cublasLtGetStatusString(cublasStatus_t) { return "refused by what stands in for cuBLASLt"; }
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute, cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return refused("only float32 sums and scales");
+  *d = reinterpret_cast<cublasLtMatmulDesc_t>(new Description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+  delete &description(d);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+  const bool wide = attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
+                    attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
+                    attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+  if (bytes != (wide ? 8 : 4)) return refused("an attribute of another size");
+  const char* begin = static_cast<const char*>(value);
+  reinterpret_cast<Description*>(d)->attributes[attribute].assign(begin, begin + bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t leading) {
+  if (leading < int64_t(rows)) return refused("a leading dimension below the rows");
+  *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
+  delete &layout(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
+  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Alignments{{256, 256, 256, 256}});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
+  delete &alignments(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+  if (bytes != (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4)) {
+    return refused("a preference of another size");
+  }
+  static constexpr int ARRAYS[] = {
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  for (int i = 0; i < 4; i++) {
+    if (int(attribute) == ARRAYS[i]) memcpy(&alignments(handle).of[i], value, 4);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t preference, int most,
+                                              cublasLtMatmulHeuristicResult_t* results, int* count) {
+  *count = 0;
+  if (!supported(description(d))) return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (; *count < std::min(most, 2); ++*count) {
+    const Algorithm algorithm = {Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count};
+    cublasLtMatmulHeuristicResult_t& result = results[*count];
+    result = {};
+    memcpy(&result.algo, &algorithm, sizeof algorithm);
+    result.state = CUBLAS_STATUS_SUCCESS;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+  Algorithm algorithm;
+  memcpy(&algorithm, algo, sizeof algorithm);
+  *result = {};
+  const bool good = algorithm.magic == Algorithm::MAGIC && supported(description(d));
+  return good ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, const void* alpha, const void* A,
+                              cublasLtMatrixLayout_t A_handle, const void* B, cublasLtMatrixLayout_t B_handle,
+                              const void* beta, const void* C, cublasLtMatrixLayout_t C_handle, void* D,
+                              cublasLtMatrixLayout_t D_handle, const cublasLtMatmulAlgo_t* algo, void*, size_t,
+                              cudaStream_t) {
+  const Description& d = description(d_handle);
+  const Layout &a = layout(A_handle), &b = layout(B_handle), &c = layout(C_handle), &out = layout(D_handle);
+  Algorithm algorithm;
+  memcpy(&algorithm, algo, sizeof algorithm);
+  const void* arrays[] = {A, B, C, D};
+  for (int i = 0; i < 4; i++) {
+    if (reinterpret_cast<uint64_t>(arrays[i]) % algorithm.alignments.of[i]) {
+      return refused("an array is less aligned than was said when the algorithm was asked for");
+    }
+  }
+  const int epilogue = d.epilogue();
+  if (algorithm.epilogue != epilogue) return refused("the algorithm of another epilogue");
+  const bool transpose_a = d.get(CUBLASLT_MATMUL_DESC_TRANSA, int(CUBLAS_OP_N)) == CUBLAS_OP_T;
+  const bool transpose_b = d.get(CUBLASLT_MATMUL_DESC_TRANSB, int(CUBLAS_OP_N)) == CUBLAS_OP_T;
+  const uint64_t rows = out.rows, columns = out.columns, depth = transpose_a ? a.rows : a.columns;
+  if ((transpose_a ? a.columns : a.rows) != rows || (transpose_b ? b.rows : b.columns) != columns ||
+      (transpose_b ? b.columns : b.rows) != depth || c.rows != rows || c.columns != columns) {
+    return refused("shapes that do not fit");
+  }
+  const bool with_gelu = epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  const bool with_bias = with_gelu || epilogue == CUBLASLT_EPILOGUE_BIAS;
+  const bool keeps = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, derives = epilogue == CUBLASLT_EPILOGUE_DGELU;
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives) return CUBLAS_STATUS_NOT_SUPPORTED;
+
+  void* bias = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0));
+  void* auxiliary = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0));
+  const auto bias_type = cudaDataType_t(d.get(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int(out.type)));
+  const auto auxiliary_type = cudaDataType_t(d.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, int(out.type)));
+  const int64_t auxiliary_leading = d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+  const float scale = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
+
+  const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
+  const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
+  for (uint64_t column = 0; column < columns; column++) {
+    for (uint64_t row = 0; row < rows; row++) {
+      const uint64_t beside = row + column * auxiliary_leading;
+      float value = scale * dot(&left[row * depth], &right[column * depth], depth);
+      if (keep != 0) value += keep * load(C, row + column * c.leading, c.type);
+      if (with_bias) value += load(bias, row, bias_type);
+      if (keeps) store(auxiliary, beside, auxiliary_type, value);
+      if (with_gelu) value = float(gelu(value));
+      if (derives) value = float(value * gelu_derivative(load(auxiliary, beside, auxiliary_type)));
+      store(D, row + column * out.leading, out.type, value);
+    }
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,198 @@
+// A multiprocessor that executes PTX: blocks one after another in random order, warps of a block in random turns of
+// random length, the lanes of a warp together until they diverge. Asynchronous copies and products stay under way until
+// a wait requires them (late), or end at some moment before (random); what they have not written yet is poison.
+//
+// Sources: PTX ISA "Memory Consistency Model", "Asynchronous Operations", "Parallel Synchronization and Communication
+// Instructions", "Asynchronous warpgroup level matrix instructions"; CUTLASS
+// include/cute/arch/{copy_sm90_desc,mma_sm90_desc}.hpp for descriptors and swizzles.
+//
+// NOT modelled, so that nothing here says anything about it:
+//   - ptxas and machine code: register allocation, spills; the register counts of setmaxnreg
+//   - the real cuBLASLt: cublaslt.cpp computes what its documentation says
+//   - streams: every launch has ended when it returns
+//   - a weaker memory than happens-before at the granularity of warps (of lanes: from one bar.warp.sync or bar.sync to
+//     the next); races in global memory are noticed between blocks, not those of tensor-map copies
+//   - clusters, and everything else that decode() refuses
+//   - time
+#pragma once
+#include <deque>
+#include <map>
+#include <vector>
+#include "emulation/ptx/checks.h"
+#include "emulation/ptx/options.h"
+#include "emulation/ptx/program.h"
+#include "emulation/ptx/tensor_map.h"
+
+namespace ptx {
+
+constexpr uint32_t REGISTER_POISON = 0x7fffdead;
+constexpr int BYTE_POISON = 0xff;  // of memory: NaN in every format
+
+// ---- what is under way
+
+struct Mbarrier {
+  uint32_t expected, pending;  // arrivals
+  int64_t bytes;               // announced and not brought
+  uint32_t phase;              // that is open: the number of those completed
+};
+
+struct LaneCopy {  // cp.async
+  int lane;
+  uint32_t to;
+  uint64_t from;
+  uint32_t bytes, filled;  // from global memory, and with zeros behind them
+  int group;               // -1: not committed
+  const Instruction* instruction;
+};
+
+struct BulkLoad {  // cp.async.bulk into shared memory
+  bool tensor;
+  TensorMap map;
+  TileCoordinates at;
+  uint64_t from;
+  uint32_t to, bytes, mbarrier;
+  const Instruction* instruction;
+};
+
+struct BulkStore {  // cp.async.bulk out of it
+  TensorMap map;
+  TileCoordinates at;
+  uint32_t from, bytes;
+  int thread, group;
+  bool done;
+  const Instruction* instruction;
+};
+
+struct Product {  // one warp's part of a wgmma
+  const Instruction* instruction;
+  uint64_t left, right;  // descriptors
+  bool add;
+  bool done;
+  int group;
+  uint32_t sequence;  // among those of the warp, from 1
+};
+
+struct Products {  // of a warp
+  std::deque<Product> under_way;
+  std::vector<uint32_t> sums;  // the accumulators' true values: their registers are poison while products are under way
+  int committed = 0;
+  uint32_t issued = 0;
+  uint64_t history = 0;        // hash of all that a warpgroup must do alike
+};
+
+// ---- warps and blocks
+
+struct Path {  // lanes of a warp that are at the same instruction
+  int at;
+  Mask lanes;
+  bool waiting = false;  // for the others
+  bool tried = false;    // an mbarrier in vain
+};
+
+struct Warp {
+  struct alignas(64) Line { uint32_t words[16]; };
+  int id = 0;
+  std::vector<Line> storage;
+  uint32_t* registers = nullptr;
+  std::vector<uint8_t> local;  // lane after lane
+  Mask all = 0, exited = 0;
+  std::vector<Path> paths;
+  int current = 0;
+  bool at_barrier = false, finished = false;
+  uint64_t tried_at = ~0ull;   // progress of the block when all that it could do was to try again
+  RegisterChecks checks;
+  Products products;
+  std::vector<LaneCopy> copies;
+  int copy_groups[LANES] = {};
+
+  Mask alive() const { return all & ~exited; }
+};
+
+struct Barrier {
+  int arrived = 0;
+  int needed = 0;  // threads; -1: all warps that have not left
+  std::vector<int> warps;
+};
+
+struct Shape { uint32_t x, y, z; };
+
+struct Block {
+  Block(const Kernel& kernel, uint8_t* parameters, Shape grid, Shape threads, uint32_t linear, size_t shared_bytes);
+  const Kernel& kernel;
+  uint8_t* parameters;
+  Shape grid, threads, index;
+  uint32_t linear;
+  std::vector<uint8_t> shared;
+  SharedHistory history;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+  std::map<uint32_t, Mbarrier> mbarriers;
+  std::map<uint32_t, Clock> mbarrier_clocks;
+  std::vector<BulkLoad> loads;
+  std::deque<BulkStore> stores;
+  std::vector<int> store_groups;  // of a thread, committed
+  uint64_t progress = 0;          // counts what may let a waiting warp go on
+};
+
+struct Context {
+  Block& block;
+  Warp& warp;
+  bool tried_in_vain = false;
+  int thread(int lane) const { return warp.id * LANES + lane; }
+};
+
+// How asynchronous work of the present launch is done: never Async::drawn.
+Async async_now();
+
+// Throws Error where the kernel cannot end.
+void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** arguments, size_t dynamic_shared);
+
+// ---- what the instructions' files give to the schedule
+void run_product(Context& context, Product& product);                     // wgmma.cpp
+void complete_load(Block& block, size_t n);                               // copies.cpp
+void complete_store(Block& block, BulkStore& store);
+void complete_copies(Context& context, int lane, int keep_groups);        // cp.async; -1: all
+Mbarrier* find_mbarrier(Context& context, const Instruction& instruction, uint32_t at);  // mbarrier.cpp; null: noticed
+void check_phase(Block& block, Mbarrier& mbarrier);
+
+// ---- operands: a value for every lane
+
+template <class T> const T* values(const Context& context, const Operand& operand) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if (operand.constant) {
+    if constexpr (sizeof(T) == 8) return reinterpret_cast<const T*>(operand.constant->wide);
+    return reinterpret_cast<const T*>(operand.constant->narrow);
+  }
+  return reinterpret_cast<const T*>(context.warp.registers + operand.offset);
+}
+
+template <class T> void put(Context& context, const Operand& operand, const T* values, Mask mask) {
+  if (operand.sink) return;
+  T* to = reinterpret_cast<T*>(context.warp.registers + operand.offset);
+  for (int lane = 0; lane < LANES; lane++) {
+    if (mask >> lane & 1) to[lane] = values[lane];
+  }
+}
+
+// A lane's value of either width, as an unsigned number.
+inline uint64_t value(const Context& context, const Operand& operand, int lane) {
+  return operand.wide ? values<uint64_t>(context, operand)[lane] : values<uint32_t>(context, operand)[lane];
+}
+inline void put_lane(Context& context, const Operand& operand, int lane, uint64_t value) {
+  if (operand.sink) return;
+  uint32_t* to = context.warp.registers + operand.offset;
+  if (operand.wide) {
+    reinterpret_cast<uint64_t*>(to)[lane] = value;
+  } else {
+    to[lane] = uint32_t(value);
+  }
+}
+inline uint64_t address(const Context& context, const Operand& operand, int lane) {
+  return value(context, operand, lane) + operand.displacement;
+}
+
+template <class F> void for_lanes(Mask mask, F&& f) {
+  for (; mask; mask &= mask - 1) f(lowest(mask));
+}
+
+}  // namespace ptx

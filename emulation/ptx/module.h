@@ -1,0 +1,13 @@
+// The PTX that nvcc put into the program.
+#pragma once
+#include <cstddef>
+#include <string>
+#include "emulation/ptx/program.h"
+
+namespace ptx {
+
+void add_fat_binary(const void* wrapper);              // as given to __cudaRegisterFatBinary
+const Kernel& kernel_named(const std::string& name);   // Error where there is none
+int target_architecture();                             // of the PTX: 90 for sm_90a
+
+}  // namespace ptx

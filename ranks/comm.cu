@@ -1,0 +1,132 @@
+#include "ranks/comm.h"
+
+#include <nccl.h>
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+static constexpr size_t STAGING = 64 << 10;  // bytes
+
+// A rank that has died shows up as an error of NCCL too. The channel will know which one it was, of a machine that is
+// gone after half a minute, and end the process: it is left the time.
+static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
+  if (result == ncclSuccess) return;
+  std::this_thread::sleep_for(std::chrono::seconds(on_cpu ? 0 : comm ? 35 : 3));
+  failure("NCCL: %s failed: %s (%s)", what, ncclGetErrorString(result), ncclGetLastError(comm));
+}
+
+bool Comm::built() { return true; }
+
+Comm& Comm::alone() {
+  static Comm comm;
+  return comm;
+}
+
+Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(ranks.size), channel_(&channel) {
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  CUDA_CHECK(cudaMalloc(&staging_, STAGING));
+  CUDA_CHECK(cudaMallocHost(&pinned_, STAGING));
+  // Sums made in the network's switches (NVLS) come in no fixed order, those that go round a ring do. What the
+  // environment says already stays.
+  setenv("NCCL_NVLS_ENABLE", "0", 0);
+  setenv("NCCL_ALGO", "Ring", 0);
+  ncclUniqueId id = {};
+  if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
+  std::string shared = channel.share(std::string(id.internal, sizeof id.internal));
+  std::memcpy(id.internal, shared.data(), std::min(shared.size(), sizeof id.internal));
+  check(ncclCommInitRank(&comm_, size_, id, rank_), nullptr, "connecting the ranks");
+  channel.watch([this]() -> std::string {
+    ncclResult_t error = ncclSuccess;
+    ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
+    if (asked == ncclSuccess && error == ncclSuccess) return "";
+    return format("NCCL: %s (%s); continue the run with --resume", ncclGetErrorString(error), ncclGetLastError(comm_));
+  });
+}
+
+Comm::~Comm() {
+  if (!comm_) return;
+  channel_->watch({});
+  if (std::uncaught_exceptions() == 0) {  // else the others do not come here any more
+    try {
+      least(0);  // none ends its program while another one still saves or prints: that would count as silence
+    } catch (const Failure&) {}
+    ncclCommDestroy(comm_);
+  }
+  cudaFreeHost(pinned_), cudaFree(staging_);
+  cudaEventDestroy(event_), cudaStreamDestroy(stream_);
+}
+
+// An event that is recorded again later does not move those who wait for it already.
+void Comm::after(cudaStream_t stream) {
+  if (size_ == 1) return;
+  CUDA_CHECK(cudaEventRecord(event_, stream));
+  CUDA_CHECK(cudaStreamWaitEvent(stream_, event_));
+}
+
+void Comm::before(cudaStream_t stream) {
+  if (size_ == 1) return;
+  CUDA_CHECK(cudaEventRecord(event_, stream_));
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event_));
+}
+
+void Comm::all_reduce(float* x, size_t count) {
+  if (size_ > 1) check(ncclAllReduce(x, x, count, ncclFloat32, ncclSum, comm_, stream_), comm_, "all-reduce");
+}
+
+// Both in place, as NCCL defines it: a rank's row lies where it belongs.
+void Comm::reduce_scatter(float* x, size_t share) {
+  if (size_ == 1) return;
+  check(ncclReduceScatter(x, x + rank_ * share, share, ncclFloat32, ncclSum, comm_, stream_), comm_, "reduce-scatter");
+}
+
+void Comm::all_gather(float* x, size_t share) {
+  if (size_ > 1) check(ncclAllGather(x + rank_ * share, x, share, ncclFloat32, comm_, stream_), comm_, "all-gather");
+}
+
+void Comm::all_gather(bf16* x, size_t share) {
+  if (size_ > 1) check(ncclAllGather(x + rank_ * share, x, share, ncclBfloat16, comm_, stream_), comm_, "all-gather");
+}
+
+// Values of the host go through the staging arrays, as many at a time as fit.
+template <class Call>
+static void staged(void* host, size_t bytes, char* pinned, char* device, cudaStream_t stream, Call call) {
+  for (size_t at = 0; at < bytes; at += STAGING) {
+    size_t n = std::min(STAGING, bytes - at);
+    char* part = static_cast<char*>(host) + at;
+    std::memcpy(pinned, part, n);
+    CUDA_CHECK(cudaMemcpyAsync(device, pinned, n, cudaMemcpyHostToDevice, stream));
+    call(n);
+    CUDA_CHECK(cudaMemcpyAsync(pinned, device, n, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::memcpy(part, pinned, n);
+  }
+}
+
+void Comm::sum(double* values, size_t count) {
+  if (size_ == 1) return;
+  staged(values, count * sizeof(double), pinned_, staging_, stream_, [&](size_t n) {
+    size_t doubles = n / sizeof(double);
+    check(ncclAllReduce(staging_, staging_, doubles, ncclFloat64, ncclSum, comm_, stream_), comm_, "all-reduce");
+  });
+}
+
+double Comm::least(double value) {
+  if (size_ == 1) return value;
+  staged(&value, sizeof value, pinned_, staging_, stream_, [&](size_t) {
+    check(ncclAllReduce(staging_, staging_, 1, ncclFloat64, ncclMin, comm_, stream_), comm_, "all-reduce");
+  });
+  return value;
+}
+
+void Comm::broadcast(void* host, size_t bytes) {
+  if (size_ == 1) return;
+  staged(host, bytes, pinned_, staging_, stream_, [&](size_t n) {
+    check(ncclBroadcast(staging_, staging_, n, ncclUint8, 0, comm_, stream_), comm_, "broadcast");
+  });
+}

@@ -1,0 +1,59 @@
+// What the ranks of a run compute together, through NCCL (on the CPU: through what stands in for it, emulation/cpu/nccl.h).
+// With one rank every call leaves things as they are. With several all of them must make the same calls in the same
+// order. Calls on device arrays are queued on a stream of their own, so that they run beside the backward pass:
+//   comm.after(stream);  comm.all_reduce(x, n);  ...  comm.before(stream);   // the stream goes on when x is there
+// The others work on values of the host and wait for the result. Sums are made in an order that depends on nothing but
+// their size and the ranks, so that equal runs have equal bits.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels/gpu.cuh"
+#include "ranks/channel.h"
+
+struct ncclComm;
+
+class Comm {
+ public:
+  Comm() = default;                    // one rank
+  static Comm& alone();                // for whoever has no other
+  Comm(const Ranks&, Channel&);        // waits for all; the device has been chosen
+  ~Comm();
+  Comm(const Comm&) = delete;
+  static bool built();                 // is there NCCL in this program?
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool first() const { return rank_ == 0; }  // prints and writes
+
+  void after(cudaStream_t stream);     // what is called from here on begins when `stream` has done what it was given
+  void before(cudaStream_t stream);    // and `stream` goes on when that is done
+  void all_reduce(float* x, size_t count);        // x = sum over the ranks
+  void reduce_scatter(float* x, size_t share);    // x [size, share]: row `rank` = the sum of that row over the ranks
+  void all_gather(float* x, size_t share);        // x [size, share] = row r of rank r
+  void all_gather(bf16* x, size_t share);
+
+  void sum(double* values, size_t count);         // = sum over the ranks
+  double least(double value);                     // over the ranks; returns when all have called it
+  template <class T> T agree(T value) {           // rank 0's
+    broadcast(&value, sizeof value);
+    return value;
+  }
+  std::string agree(std::string text) { return agreed_list(std::move(text)); }
+  template <class T> std::vector<T> agree(std::vector<T> list) { return agreed_list(std::move(list)); }
+
+ private:
+  template <class List> List agreed_list(List list) {
+    list.resize(agree(list.size()));
+    broadcast(list.data(), list.size() * sizeof list[0]);
+    return list;
+  }
+  void broadcast(void* host, size_t bytes);       // = rank 0's
+
+  int rank_ = 0, size_ = 1;
+  Channel* channel_ = nullptr;
+  ncclComm* comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t event_ = nullptr;
+  char *staging_ = nullptr, *pinned_ = nullptr;   // of the device, of the host: values on their way
+};

@@ -1,0 +1,25 @@
+// ranks/comm.cu for a build without NCCL (NCCL=0, or nccl.h was not found): one rank, which has nothing to do.
+#include "ranks/comm.h"
+
+bool Comm::built() { return false; }
+
+Comm& Comm::alone() {
+  static Comm comm;
+  return comm;
+}
+
+Comm::Comm(const Ranks& ranks, Channel&) {
+  user_error("ranks: %d ranks need NCCL, and this program was built without it; install NCCL and run make again (%s)",
+             ranks.size, ranks.variables.c_str());
+}
+
+Comm::~Comm() = default;
+void Comm::after(cudaStream_t) {}
+void Comm::before(cudaStream_t) {}
+void Comm::all_reduce(float*, size_t) {}
+void Comm::reduce_scatter(float*, size_t) {}
+void Comm::all_gather(float*, size_t) {}
+void Comm::all_gather(bf16*, size_t) {}
+void Comm::sum(double*, size_t) {}
+double Comm::least(double value) { return value; }
+void Comm::broadcast(void*, size_t) {}

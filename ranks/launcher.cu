@@ -1,0 +1,186 @@
+#include "ranks/launcher.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "ranks/channel.h"
+#include "ranks/comm.h"
+#include "base/error.h"
+#include "base/signals.h"
+
+namespace {
+
+constexpr int64_t PATIENCE_MS = 5000;  // that rank 0 has to say what another one has told it, and to end
+
+class Launcher {
+ public:
+  explicit Launcher(std::vector<pid_t> children) : children_(std::move(children)), running_(children_.size()) {}
+
+  [[noreturn]] void watch(const sigset_t& signals) {
+    for (;;) {
+      // The deadline stands, whatever signals come until then. The rank that has ended has said why by itself.
+      int64_t left = code_ == 0 ? 0 : deadline_ - milliseconds_now();
+      if (left < 0) end(code_, "");
+      timespec patience = {left / 1000, left % 1000 * 1000000};
+      int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &patience);
+      if (signal == SIGCHLD) reap();
+      else if (signal == SIGUSR1) pass_on(signal);
+      else if (signal == SIGTSTP) pause();
+      else if (signal > 0 && forwarded_ == 0) pass_on(forwarded_ = signal), forwarded_at_ = milliseconds_now();
+      else if (signal > 0 && milliseconds_now() - forwarded_at_ >= SAME_REQUEST_MS) end_by(signal);
+    }
+  }
+
+ private:
+  void reap() {
+    int status;
+    for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
+      size_t rank = 0;
+      while (rank < children_.size() && children_[rank] != child) rank++;
+      if (rank == children_.size()) continue;
+      children_[rank] = 0;
+      running_--;
+      if (WIFSIGNALED(status)) {
+        int signal = WTERMSIG(status);
+        if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet
+        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; --resume "
+                      "continues training", rank, static_cast<int>(child), signal, strsignal(signal)));
+      }
+      int code = WEXITSTATUS(status);
+      if (code != 0 && rank == 0) end(code, "");  // it has said why
+      if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
+    }
+    if (running_ == 0) end(code_, "");
+  }
+
+  void pass_on(int signal) {
+    if (children_[0] > 0) kill(children_[0], signal);
+  }
+
+  void to_all(int signal) {
+    for (pid_t child : children_)
+      if (child > 0) kill(child, signal);
+  }
+
+  void pause() {  // Ctrl-Z, until fg or bg
+    to_all(SIGSTOP);
+    raise(SIGSTOP);
+    to_all(SIGCONT);
+  }
+
+  void end_children() {
+    to_all(SIGKILL);
+    while (wait(nullptr) > 0 || errno == EINTR) {}  // so that nothing of the run is in use when this process has gone
+  }
+
+  [[noreturn]] void end(int code, const std::string& text) {
+    end_children();
+    if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
+    std::fflush(stderr);
+    _exit(code);
+  }
+
+  [[noreturn]] void end_by(int signal_number) {  // as the signal would have ended a program that does not care
+    end_children();
+    signal(signal_number, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    raise(signal_number);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    _exit(128 + signal_number);
+  }
+
+  std::vector<pid_t> children_;  // by rank; 0: gone
+  size_t running_;
+  int forwarded_ = 0;            // the signal that rank 0 was asked to stop with
+  int64_t forwarded_at_ = 0;
+  int code_ = 0;                 // of the first rank that failed, other than rank 0
+  int64_t deadline_ = 0;         // when all end with it
+};
+
+}  // namespace
+
+static Ranks launch_ranks(int count, int patience) {
+  Ranks ranks;
+  ranks.patience = patience;
+  ranks.size = count;
+  ranks.address = "127.0.0.1";
+  ranks.listener = listen_at(ranks.address, 0, &ranks.port);
+  ranks.job = std::to_string(getpid());
+  // Signals are waited for instead of being handled; the ranks get their usual ones back.
+  sigset_t signals, before;
+  sigemptyset(&signals);
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  // Whoever started this may have ignored them, and what is ignored cannot be waited for. Until the first fork OpenBLAS
+  // has a thread that blocks nothing: a request to save that comes to it must not end the program.
+  for (int number : {SIGCHLD, SIGTERM, SIGINT}) signal(number, SIG_DFL);
+  signal(SIGUSR1, [](int) {});
+  std::vector<pid_t> children;
+  pid_t launcher = getpid();
+  for (int rank = 0; rank < count; rank++) {
+    pid_t child = fork();
+    if (child < 0) failure("cannot start rank %d: %s", rank, std::strerror(errno));  // those before it end with us
+    if (child > 0) {
+      children.push_back(child);
+      continue;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != launcher) _exit(1);  // it was gone before it could be watched
+    // Ctrl-C reaches the launcher only, which passes it on once. A background group may write to its terminal still.
+    setpgid(0, 0);
+    signal(SIGTTOU, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);  // until it trains, as in main()
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    if (rank > 0) close(ranks.listener), ranks.listener = -1;
+    ranks.rank = ranks.local = rank;
+    return ranks;
+  }
+  close(ranks.listener);
+  Launcher(std::move(children)).watch(signals);
+}
+
+// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child that is gone afterwards: a
+// process that has used CUDA must not fork ranks.
+static int gpus_here() {
+  if (on_cpu) return 64;
+  std::fflush(nullptr);
+  pid_t child = fork();
+  if (child == 0) {
+    int found = 0;
+    _exit(cudaGetDeviceCount(&found) == cudaSuccess ? std::min(found, 255) : 0);
+  }
+  int status = 0;
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+Ranks find_ranks(const std::string& flag, const Ranks& started) {
+  const char* gpus = flag.c_str();
+  bool all = flag == "all", number = flag.find_first_not_of("0123456789") == std::string::npos;
+  int count = all || !number || flag.size() > 4 ? 0 : std::atoi(gpus);
+  if (!all && count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
+  if (count == 1 || (all && on_cpu)) return started;
+  int most = gpus_here();
+  if (all) count = std::max(most, 1);
+  if (count == 1) return started;
+  if (started.size > 1)
+    user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
+               started.variables.c_str(), started.size);
+  if (count > most)
+    user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
+               on_cpu ? "ranks that the CPU build can start" : "of this machine");
+  if (!Comm::built())
+    user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
+               "again", gpus);
+  return launch_ranks(count, started.patience);
+}

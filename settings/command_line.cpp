@@ -1,0 +1,72 @@
+#include "settings/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+
+#include "settings/config.h"
+#include "base/error.h"
+
+Flags parse_flags(int argc, char** argv, const std::string& version) {
+  Flags flags;
+  CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
+  app.add_option("CONFIG", flags.config, "configuration, a JSON file");
+  app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  auto* resume = app.add_option("--resume", flags.resume,
+                                "continue from the latest checkpoint, or from DIR (a run or a step folder)")
+                     ->expected(0, 1)
+                     ->type_name("[latest|DIR]");
+  app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
+  auto* lengths = app.add_option("--lengths", flags.lengths, "with --eval: lengths to evaluate at [eval.lengths]")
+                      ->type_name("1024,2048,...");
+  auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
+  app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
+  app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
+  app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
+  app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
+  auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
+                                   "write the gradients of the first step as safetensors and exit")
+                        ->type_name("FILE");
+  app.set_version_flag("--version", "plusgpt " + version);
+  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"})
+    app.get_option(flag)->disable_flag_override();
+  app.footer([] { return "Configuration keys:\n\n" + config_help(); });
+  app.allow_extras();
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& information) {  // --help, --version
+    int code = app.exit(information);
+    if (!std::cout.flush()) failure("standard output: not everything could be written (is its disk full?)");
+    std::exit(code);
+  } catch (const CLI::ParseError& error) {
+    user_error("command line: %s; see ./train --help", error.what());
+  }
+  if (std::vector<std::string> rest = app.remaining(); !rest.empty()) {
+    if (rest[0].rfind("-", 0) == 0)
+      user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
+    user_error("command line: \"%s\" after \"%s\": one configuration at a time", rest[0].c_str(), flags.config.c_str());
+  }
+  if (flags.config.empty())
+    user_error("command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
+               resume->count() && !flags.resume.empty()
+                   ? format(" (%s was taken for --resume's folder: write it first)", flags.resume.c_str()).c_str()
+                   : "");
+  flags.resuming = resume->count() > 0;
+  flags.generating = generate->count() > 0;
+  if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
+  if (gradients->count() && flags.dump_gradients.empty())
+    user_error("command line: --dump-gradients needs the name of a file to write");
+  if (lengths->count() && flags.lengths.empty())
+    user_error("command line: --lengths needs a list of lengths, as in 1024,2048");
+  if (lengths->count() && !flags.eval)
+    user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
+  int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
+  if (modes > 1)
+    user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
+  for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
+  return flags;
+}

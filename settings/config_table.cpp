@@ -1,0 +1,313 @@
+#include "settings/config_table.h"
+
+#include <algorithm>
+
+#include "attention/names.h"
+#include "base/error.h"
+#include "base/json.h"
+
+// "a | b | c", of the first `count` names
+template <size_t N>
+static std::string alternatives(const char* const (&names)[N], size_t count = N) {
+  std::string list;
+  for (size_t i = 0; i < count; i++) append_item(list, names[i], " | ");
+  return list;
+}
+
+std::vector<ConfigRow> config_rows(Config& c) {
+  auto& m = c.model;
+  auto& a = c.attention;
+  auto& g = c.attention.gate;
+  auto& o = c.optimizer;
+  const char* no = nullptr;
+  constexpr bool may_change = true, of_a_rank = true;
+  std::string variant_names;
+  for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
+  return {
+    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change, of_a_rank},
+    {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
+    {"init", &c.init, "", no,
+     "folder with a model.safetensors to start from; empty starts afresh", may_change, of_a_rank},
+    {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "of activations and matrix products"},
+    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
+
+    {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
+    {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
+    {"model.channels", &m.channels, "[8, 65536]", no, "width of the residual stream, a multiple of 8"},
+    {"model.head_dim", &m.head_dim, "[1, 512]", "channels / heads", "width of a head; even with rope"},
+    {"model.context", &m.context, "[1, 16777216]", no, "tokens of a training sequence"},
+    {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
+    {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
+    {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
+    {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"},
+
+    {"attention.variant", &a.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
+    {"attention.qk_norm", &a.qk_norm, alternatives(qk_norm_names), no, "normalises queries and keys"},
+    {"attention.scale", &a.scale, alternatives(scale_names, size_t(Scale::number)) + " | a number in [-1e6, 1e6]",
+     no, "what a row's scores are multiplied by"},
+    {"attention.kind", &a.kind, alternatives(kind_names), no, "from scores to weights"},
+    {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"},
+    {"attention.offset", &a.offset, "[0, 1e6]", no, "subtracted in lssar's second stage, in units of the mean weight"},
+    {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no, "first rows without that offset"},
+    {"attention.sink", &a.sink, alternatives(sink_names), no, "a further term in softmax's denominator"},
+    {"attention.gate.activation", &g.activation, alternatives(gate_activation_names), no,
+     "of the gate; none: no gate"},
+    {"attention.gate.granularity", &g.granularity, "elementwise | headwise", no, "a logit per channel, or per head"},
+    {"attention.gate.op", &g.op, "multiply | add", no, "how the gate acts"},
+    {"attention.gate.position", &g.position, alternatives(gate_position_names), no, "what it acts on"},
+    {"attention.gate.weight_init", &g.weight_init, "normal | zero", no, "its initial weights: normal 0.02, or zero"},
+    {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
+    {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
+
+    {"data.train", &c.data.train, "", no,
+     "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
+    {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
+
+    {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
+     "tokens of an optimizer step over all ranks, a multiple of micro x context x ranks"},
+    {"batch.micro", &c.batch.micro, "[1, 65535]", "as many as fit, at most 64",
+     "sequences in a forward and backward pass"},
+
+    {"optimizer.lr", &o.lr, "[0, 1000]", no, "peak learning rate"},
+    {"optimizer.beta1", &o.beta1, "[0, 0.9999999]", no, "AdamW's decay of the first moment"},
+    {"optimizer.beta2", &o.beta2, "[0, 0.9999999]", no, "AdamW's decay of the second moment"},
+    {"optimizer.eps", &o.eps, "[1e-30, 1]", no, "AdamW's epsilon"},
+    {"optimizer.weight_decay", &o.weight_decay, "[0, 1000]", no, "of matrices and embeddings"},
+    {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
+    {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
+    {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
+    {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "of lr, reached at the end"},
+    {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"},
+    {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
+
+    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
+    {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
+     "instead of steps: train on at least so many; 0 = not used", may_change},
+    {"train.recompute", &c.train.recompute, "none | gelu | block", no,
+     "what the backward pass computes again to save memory", may_change},
+    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
+     "1: the ranks share the optimizer's state among them", may_change},
+
+    {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
+    {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
+    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
+     "sequence lengths to evaluate at", may_change},
+    {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
+     "sequences at once in an evaluation", may_change},
+    {"eval.rope_scaling", &c.eval.rope_scaling, alternatives(rope_scaling_names), no,
+     "of rope beyond the trained length", may_change},
+
+    {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
+    {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
+    {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
+
+    {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never", may_change},
+    {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
+    {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
+    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
+     "of sampling; 0 = always the likeliest token", may_change},
+    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
+     "sample from so many likeliest tokens; 0 = from all", may_change},
+    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
+    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
+     "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
+
+    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
+  };
+}
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> table = {
+    {"softmax", {}},
+    {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
+    {"softplus_gated",
+     {{"attention.gate.activation", "softplus"},
+      {"attention.gate.weight_init", "zero"},
+      {"attention.gate.bias_init", "0.541324855"}}},
+    {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
+    {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
+    {"lssar_softplus_gated",
+     {{"attention.qk_norm", "l2"},
+      {"attention.scale", "logd_logn"},
+      {"attention.kind", "lssar"},
+      {"attention.gate.activation", "softplus"},
+      {"attention.gate.weight_init", "zero"},
+      {"attention.gate.bias_init", "0.541324855"}}},
+    {"softmax_qknorm", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}}},
+    {"ssmax", {{"attention.scale", "ssmax"}}},
+    {"softmax_sink", {{"attention.sink", "learned"}}},
+    {"sigmoid", {{"attention.kind", "sigmoid"}}},
+    {"relu", {{"attention.kind", "relu"}}},
+    {"relu2", {{"attention.kind", "relu2"}}},
+  };
+  return table;
+}
+
+template <class... F> struct Overloaded : F... { using F::operator()...; };
+template <class... F> Overloaded(F...) -> Overloaded<F...>;
+
+std::string value_text(const ConfigRow& row) {
+  auto list = [](const auto& items, auto text_of) {
+    std::string text;
+    for (auto& item : items) append_item(text, text_of(item));
+    return "[" + text + "]";
+  };
+  return std::visit(
+    Overloaded{
+      [](bool* x) -> std::string { return *x ? "true" : "false"; },
+      [](double* x) { return json_number(*x); },
+      [](std::string* x) { return json_quote(*x); },
+      [](Config::Scale* x) { return x->name == "number" ? json_number(x->number) : json_quote(x->name); },
+      [&](std::vector<std::string>* x) { return list(*x, [](const std::string& item) { return json_quote(item); }); },
+      [&](std::vector<int>* x) { return list(*x, [](int item) { return std::to_string(item); }); },
+      [](auto* x) { return std::to_string(*x); },  // int, int64_t, uint64_t
+    },
+    row.value);
+}
+
+bool is_automatic(const ConfigRow& row) {
+  if (!row.automatic) return false;
+  std::string text = value_text(row);
+  return text == "0" || text == "\"\"" || text == "[]";
+}
+
+static const char* type_name(const ConfigRow& row) {
+  return std::visit(
+    Overloaded{
+      [](bool*) { return "true/false"; },
+      [](double*) { return "number"; },
+      [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
+      [](Config::Scale*) { return "choice/number"; },
+      [](std::vector<std::string>*) { return "text/list"; },
+      [](std::vector<int>*) { return "integers"; },
+      [](auto*) { return "integer"; },
+    },
+    row.value);
+}
+
+std::vector<std::string> choices(const std::string& allowed) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < allowed.size();) {
+    size_t end = std::min(allowed.find(" | ", begin), allowed.size());
+    names.push_back(allowed.substr(begin, end - begin));
+    begin = end + 3;
+  }
+  return names;
+}
+
+Interval interval(const std::string& allowed) {
+  size_t comma = allowed.find(',');
+  return {std::stod(allowed.substr(1, comma - 1)), std::stod(allowed.substr(comma + 1)), allowed.front() == '(',
+          allowed.back() == ')'};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Output, all of it from the table.
+
+static std::string padded(std::string text, size_t width) {
+  if (text.size() < width) text.resize(width, ' ');
+  return text;
+}
+
+std::string print_config(const Config& config) {
+  Config copy = config;
+  auto rows = config_rows(copy);
+  size_t key_width = 0, value_width = 0;
+  auto shown = [](const ConfigRow& row) {
+    return is_automatic(row) ? "auto (" + std::string(row.automatic) + ")" : value_text(row);
+  };
+  for (auto& row : rows) {
+    key_width = std::max(key_width, std::string(row.key).size());
+    value_width = std::max(value_width, std::min<size_t>(shown(row).size(), 36));
+  }
+  std::string text;
+  for (auto& row : rows) {
+    auto origin = config.origins.find(row.key);
+    text += padded(row.key, key_width) + "  " + padded(shown(row), value_width) + "  " +
+            (origin == config.origins.end() ? "default" : origin->second) + "\n";
+  }
+  return text;
+}
+
+std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now) {
+  Config old_copy = before, new_copy = now;
+  auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
+  std::vector<ChangedSetting> changes;
+  for (size_t i = 0; i < new_rows.size(); i++) {
+    std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
+    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].may_change});
+  }
+  return changes;
+}
+
+// Keys of one object stand together in the table, so objects open and close as the rows go by.
+std::string config_json(const Config& config, const std::vector<std::string>& sections) {
+  Config copy = config;
+  copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
+  std::string text = "{";
+  std::vector<std::string> open;  // the objects that the last row stands in
+  bool first = true;
+  auto new_line = [&] {
+    text += '\n';
+    text.append(2 * (open.size() + 1), ' ');
+  };
+  auto begin_item = [&](const std::string& key) {
+    if (!first) text += ',';
+    new_line();
+    text += json_quote(key) + ": ";
+    first = false;
+  };
+  auto close_to = [&](size_t depth) {
+    while (open.size() > depth) {
+      open.pop_back();
+      new_line();
+      text += '}';
+      first = false;
+    }
+  };
+  for (auto& row : config_rows(copy)) {
+    std::vector<std::string> path;
+    std::string key = row.key;
+    for (size_t dot; (dot = key.find('.')) != std::string::npos; key = key.substr(dot + 1))
+      path.push_back(key.substr(0, dot));
+    std::string section = path.empty() ? "" : path[0];
+    if (!sections.empty() && std::find(sections.begin(), sections.end(), section) == sections.end()) continue;
+    size_t common = 0;
+    while (common < std::min(open.size(), path.size()) && open[common] == path[common]) common++;
+    close_to(common);
+    while (open.size() < path.size()) {
+      begin_item(path[open.size()]);
+      text += '{';
+      open.push_back(path[open.size()]);
+      first = true;
+    }
+    begin_item(key);
+    text += value_text(row);
+  }
+  close_to(0);
+  return text + "\n}\n";
+}
+
+std::string config_help() {
+  Config defaults;
+  auto default_of = [](const ConfigRow& row) {
+    return is_automatic(row) ? std::string(row.automatic) : value_text(row);
+  };
+  auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
+  std::string text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
+                     "Keys that begin with \"_\" are comments.\n";
+  for (auto& row : config_rows(defaults)) {
+    text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
+    text += ", default " + default_of(row);
+    if (!row.allowed.empty() && row.allowed.size() < 90) text += "; " + row.allowed;
+  }
+  text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";
+  for (auto& variant : variants()) {
+    std::string changes;
+    for (auto& [key, value] : variant.changes)
+      append_item(changes, short_key(key) + " " + value);
+    text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
+  }
+  return text;
+}

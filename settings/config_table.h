@@ -1,0 +1,41 @@
+// THE configuration table, for config.cpp and config_table.cpp only. A row's type is the type of the Config member that
+// it points to, its default that member's initialiser; everything else that is known about a key stands in the row.
+#pragma once
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "settings/config.h"
+
+struct ConfigRow {
+  const char* key;
+  std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
+               Config::Scale*>
+      value;
+  std::string allowed;    // numbers: an interval as "[0, 1)"; choices: "a | b | c"; "" for free text and true/false
+  const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
+  const char* help;
+  bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
+  bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
+};
+std::vector<ConfigRow> config_rows(Config& config);
+
+// What a variant changes: key and value, the value as in --set. The first one changes nothing.
+struct Variant {
+  const char* name;
+  std::vector<std::pair<const char*, const char*>> changes;
+};
+const std::vector<Variant>& variants();
+
+// The value as JSON text: 12, "softmax", [1024, 2048].
+std::string value_text(const ConfigRow& row);
+bool is_automatic(const ConfigRow& row);  // 0, "" or [], where that stands for something
+// The names in an `allowed` text: {"a", "b", "c"}.
+std::vector<std::string> choices(const std::string& allowed);
+struct Interval {
+  double low, high;
+  bool low_open, high_open;
+  bool contains(double x) const { return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high); }
+};
+Interval interval(const std::string& allowed);

@@ -1,0 +1,28 @@
+// The learning rate of optimizer step s = 0 .. steps-1: a linear warmup, then what optimizer.schedule says.
+// It depends on nothing but the settings and s, so that a resumed run continues it.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "settings/config.h"
+#include "base/error.h"
+
+inline double learning_rate(const Config& config, int64_t step) {
+  const Config::Optimizer& o = config.optimizer;
+  if (step < o.warmup_steps) return o.lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup_steps);
+  auto steps = static_cast<double>(config.train.steps);
+  auto warmup = static_cast<double>(o.warmup_steps);
+  auto s = static_cast<double>(step);
+  double x = (s - warmup) / std::max(1.0, steps - warmup);  // 0 after the warmup, 1 at the step after the last
+  double f = o.final_lr_fraction;
+  if (o.schedule == "constant") return o.lr;
+  if (o.schedule == "linear") return o.lr * (1 - (1 - f) * x);
+  if (o.schedule == "cosine") return o.lr * (f + (1 - f) * (1 + std::cos(3.14159265358979323846 * x)) / 2);
+  if (o.schedule == "wsd") {
+    double decay = o.decay_fraction * steps;  // the last so many steps
+    double into = s - (steps - decay);
+    return into <= 0 ? o.lr : o.lr * (1 - (1 - f) * into / decay);
+  }
+  failure("optimizer.schedule = \"%s\" is in the configuration table but has no formula", o.schedule.c_str());
+}

@@ -1,0 +1,362 @@
+// Float64 references of attention/, and the same formulas op by op with results rounded to a storage type: templates
+// over the policies Exact and Naive<T> of test/support/compare.h. Written from the equations in attention/README.md, one row at
+// a time, with the whole row of scores in memory. What the kernels keep per row in float32 is not rounded here either.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/attention.h"
+#include "test/support/compare.h"
+#include "test/support/device.h"
+
+template <class P> using Numbers = std::vector<typename P::real>;
+
+// ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
+// dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink.
+
+template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
+template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
+
+// lssar's stages; w, q are not yet divided by W.
+template <class P>
+struct RefLssar {
+  using R = typename P::real;
+  R s = 0, offset, m = 0, W = 0, t = 0;
+  Numbers<P> f, r, w, q;
+  RefLssar(const AttentionSettings& settings, const Numbers<P>& z) : f(z.size()), r(f), w(f), q(f) {
+    size_t n = z.size();
+    offset = int(n) <= settings.offset_free_rows ? R(0) : R(settings.offset);
+    for (size_t j = 0; j < n; j++) s += f[j] = P::round(ref_softplus(z[j]));
+    for (size_t j = 0; j < n; j++) {
+      r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
+      m = std::max(m, r[j]);
+    }
+    if (offset > 0 && m < R(1e-3)) {  // degenerate: what is left is rounding
+      std::fill(r.begin(), r.end(), R(0));
+      return;
+    }
+    R power = R(settings.power);
+    for (size_t j = 0; j < n; j++) {
+      w[j] = P::round(std::pow(P::round(r[j] / m), power));
+      W += w[j];
+    }
+    for (size_t j = 0; j < n; j++) {
+      if (r[j] > 0) q[j] = P::round(power == 1 ? 1 / m : std::pow(r[j] / m, power - 1) / m);
+      t += q[j];
+    }
+    t /= W;
+  }
+};
+
+template <class P>
+Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink,
+                       typename P::real* sink_weight) {
+  using R = typename P::real;
+  size_t n = z.size();
+  Numbers<P> p(n);
+  R sum = 0;
+  switch (s.kind) {
+    case Kind::softmax: {
+      R largest = sink;
+      for (R x : z) largest = std::max(largest, x);
+      for (size_t j = 0; j < n; j++) p[j] = P::round(std::exp(P::round(z[j] - largest)));
+      for (R x : p) sum += x;
+      if (sink > -std::numeric_limits<R>::infinity()) sum += std::exp(sink - largest);
+      for (R& x : p) x = P::round(x / sum);
+      *sink_weight = std::exp(sink - largest) / sum;
+      break;
+    }
+    case Kind::lssa:
+      for (size_t j = 0; j < n; j++) sum += p[j] = P::round(ref_softplus(z[j]));
+      for (R& x : p) x = P::round(x / sum);
+      break;
+    case Kind::lssar: {
+      RefLssar<P> row(s, z);
+      for (size_t j = 0; j < n && row.W > 0; j++) p[j] = P::round(row.w[j] / row.W);
+      break;
+    }
+    case Kind::sigmoid:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(ref_sigmoid(P::round(z[j] - std::log(R(s.context)))));
+      break;
+    case Kind::relu:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(std::max(z[j], R(0)) / R(n));
+      break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) p[j] = P::round(P::round(std::max(z[j], R(0)) * std::max(z[j], R(0))) / R(n));
+      break;
+  }
+  return p;
+}
+
+template <class P>
+Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp,
+                               typename P::real dot, typename P::real sink, typename P::real* dsink,
+                               Numbers<P>& slope) {
+  using R = typename P::real;
+  size_t n = z.size();
+  R sink_weight = 0, sum = 0;
+  Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight);
+  slope = p;
+  switch (s.kind) {
+    case Kind::softmax:
+      for (size_t j = 0; j < n; j++) dz[j] = P::round(p[j] * P::round(dp[j] - dot));
+      *dsink -= sink_weight * dot;
+      break;
+    case Kind::lssa:
+      for (R x : z) sum += P::round(ref_softplus(x));
+      for (size_t j = 0; j < n; j++) {
+        dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(dp[j] - dot) / sum));
+        slope[j] = ref_sigmoid(z[j]) / sum;
+      }
+      break;
+    case Kind::lssar: {
+      RefLssar<P> row(s, z);
+      if (row.W == 0) break;
+      R with_o2 = 0;  // dO . O2 = sum of Q dP
+      for (size_t j = 0; j < n; j++) with_o2 += P::round(row.q[j] / row.W) * dp[j];
+      R e = R(s.power) * row.offset * (with_o2 - dot * row.t);
+      for (size_t j = 0; j < n; j++) {
+        R da = P::round(R(n) * R(s.power) * P::round(row.q[j] / row.W) * P::round(dp[j] - dot));
+        dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(da - e) / row.s));
+        slope[j] = ref_sigmoid(z[j]) * R(n) * R(s.power) * row.q[j] / row.W / row.s;
+      }
+      break;
+    }
+    case Kind::sigmoid:
+      for (size_t j = 0; j < n; j++) dz[j] = P::round((slope[j] = P::round(p[j] * P::round(1 - p[j]))) * dp[j]);
+      break;
+    case Kind::relu:
+      for (size_t j = 0; j < n; j++)
+        slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
+      break;
+    case Kind::relu2:
+      for (size_t j = 0; j < n; j++) {
+        slope[j] = 2 * std::max(z[j], R(0)) / R(n);
+        dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
+      }
+      break;
+  }
+  return dz;
+}
+
+// ---- attention: qkv [B, T, 3, H, D] prepared, sinks [H] or empty
+
+template <class P>
+typename P::real ref_sink(const AttentionSettings& s, const Numbers<P>& sinks, int h) {
+  using R = typename P::real;
+  return s.sink == Sink::none ? -std::numeric_limits<R>::infinity() : s.sink == Sink::one ? R(0) : sinks[h];
+}
+
+template <class P>
+Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
+  Numbers<P> z(i + 1);
+  for (int j = 0; j <= i; j++) {
+    typename P::real sum = 0;
+    for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
+    z[j] = P::round(sum);
+  }
+  return z;
+}
+
+// first: queries before it are left out, their outputs 0.
+template <class P>
+Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                         const Numbers<P>& sinks = {}, int first = 0) {
+  using R = typename P::real;
+  Numbers<P> out(shape.out_size()), sum(shape.D);
+  for (int b = 0; b < shape.B; b++)
+    for (int h = 0; h < shape.H; h++)
+      for (int i = first; i < shape.T; i++) {
+        R sink_weight = 0;
+        auto p = ref_weights<P>(s, ref_scores<P>(shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
+        std::fill(sum.begin(), sum.end(), R(0));
+        for (int j = 0; j <= i; j++)
+          for (int d = 0; d < shape.D; d++) sum[d] += p[j] * qkv[shape.qkv(b, j, 2, h, d)];
+        for (int d = 0; d < shape.D; d++) out[shape.out(b, i, h, d)] = P::round(sum[d]);
+      }
+  return out;
+}
+
+// Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its
+// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of. first: of the queries from there
+// on.
+template <class P>
+Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                                  const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
+                                  double* terms = nullptr, int first = 0) {
+  using R = typename P::real;
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first);
+  for (int b = 0; b < shape.B; b++)
+    for (int h = 0; h < shape.H; h++)
+      for (int i = first; i < shape.T; i++) {
+        R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
+        auto z = ref_scores<P>(shape, qkv, b, h, i);
+        auto p = ref_weights<P>(s, z, sink, &sink_weight);
+        Numbers<P> dp(i + 1), dp_size(i + 1, R(0));
+        for (int j = 0; j <= i; j++) {
+          R sum = 0;
+          for (int d = 0; d < shape.D; d++) {
+            R term = dout[shape.out(b, i, h, d)] * qkv[shape.qkv(b, j, 2, h, d)];
+            sum += term;
+            dp_size[j] += std::fabs(term);
+          }
+          dp[j] = P::round(sum);
+        }
+        for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
+        Numbers<P> slope;
+        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
+        R mean_size = 0;
+        for (int j = 0; j <= i; j++) mean_size += p[j] * dp_size[j];
+        if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
+        for (int j = 0; j <= i; j++)
+          for (int d = 0; d < shape.D; d++) {
+            sizes[shape.qkv(b, i, 0, h, d)] +=
+                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
+            sizes[shape.qkv(b, j, 1, h, d)] +=
+                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
+            dqkv[shape.qkv(b, i, 0, h, d)] += dz[j] * qkv[shape.qkv(b, j, 1, h, d)];
+            dqkv[shape.qkv(b, j, 1, h, d)] += dz[j] * qkv[shape.qkv(b, i, 0, h, d)];
+            dqkv[shape.qkv(b, j, 2, h, d)] += p[j] * dout[shape.out(b, i, h, d)];
+          }
+      }
+  for (R& x : dqkv) x = P::round(x);
+  for (size_t i = 0; terms && i < sizes.size(); i++) {
+    size_t part = i / (size_t(shape.H) * shape.D) % 3;
+    if (part < 2) terms[part] = std::max(terms[part], as_double(sizes[i]));
+  }
+  return dqkv;
+}
+
+// ---- preparation: rope [T, D/2] cosine and sine as the kernel reads them, or empty; scales [H] of ssmax or empty
+
+template <class P>
+typename P::real ref_alpha(const AttentionSettings& s, int D, int t, typename P::real ssmax_scale) {
+  using R = typename P::real;
+  R n = R(t + 1), alpha = 0;
+  switch (s.scale) {
+    case Scale::rsqrt_d: alpha = 1 / std::sqrt(R(D)); break;
+    case Scale::logd_logn: alpha = std::log(R(D)) * std::log(n); break;
+    case Scale::logn: alpha = std::log(n) / (std::log(R(s.context)) * std::sqrt(R(D))); break;
+    case Scale::ssmax: alpha = ssmax_scale * std::log(n) / std::sqrt(R(D)); break;
+    case Scale::number: alpha = R(s.scale_number); break;
+  }
+  return alpha * R(s.scale_factor);
+}
+
+// One row of q or k: rotated, then normalised (1 / length in *inverse), then multiplied by alpha.
+template <class P>
+Numbers<P> ref_prepare_row(const AttentionSettings& s, const Numbers<P>& x, const std::vector<float2>& rope, int t,
+                           typename P::real alpha, bool scaled, Numbers<P>* normalised, typename P::real* inverse) {
+  using R = typename P::real;
+  int D = int(x.size()), half = D / 2;
+  Numbers<P> y = x;
+  if (!rope.empty())
+    for (int d = 0; d < half; d++) {
+      R c = rope[size_t(t) * half + d].x, sine = rope[size_t(t) * half + d].y;
+      y[d] = P::round(x[d] * c - x[half + d] * sine);
+      y[half + d] = P::round(x[half + d] * c + x[d] * sine);
+    }
+  R squares = 0;
+  for (R v : y) squares += v * v;
+  *inverse = s.qk_norm == QkNorm::l2    ? 1 / std::max(std::sqrt(squares), R(1e-12f))
+             : s.qk_norm == QkNorm::rms ? 1 / std::sqrt(squares / D + R(1e-6f))
+                                        : R(1);
+  if (s.qk_norm != QkNorm::none)
+    for (R& v : y) v = P::round(v * *inverse);
+  *normalised = y;
+  if (scaled)
+    for (R& v : y) v = P::round(v * alpha);
+  return y;
+}
+
+template <class P>
+Numbers<P> ref_prepare(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                       const std::vector<float2>& rope, const Numbers<P>& scales = {}, Numbers<P>* norms = nullptr) {
+  using R = typename P::real;
+  Numbers<P> prepared = qkv, row(shape.D), normalised;
+  if (norms) norms->assign(2 * shape.rows(), R(0));
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int part = 0; part < 2; part++)
+        for (int h = 0; h < shape.H; h++) {
+          R inverse, alpha = ref_alpha<P>(s, shape.D, t, scales.empty() ? R(1) : scales[h]);
+          for (int d = 0; d < shape.D; d++) row[d] = qkv[shape.qkv(b, t, part, h, d)];
+          auto y = ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &normalised, &inverse);
+          for (int d = 0; d < shape.D; d++) prepared[shape.qkv(b, t, part, h, d)] = y[d];
+          if (norms) (*norms)[((size_t(b) * shape.T + t) * 2 + part) * shape.H + h] = inverse;
+        }
+  return prepared;
+}
+
+// From the gradients of the prepared q, k (and of v, untouched) those of what ref_prepare() was given; dscales [H] += .
+template <class P>
+Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                                const Numbers<P>& dprepared, const std::vector<float2>& rope,
+                                const Numbers<P>& scales = {}, Numbers<P>* dscales = nullptr) {
+  using R = typename P::real;
+  int D = shape.D, half = D / 2;
+  Numbers<P> dqkv = dprepared, row(D), dy(D), y;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int part = 0; part < 2; part++)
+        for (int h = 0; h < shape.H; h++) {
+          R inverse, alpha = ref_alpha<P>(s, D, t, scales.empty() ? R(1) : scales[h]), dot = 0;
+          for (int d = 0; d < D; d++) row[d] = qkv[shape.qkv(b, t, part, h, d)];
+          auto prepared = ref_prepare_row<P>(s, row, rope, t, alpha, part == 0, &y, &inverse);
+          for (int d = 0; d < D; d++) dy[d] = dprepared[shape.qkv(b, t, part, h, d)];
+          if (part == 0) {
+            if (dscales && s.scale == Scale::ssmax)
+              for (int d = 0; d < D; d++) (*dscales)[h] += prepared[d] * dy[d] / scales[h];
+            for (R& v : dy) v = P::round(v * alpha);
+          }
+          if (s.qk_norm != QkNorm::none) {
+            for (int d = 0; d < D; d++) dot += y[d] * dy[d];
+            if (s.qk_norm == QkNorm::rms) dot /= D;
+            if (s.qk_norm == QkNorm::l2 && inverse >= R(1e12)) dot = 0;
+            for (int d = 0; d < D; d++) dy[d] = P::round(P::round(dy[d] - P::round(y[d] * dot)) * inverse);
+          }
+          Numbers<P> dx = dy;
+          if (!rope.empty())
+            for (int d = 0; d < half; d++) {
+              R c = rope[size_t(t) * half + d].x, sine = rope[size_t(t) * half + d].y;
+              dx[d] = P::round(dy[d] * c + dy[half + d] * sine);
+              dx[half + d] = P::round(dy[half + d] * c - dy[d] * sine);
+            }
+          for (int d = 0; d < D; d++) dqkv[shape.qkv(b, t, part, h, d)] = dx[d];
+        }
+  return dqkv;
+}
+
+// ---- what tests of attention share
+
+template <class T> constexpr double u = unit_roundoff<T>;
+
+inline std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
+  std::string lssar = s.kind != Kind::lssar ? "" : format(" power %g offset %g", s.power, s.offset);
+  return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], lssar.c_str(),
+                sink_names[int(s.sink)], qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T,
+                shape.H, shape.D);
+}
+
+// Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
+template <class X>
+std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
+  std::vector<X> x;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int n = 0; n < shape.H * shape.D; n++) x.push_back(qkv[shape.qkv(b, t, part, 0, n)]);
+  return x;
+}
+
+// Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
+template <class T>
+std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
+  auto x = random_normal<float>(shape.qkv_size(), seed);
+  std::vector<T> qkv(x.size());
+  for (size_t i = 0; i < x.size(); i++) {
+    bool is_q = i / (size_t(shape.H) * shape.D) % 3 == 0;
+    qkv[i] = from_float<T>(is_q ? x[i] * spread / std::sqrt(float(shape.D)) : x[i]);
+  }
+  return qkv;
+}

@@ -1,0 +1,530 @@
+// attention/ against its float64 references: general, tensor-core and Hopper kernels, forward and backward, float32 and
+// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality, extreme
+// scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
+// (test/support/device.h), errors. prepare_test.cu has the rest.
+#include <cstdlib>
+#include <cstring>
+
+#include "test/attention/attention_reference.h"
+
+#include <gtest/gtest.h>
+
+#include "attention/prepare.cuh"
+#include "test/support/device.h"
+
+static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+
+// Which kernels run_attention() runs, and in which precision.
+static Kernels family;
+template <class Type, Kernels kernels>
+struct Family {
+  using T = Type;
+  static void choose() { family = kernels; }
+};
+template <class F> class AttentionTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    F::choose();
+    if (family == Kernels::hopper && !on_cpu && device_properties().major != 9)
+      GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  }
+};
+using Families = testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>,
+                                Family<bf16, Kernels::tensor>, Family<bf16, Kernels::hopper>>;
+TYPED_TEST_SUITE(AttentionTest, Families);
+
+// The shape, with a head dimension that the family has kernels for: Hopper's copy engine moves multiples of 8 channels.
+static AttentionShape fit(AttentionShape shape) {
+  if (family == Kernels::hopper) shape.D = (shape.D + 7) / 8 * 8;
+  return shape;
+}
+static bool has_kernels(int D) { return family == Kernels::general || D <= 128; }
+
+template <class T>
+struct Result {
+  std::vector<T> out, dqkv;
+  std::vector<float> stats, dsinks;
+};
+
+// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which stay as they
+// are, follow every row of q, k, v and of their gradients.
+template <class T>
+Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv,
+                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
+  const T other = from_float<T>(7);
+  size_t row = 3 * size_t(shape.H) * shape.D;
+  s.kernels = family;
+  if (extra) s.qkv_stride = int(row) + extra;
+  auto laid_out = [&](const std::vector<T>& x, size_t row, int extra) {
+    std::vector<T> y(shift, other);
+    for (size_t i = 0; i < x.size(); i += row) {
+      y.insert(y.end(), x.begin() + i, x.begin() + i + row);
+      y.insert(y.end(), extra, other);
+    }
+    return y;
+  };
+  auto taken = [&](const DeviceArray<T>& array, size_t row, int extra) {
+    std::vector<T> y = array.download(), x;
+    for (size_t i = shift; i < y.size(); i += row + extra) {
+      x.insert(x.end(), y.begin() + i, y.begin() + i + row);
+      for (int e = 0; e < extra; e++) EXPECT_EQ(to_float(y[i + row + e]), 7) << "written beside row " << i / row;
+    }
+    return x;
+  };
+  DeviceArray<T> in(laid_out(qkv, row, extra)), out(shape.out_size() + shift), d(laid_out(dout, row / 3, 0)),
+      sink(sinks), dqkv(laid_out(std::vector<T>(shape.qkv_size(), from_float<T>(NAN)), row, extra));
+  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
+      dsinks(std::vector<float>(sinks.size(), 0.5f));
+  DeviceArray<char> workspace(attention_backward_workspace(shape));
+  AttentionLearned<T> learned;
+  if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
+  attention_forward<T>(out + shift, stats, in + shift, s, shape, true, nullptr, learned);
+  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape, nullptr, learned);
+  DeviceArray<T> evaluated(shape.out_size());
+  attention_forward<T>(evaluated, nullptr, in + shift, s, shape, false, nullptr, learned);
+  std::vector<T> result = taken(out, row / 3, 0);
+  expect_same_bits("evaluation", evaluated.download(), result);
+  return {result, taken(dqkv, row, extra), stats.download(), dsinks.download()};
+}
+
+// Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
+// little about the naive formula's error, so small shapes are compared over several draws, as one tensor.
+template <class T>
+struct Comparison {
+  struct Values {
+    std::vector<T> kernel;
+    Numbers<Exact> exact;
+    Numbers<Naive<T>> naive;
+    double terms = 0;
+  } values[4];  // out, dq, dk, dv
+  std::vector<float> dsinks;
+  Numbers<Exact> exact_dsinks;
+  Numbers<Naive<T>> naive_dsinks;
+
+  void add(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+           const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+    auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
+    auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
+    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
+    Numbers<Exact> dsink(sinks.size(), 0.5);
+    Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
+    double terms[3] = {};
+    auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(values[0].kernel, result.out);
+    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink));
+    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink));
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink);
+    for (int part = 0; part < 3; part++) {
+      append(values[1 + part].kernel, part_of(shape, result.dqkv, part));
+      append(values[1 + part].exact, part_of(shape, exact, part));
+      append(values[1 + part].naive, part_of(shape, naive, part));
+      values[1 + part].terms = std::max(values[1 + part].terms, terms[part]);
+    }
+    append(dsinks, result.dsinks);
+    append(exact_dsinks, dsink);
+    append(naive_dsinks, ndsink);
+  }
+
+  // The largest share of a bound that was used.
+  double finish(const std::string& name) {
+    double used = 0;
+    const char* names[] = {" out", " dq", " dk", " dv"};
+    for (int i = 0; i < 4; i++)
+      used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>,
+                                         values[i].terms));
+    if (!dsinks.empty()) expect_close(name + " dsink", dsinks, exact_dsinks, naive_dsinks, u<float>);
+    return used;
+  }
+};
+
+template <class T>
+double check_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+                       const std::vector<T>& dout) {
+  Comparison<T> comparison;
+  comparison.add(s, shape, qkv, dout);
+  return comparison.finish(describe(s, shape));
+}
+
+// Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /
+// m times, and the largest error of a tensor is that of its worst row.
+template <class T>
+void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
+  for (int b = 0; b < shape.B; b++)
+    for (int h = 0; h < shape.H; h++) {
+      float squares = 0;
+      for (int d = 0; d < shape.D; d++) squares += std::pow(to_float(qkv[shape.qkv(b, 0, 1, h, d)]), 2.0f);
+      for (int t = 0; t < shape.T; t++)
+        for (int d = 0; d < shape.D; d++) {
+          T& q = qkv[shape.qkv(b, t, 0, h, d)];
+          q = from_float<T>(to_float(q) + 3 * to_float(qkv[shape.qkv(b, 0, 1, h, d)]) / squares);
+        }
+    }
+}
+
+template <class T>
+double check_random(const AttentionSettings& s, const AttentionShape& wanted, int shift = 0) {
+  AttentionShape shape = fit(wanted);
+  if (!has_kernels(shape.D)) return 0;
+  Comparison<T> comparison;
+  bool learned = s.sink == Sink::learned;
+  size_t smallest = learned ? shape.H : shape.out_size();  // numbers in the smallest result
+  for (size_t draw = 0, numbers = 0; draw < 16 && numbers < 2000; draw++, numbers += smallest) {
+    auto sinks = learned ? random_normal<T>(shape.H, 5 + 3 * draw) : std::vector<T>();
+    auto qkv = random_qkv<T>(shape, 3 + 3 * draw);
+    if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
+    comparison.add(s, shape, qkv, random_normal<T>(shape.out_size(), 4 + 3 * draw), sinks, shift);
+  }
+  return comparison.finish(describe(s, shape));
+}
+
+// Those of this build. A function, because the kernels enter themselves while static objects are made.
+static std::vector<Kind> built_kinds() {
+  std::vector<Kind> all;
+  for (size_t k = 0; k < std::size(kind_names); k++)
+    if (attention_is_built(Kind(k))) all.push_back(Kind(k));
+  return all;
+}
+
+// A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
+// show little.
+static AttentionSettings settings_of(Kind kind, int T) {
+  return {.kind = kind, .context = T, .power = kind == Kind::lssar ? 3.0f : 15.0f};
+}
+
+// ---- shapes: every T with every D; B and H vary along so that all pairs meet
+
+static const int lengths[] = {1, 2, 3, 4, 31, 113, 257}, dims[] = {1, 36, 64, 90, 128, 360};
+
+TYPED_TEST(AttentionTest, SmallShapes) {
+  for (Kind kind : built_kinds())
+    for (int T : {1, 2, 3, 4, 31})
+      for (int D : {1, 36, 64, 130})
+        check_random<typename TypeParam::T>(settings_of(kind, T), {D == 36 ? 3 : 1, T, T == 4 ? 3 : 1, D});
+}
+
+TYPED_TEST(AttentionTest, LongShapes) {
+  double used = 0;
+  for (Kind kind : built_kinds())
+    for (int t = 0; t < 7; t++)
+      for (int d = 0; d < 6; d++) {
+        int choice = (t + d) % 4;
+        if (kind != Kind::softmax && choice != t % 2) continue;  // a quarter for the others, which share all but the policy
+        AttentionShape shape{choice % 2 ? 3 : 1, lengths[t], choice / 2 ? 3 : 1, dims[d]};
+        used = std::max(used, check_random<typename TypeParam::T>(settings_of(kind, shape.T), shape));
+      }
+  printf("largest share of the bound used: %.2f\n", used);
+}
+
+TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
+  for (Kind kind : {Kind::softmax, Kind::lssar})
+    for (int T : {63, 64, 65, 128, 129})
+      for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512})
+        if (T == 64 || T == 65 || D < 100) check_random<typename TypeParam::T>(settings_of(kind, T), {1, T, 2, D});
+}
+
+TYPED_TEST(AttentionTest, MisalignedArrays) {
+  if (family == Kernels::hopper) {
+    EXPECT_THROW(check_random<bf16>(settings_of(Kind::softmax, 70), {2, 70, 2, 32}, 1), Failure);
+    return;
+  }
+  for (Kind kind : built_kinds()) check_random<typename TypeParam::T>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
+}
+
+// As where a gate's logits follow q, k and v.
+TYPED_TEST(AttentionTest, RowsFurtherApart) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{2, 70, 3, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds())
+    for (int extra : {3, 8, 40, 120}) {
+      if (family == Kernels::hopper && extra % shape.D) continue;
+      auto together = run_attention<T>({.kind = kind}, shape, qkv, dout),
+           apart = run_attention<T>({.kind = kind}, shape, qkv, dout, {}, 0, extra);
+      expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
+      expect_same_bits(format("%s dqkv, %d apart", kind_names[int(kind)], extra), apart.dqkv, together.dqkv);
+    }
+}
+
+// ---- values
+
+// Scores of +-100, and (where a row does not become 0 / 0 even in float64) of +-4000: e^z alone would overflow.
+// Gradients cannot be better then than lse, rounded to float32.
+TYPED_TEST(AttentionTest, LargeScores) {
+  using T = typename TypeParam::T;
+  AttentionShape shape = fit({1, 70, 2, 36});
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds()) {
+    AttentionSettings s{.kind = kind};
+    check_attention<T>(s, shape, random_qkv<T>(shape, 1, 30), dout);
+    if (kind == Kind::lssa || kind == Kind::lssar) continue;  // normalised by sums in which one score is all
+    auto qkv = random_qkv<T>(shape, 1, 1000);
+    auto result = run_attention<T>(s, shape, qkv, dout);
+    expect_close(describe(s, shape) + " out", result.out, ref_attention<Exact>(s, shape, widen<Exact>(qkv)),
+                 ref_attention<Naive<T>>(s, shape, widen<Naive<T>>(qkv)), u<T>);
+    for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x)));
+  }
+}
+
+// All keys equal: equal weights for all, whatever their score.
+TYPED_TEST(AttentionTest, EqualKeys) {
+  AttentionShape shape{1, 70, 1, 64};
+  auto qkv = random_qkv<typename TypeParam::T>(shape, 1);
+  for (int t = 1; t < shape.T; t++)
+    for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
+  for (Kind kind : built_kinds())
+    check_attention<typename TypeParam::T>({.kind = kind}, shape, qkv,
+                                           random_normal<typename TypeParam::T>(shape.out_size(), 2));
+}
+
+// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys
+// here.
+TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
+  for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
+    check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
+  for (int D : {64, 128}) check_random<typename TypeParam::T>({.kind = Kind::lssar}, {1, 200, 2, D});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0},
+                                      {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
+}
+
+// Scores of about -4, -8, -12, -30 for all keys: softplus must keep its digits.
+TYPED_TEST(AttentionTest, VeryNegativeScores) {
+  using T = typename TypeParam::T;
+  AttentionShape shape = fit({2, 70, 2, 33});
+  for (Kind kind : {Kind::lssa, Kind::lssar, Kind::sigmoid}) {
+    if (!attention_is_built(kind)) continue;
+    for (float level : {-4.0f, -8.0f, -12.0f, -30.0f}) {
+      auto qkv = random_qkv<T>(shape, 1);
+      for (size_t i = 0; i < qkv.size(); i += shape.D)  // the last channel adds `level` to every score
+        if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2)
+          qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
+      check_attention<T>(settings_of(kind, 70), shape, qkv, random_normal<T>(shape.out_size(), 2));
+    }
+  }
+}
+
+// Scores at the end of float32's range, where 1 / S overflows: weights may become 0, but nothing becomes NaN.
+TYPED_TEST(AttentionTest, VanishingScores) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, 40, 1, 16};
+  for (Kind kind : built_kinds())
+    for (float first : {-80.0f, -86.0f, -87.0f, -88.0f, -95.0f}) {
+      std::vector<T> qkv(shape.qkv_size(), from_float<T>(0.5f));
+      for (int t = 0; t < shape.T; t++)
+        for (int d = 0; d < shape.D; d++) {
+          qkv[shape.qkv(0, t, 0, 0, d)] = from_float<T>(d == 0 ? 1.0f : 0.0f);
+          qkv[shape.qkv(0, t, 1, 0, d)] = from_float<T>(t == 0 ? first : -95.0f);
+        }
+      auto result = run_attention<T>({.kind = kind}, shape, qkv, random_normal<T>(shape.out_size(), 2));
+      for (T x : result.out) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
+      for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
+    }
+}
+
+// One key that the last query agrees with among 4096 random ones, 16384 with FULL=1 (a minute). Earlier queries have no
+// gradient, so that the references need the last four only.
+TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, std::getenv("FULL") ? 16384 : 4096, 1, 32};
+  int first = shape.T - 4, key = shape.T / 3;
+  auto numbers = random_normal<float>(shape.qkv_size(), 1);
+  for (int t = 0; t < shape.T; t++)
+    for (int part = 0; part < 2; part++) {
+      float *x = &numbers[shape.qkv(0, t, part, 0)], squares = 0;
+      for (int d = 0; d < shape.D; d++) squares += x[d] * x[d];
+      for (int d = 0; d < shape.D; d++) x[d] /= std::sqrt(squares);
+    }
+  for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, key, 1, 0, d)] = numbers[shape.qkv(0, shape.T - 1, 0, 0, d)];
+  for (int t = 0; t < shape.T; t++)  // the length scale of lssa
+    for (int d = 0; d < shape.D; d++) numbers[shape.qkv(0, t, 0, 0, d)] *= std::log(32.0f) * std::log(float(t + 1));
+  std::vector<T> qkv(numbers.size()), dout(shape.out_size(), from_float<T>(0)),
+      random = random_normal<T>(4 * shape.D, 2);
+  for (size_t i = 0; i < qkv.size(); i++) qkv[i] = from_float<T>(numbers[i]);
+  std::copy(random.begin(), random.end(), dout.begin() + shape.out(0, first, 0));
+  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
+    if (!attention_is_built(kind)) continue;
+    AttentionSettings s{.kind = kind};
+    std::string name = describe(s, shape);
+    auto result = run_attention<T>(s, shape, qkv, dout);
+    auto x = widen<Exact>(qkv), d = widen<Exact>(dout);
+    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout);
+    auto last = [&](auto values) { return decltype(values)(values.begin() + shape.out(0, first, 0), values.end()); };
+    expect_close(name + " out", last(result.out), last(ref_attention<Exact>(s, shape, x, {}, first)),
+                 last(ref_attention<Naive<T>>(s, shape, nx, {}, first)), u<T>);
+    double terms[3] = {};
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, {}, nullptr, terms, first);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, {}, nullptr, nullptr, first);
+    for (int part = 0; part < 3; part++)
+      expect_close(name + (part == 0   ? " dq"
+                           : part == 1 ? " dk"
+                                       : " dv"),
+                   part_of(shape, result.dqkv, part), part_of(shape, exact, part), part_of(shape, naive, part), u<T>,
+                   terms[part]);
+  }
+}
+
+TYPED_TEST(AttentionTest, Sinks) {
+  for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({.sink = sink}, {2, 70, 3, 36});
+}
+
+// Blocks that work through many tiles, as Hopper's do when there are more than multiprocessors, give each head what it
+// gets among few.
+TYPED_TEST(AttentionTest, ManyHeads) {
+  using T = typename TypeParam::T;
+  AttentionShape few{1, 130, 5, 64}, many = few;
+  many.H *= 3 * device_properties().multiProcessorCount / few.H + 2;
+  auto qkv = random_qkv<T>(few, 1), dout = random_normal<T>(few.out_size(), 2);
+  // of heads 0 .. 4, 0 .. 4, ...
+  auto repeated = [&](const std::vector<T>& x) {
+    std::vector<T> y;
+    size_t part = size_t(few.H) * few.D;
+    for (auto from = x.begin(); from != x.end(); from += part)
+      for (int copy = 0; copy < many.H / few.H; copy++) y.insert(y.end(), from, from + part);
+    return y;
+  };
+  for (Kind kind : built_kinds()) {
+    auto expected = run_attention<T>({.kind = kind}, few, qkv, dout),
+         result = run_attention<T>({.kind = kind}, many, repeated(qkv), repeated(dout));
+    expect_same_bits("out", result.out, repeated(expected.out));
+    expect_same_bits("dqkv", result.dqkv, repeated(expected.dqkv));
+  }
+}
+
+// What comes later changes no bit of the output.
+TYPED_TEST(AttentionTest, Causal) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{1, 130, 1, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  for (int seen : {1, 37, 64, 100}) {
+    auto later = qkv;
+    for (int t = seen; t < shape.T; t++)
+      for (int part = 0; part < 3; part++)
+        for (int d = 0; d < shape.D; d++) later[shape.qkv(0, t, part, 0, d)] = from_float<T>(d % 2 ? 1e6f : -1e6f);
+    for (Kind kind : built_kinds()) {
+      auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out,
+           b = run_attention<T>({.kind = kind}, shape, later, dout).out;
+      a.resize(shape.out(0, seen, 0)), b.resize(a.size());
+      expect_same_bits(format("rows before %d", seen), a, b);
+    }
+  }
+}
+
+TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
+  using T = typename TypeParam::T;
+  AttentionShape shape{2, 100, 3, 40};
+  auto qkv = random_qkv<T>(shape, 1);
+  auto dout = random_normal<T>(shape.out_size(), 2);
+  auto sinks = random_normal<T>(shape.H, 3);
+  for (Kind kind : built_kinds()) {
+    AttentionSettings s{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none};
+    auto once = [&] {
+      return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>());
+    };
+    auto expected = once();
+    auto expect = [&](const std::string& name) {
+      auto result = once();
+      expect_same_bits(name + " out", result.out, expected.out);
+      expect_same_bits(name + " dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits(name + " stats", result.stats, expected.stats);
+      expect_same_bits(name + " dsinks", result.dsinks, expected.dsinks);
+    };
+    for (int threads : {1, 2, 3}) {
+      set_cpu_threads(threads);
+      expect(format("%d threads", threads));
+    }
+    set_cpu_threads(0);
+    set_cpu_order(CpuOrder::reverse);
+    expect("reverse order");
+    for (unsigned seed : {1, 2}) {
+      set_cpu_order(CpuOrder::random, seed);
+      expect(format("random order %u", seed));
+    }
+    set_cpu_order(CpuOrder::forward);
+  }
+}
+
+TEST(AttentionMemory, IsLinearInTheLength) {
+  AttentionSettings s;
+  EXPECT_EQ(attention_statistics(s, 64), 1);
+  size_t row = attention_backward_workspace({1, 1, 1, 1});
+  EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
+  EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
+}
+
+// ---- the references' own gradients
+
+// d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
+static void check_by_differences(const AttentionSettings& s, const AttentionShape& shape, bool rotate) {
+  auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
+       dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
+  Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
+  if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
+  if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));
+  auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
+  auto loss = [&] {
+    auto out = ref_attention<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), sinks);
+    double sum = 0;
+    for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
+    return sum;
+  };
+  auto dprepared =
+      ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
+  auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
+  auto check = [&](const char* name, double& x, double gradient) {
+    double kept = x, step = 2e-4;
+    auto difference = [&](double h) {
+      x = kept + h;
+      double above = loss();
+      x = kept - h;
+      double below = loss();
+      x = kept;
+      return (above - below) / (2 * h);
+    };
+    double slope = (4 * difference(step) - difference(2 * step)) / 3;  // the error is of fourth order
+    EXPECT_NEAR(slope, gradient, 1e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
+  };
+  for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);
+  for (size_t h = 0; h < scales.size(); h++) check("ssmax scale", scales[h], dscales[h]);
+  for (size_t h = 0; h < sinks.size(); h++) check("sink", sinks[h], dsinks[h]);
+}
+
+TEST(AttentionReference, GradientsMatchFiniteDifferences) {
+  AttentionShape shape{2, 9, 2, 6};
+  for (Kind kind : built_kinds())
+    for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
+      for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
+        check_by_differences(
+            {.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
+            shape, norm != QkNorm::rms);
+  for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({.sink = sink}, shape, true);
+}
+
+// ---- what can be chosen
+
+template <class F>
+static std::string error_text(F f) {
+  try {
+    f();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no UserError";
+}
+
+TEST(AttentionDispatch, NamesAndErrors) {
+  for (int i = 0; i < int(std::size(kind_names)); i++) EXPECT_EQ(int(kind_from_name(kind_names[i])), i);
+  for (int i = 0; i < 5; i++) EXPECT_EQ(int(scale_from_name(scale_names[i])), i);
+  EXPECT_NE(error_text([] {
+              kind_from_name("lsar");
+            }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
+            std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
+  EXPECT_NE(error_text([] {
+              attention_check({.kind = Kind(std::size(kind_names))}, 64);
+            }).find("has no kernels in this build"),
+            std::string::npos);
+}

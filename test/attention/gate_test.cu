@@ -1,0 +1,146 @@
+// The gate of attention/gate.cuh: every activation, both granularities and operations, strides, odd sizes, in both
+// precisions, against the float64 formula; its gradients against finite differences; extreme logits.
+#include "attention/gate.cuh"
+
+#include <cmath>
+
+#include "test/support/device.h"
+#include "test/attention/gate_reference.h"
+
+namespace {
+
+std::vector<GateSettings> all_settings() {
+  std::vector<GateSettings> all;
+  for (int activation = 1; activation <= int(GateActivation::exp); activation++)
+    for (bool headwise : {false, true})
+      for (bool add : {false, true})
+        all.push_back({GateActivation(activation), GatePosition::sdpa, headwise, add});
+  return all;
+}
+
+std::string name_of(const GateCase& c) {
+  return format("%s %s %s N %d H %d D %d", gate_activation_names[int(c.settings.activation)],
+                c.settings.headwise ? "headwise" : "elementwise", c.settings.add ? "add" : "multiply", c.N, c.H, c.D);
+}
+
+// A [N, width] matrix in rows of ld, the rest NaN.
+template <class T>
+DeviceArray<T> strided(const std::vector<T>& values, int N, int width, int ld) {
+  std::vector<T> all(size_t(N) * ld, from_float<T>(NAN));
+  for (int n = 0; n < N; n++)
+    for (int i = 0; i < width; i++) all[size_t(n) * ld + i] = values[size_t(n) * width + i];
+  return DeviceArray<T>(all);
+}
+template <class T>
+std::vector<T> dense(const DeviceArray<T>& array, int N, int width, int ld, bool rest_untouched = true) {
+  std::vector<T> all = array.download(), values(size_t(N) * width);
+  for (int n = 0; n < N; n++)
+    for (int i = 0; i < ld; i++) {
+      float value = to_float(all[size_t(n) * ld + i]);
+      if (i < width) values[size_t(n) * width + i] = all[size_t(n) * ld + i];
+      if (i >= width && rest_untouched) {
+        EXPECT_TRUE(std::isnan(value)) << "row " << n << " column " << i;
+      }
+    }
+  return values;
+}
+
+template <class T>
+void check(const GateCase& c, int extra) {
+  int N = c.N, W = c.H * c.D, G = c.G(), padded = G + extra % 8;  // padding of any width, none too
+  std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3),
+                 dy = random_normal<T>(size_t(N) * W, 3);
+  int ldx = W + extra, ldg = padded + extra;
+  DeviceArray<T> dev_x = strided(x, N, W, ldx), dev_g = strided(g, N, G, ldg), dev_dy = strided(dy, N, W, ldx);
+  std::vector<T> nothing(size_t(N) * W, from_float<T>(NAN));
+  DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx),
+                 dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
+  gate_forward<T>({y, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
+  gate_backward<T>({dx, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
+  using N_ = Naive<T>;
+  auto ex = widen<Exact>(x), eg = widen<Exact>(g), edy = widen<Exact>(dy);
+  auto nx = widen<N_>(x), ng = widen<N_>(g), ndy = widen<N_>(dy);
+  double u = unit_roundoff<T>;
+  expect_close(name_of(c) + " y", dense(y, N, W, ldx), ref_gate<Exact>(c, ex, eg), ref_gate<N_>(c, nx, ng), u);
+  auto exact = ref_gate_backward<Exact>(c, edy, ex, eg);
+  auto naive = ref_gate_backward<N_>(c, ndy, nx, ng);
+  expect_close(name_of(c) + " dx", dense(dx, N, W, ldx), exact.dx, naive.dx, u);
+  std::vector<T> all = dg.download();
+  expect_close(name_of(c) + " dg", dense(dg, N, G, ldg, false), exact.dg, naive.dg, u);
+  for (int n = 0; n < N; n++)
+    for (int i = G; i < ldg; i++) {
+      float value = to_float(all[size_t(n) * ldg + i]);
+      if (i < padded) EXPECT_EQ(value, 0) << name_of(c) << " padding";
+      else EXPECT_TRUE(std::isnan(value)) << name_of(c) << " beyond the padding";
+    }
+  // in place
+  gate_backward<T>({dev_dy, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D,
+                   0);
+  expect_same_bits(name_of(c) + " dx in place", dense(dev_dy, N, W, ldx), dense(dx, N, W, ldx));
+  gate_forward<T>({dev_x, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
+  expect_same_bits(name_of(c) + " y in place", dense(dev_x, N, W, ldx), dense(y, N, W, ldx));
+}
+
+TEST(Gate, MatchesTheFormula) {
+  for (const GateSettings& settings : all_settings())
+    for (auto [N, H, D] :
+         {std::tuple(1, 1, 1), std::tuple(5, 3, 7), std::tuple(3, 2, 64), std::tuple(4, 1, 40), std::tuple(2, 3, 90)})
+      for (int extra : {0, 3, 16}) {
+        check<float>({settings, N, H, D}, extra);
+        check<bf16>({settings, N, H, D}, extra);
+      }
+}
+
+TEST(Gate, GradientsAreDerivatives) {
+  for (const GateSettings& settings : all_settings()) {
+    GateCase c{settings, 2, 2, 3};
+    std::vector<double> x = widen<Exact>(random_normal<float>(12, 1)),
+                        g = widen<Exact>(random_normal<float>(size_t(2) * c.G(), 2)),
+                        dy = widen<Exact>(random_normal<float>(12, 3));
+    auto gradients = ref_gate_backward<Exact>(c, dy, x, g);
+    auto loss = [&] {
+      double sum = 0;
+      std::vector<double> y = ref_gate<Exact>(c, x, g);
+      for (size_t i = 0; i < y.size(); i++) sum += y[i] * dy[i];
+      return sum;
+    };
+    auto slope = [&](double& at) {
+      double kept = at, h = 1e-5;
+      at = kept + h;
+      double above = loss();
+      at = kept - h;
+      double below = loss();
+      at = kept;
+      return (above - below) / (2 * h);
+    };
+    for (size_t i = 0; i < x.size(); i++) EXPECT_NEAR(gradients.dx[i], slope(x[i]), 1e-8) << name_of(c);
+    for (size_t i = 0; i < g.size(); i++) EXPECT_NEAR(gradients.dg[i], slope(g[i]), 1e-8) << name_of(c);
+  }
+}
+
+// Logits of any size give the right values and slopes, but for exp, which is what it is.
+TEST(Gate, ExtremeLogits) {
+  std::vector<float> g = {0,  -0.0f, 1e-30f, -1e-30f, 1e-5f, -1e-5f, 20,   -20,
+                          89, -89,   1000,   -1000,   3e38f, -3e38f, 0.5f, -0.5f};
+  int n = int(g.size());
+  std::vector<float> x(n, 1), dy(n, 1);
+  for (int activation = 1; activation < int(GateActivation::exp); activation++) {
+    GateSettings settings{GateActivation(activation), GatePosition::sdpa, false, false};
+    DeviceArray<float> dev_g(g), dev_x(x), dev_dy(dy), y(n), dx(n), dg(n);
+    gate_forward<float>({y, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);
+    gate_backward<float>({dx, n}, {dg, n}, n, {dev_dy, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);
+    std::vector<float> values = y.download(), slopes = dg.download();
+    for (int i = 0; i < n; i++) {
+      EXPECT_TRUE(std::isfinite(values[i])) << gate_activation_names[activation] << " of " << g[i];
+      EXPECT_TRUE(std::isfinite(slopes[i])) << gate_activation_names[activation] << "' of " << g[i];
+      double slope, exact = ref_activation<Exact>(settings.activation, g[i], &slope);
+      // Of a single value: two functions and two roundings of at most 2 units each, and no denormals.
+      EXPECT_NEAR(values[i], exact, 6 * unit_roundoff<float> * std::fabs(exact) + 0x1p-126)
+          << gate_activation_names[activation] << " of " << g[i];
+      EXPECT_NEAR(slopes[i], slope, 6 * unit_roundoff<float> * std::fabs(slope) + 0x1p-126)
+          << gate_activation_names[activation] << "' of " << g[i];
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,569 @@
+// Checkpoints on the disk: the format, what counts as damaged, which is taken, and whether a run may continue from it.
+#include "checkpoint/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "base/background.h"
+#include "base/checksum.h"
+#include "base/json.h"
+#include "checkpoint/log.h"
+#include "checkpoint/resume.h"
+#include "checkpoint/safetensors.h"
+#include "base/signals.h"
+#include "test/support/error_of.h"
+#include "test/support/temp_dir.h"
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
+// A new file each time: ext4 writes a file to the disk when it was shortened and closed, and that thousands of times.
+static void put(const std::string& path, const std::string& bytes) {
+  fs::remove(path);
+  write_file(path, bytes);
+}
+static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// ---- checksum
+
+TEST(Checksum, PublishedValues) {
+  EXPECT_EQ(checksum_text(""), "ef46db3751d8e999");
+  EXPECT_EQ(checksum_text("a"), "d24ec4f1a98c6e5b");
+  EXPECT_EQ(checksum_text("abc"), "44bc2cf5ad770999");
+  EXPECT_EQ(checksum_text("xxhash"), "32dd38952c4bc720");
+  EXPECT_EQ(checksum_text("Nobody inspects the spammish repetition"), "fbcea83c8a378bf1");
+}
+
+TEST(Checksum, DoesNotDependOnThePieces) {
+  std::string text;
+  for (int i = 0; i < 1000; i++) text += static_cast<char>(i * 7);
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; i++) {
+    Checksum sum;
+    for (size_t at = 0; at < text.size();) {
+      size_t count = std::min<size_t>(random() % 70, text.size() - at);
+      sum.add(text.data() + at, count);
+      at += count;
+    }
+    ASSERT_EQ(sum.text(), checksum_text(text));
+  }
+}
+
+TEST(Checksum, OfAFile) {
+  TempDir dir;
+  std::string text(3'000'017, 'x');
+  write_file(dir / "f", text);
+  EXPECT_EQ(file_checksum(dir / "f"), checksum_text(text));
+}
+
+TEST(Checksum, SamplesOfALargeFile) {
+  TempDir dir;
+  std::string text(1'000'003, 'x');
+  auto sampled = [&](const std::string& content) {
+    write_file(dir / "f", content);
+    return sampled_checksum(dir / "f");
+  };
+  std::string expected = sampled(text);
+  for (size_t at : {size_t(0), size_t(4095), text.size() - 4096, text.size() - 1}) {
+    std::string other = text;
+    other[at] = 'y';
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // whatever is longer than a 64th part is met
+    std::string other = text;
+    std::fill_n(other.begin() + at, 20000, 'y');
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t size : {0, 10, 200000}) EXPECT_EQ(sampled(text.substr(0, size)), checksum_text(text.substr(0, size)));
+}
+
+// ---- background
+
+TEST(Background, ThrowsWhereOneWaits) {
+  Background job;
+  job.wait();  // nothing was started
+  std::atomic<int> done = 0;
+  job.start([&] { done++; });
+  job.wait();
+  EXPECT_EQ(done, 1);
+  job.start([] { failure("disk full"); });
+  EXPECT_EQ(error_of([&] { job.wait(); }), "failure: disk full");
+  job.wait();  // said once
+  job.start([] { failure("disk full"); });
+  EXPECT_EQ(error_of([&] {
+              for (int i = 0; i < 10000; i++) {
+                job.check();
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              }
+            }),
+            "failure: disk full");
+}
+
+// ---- spikes
+
+TEST(Spikes, OutliersAreFound) {
+  SpikeGuard guard(6, {});
+  for (int i = 0; i < 40; i++) EXPECT_EQ(guard.judge(3 + 0.1 * (i % 2), 1 - 0.1 * (i % 2)), "") << i;
+  EXPECT_EQ(guard.judge(3.05 + 5.9 * 0.05, 1), "");
+  EXPECT_TRUE(has(guard.judge(9, 1), "loss 9 is "));
+  EXPECT_TRUE(has(guard.judge(3, 40), "gradient norm 40 is "));
+  std::string both = guard.judge(9, 40);
+  EXPECT_TRUE(has(both, "loss 9") && has(both, "; gradient norm 40")) << both;
+  EXPECT_EQ(guard.judge(0, 0), "");  // what falls is welcome
+  EXPECT_EQ(guard.history().skipped, 3);
+}
+
+TEST(Spikes, NothingBeforeEnoughIsKnownAndNothingWhenOff) {
+  SpikeGuard guard(3, {}), off(0, {});
+  for (size_t i = 0; i < SpikeGuard::MINIMUM; i++) EXPECT_EQ(guard.judge(std::pow(10.0, double(i)), 1), "");
+  for (int i = 0; i < 100; i++) EXPECT_EQ(off.judge(std::pow(10.0, i), 1), "");
+  EXPECT_TRUE(off.history().loss.empty());
+}
+
+TEST(Spikes, ANewLevelStopsBeingASpikeAndOneSpikeDoesNotHideTheNext) {
+  SpikeGuard guard(4, {});
+  for (int i = 0; i < 128; i++) guard.judge(3 + 0.1 * (i % 2), 1);
+  EXPECT_NE(guard.judge(1e30, 1), "");
+  EXPECT_NE(guard.judge(5, 1), "");
+  int skipped = 0;
+  while (skipped < 200 && !guard.judge(5 + 0.1 * (skipped % 2), 1).empty()) skipped++;
+  EXPECT_GT(skipped, 3);
+  EXPECT_LT(skipped, 100);
+  EXPECT_EQ(guard.history().loss.size(), SpikeGuard::WINDOW);
+}
+
+TEST(Spikes, HistoryIsAllThereIs) {
+  SpikeGuard whole(3, {});
+  std::mt19937 random(1);
+  std::vector<double> values;
+  for (int i = 0; i < 400; i++) values.push_back(static_cast<float>(random() % 1000) / 300 + (i % 50 == 49) * 20);
+  std::vector<std::string> expected;
+  for (double x : values) expected.push_back(whole.judge(x, x / 3));
+  SpikeHistory kept;
+  for (size_t i = 0; i < values.size(); i++) {
+    SpikeGuard part(3, kept);
+    ASSERT_EQ(part.judge(values[i], values[i] / 3), expected[i]) << i;
+    kept = part.history();
+  }
+  EXPECT_EQ(kept.skipped, whole.history().skipped);
+  EXPECT_GT(kept.skipped, 3);
+}
+
+// ---- folders
+
+static Config small_config() {
+  return parse_config(R"({"name": "a", "seed": 18446744073709551615, "batch": {"tokens": 2048, "micro": 2},
+    "model": {"context": 16, "channels": 16, "heads": 2}, "optimizer": {"lr": 1e-7, "eps": 1.1e-9, "warmup_steps": 3},
+    "train": {"steps": 100}})", "test.json");
+}
+
+struct Checkpoints : testing::Test {
+  TempDir dir;
+  std::string root = dir / "runs", run_path = root + "/a";
+  RunDir run{"a", root};
+  std::vector<float> values;
+
+  Checkpoints() {
+    for (int i = 0; i < 60; i++) values.push_back(std::ldexp(std::sin(float(i)), i % 40 - 20));
+  }
+  CheckpointContent content(int64_t step) {
+    CheckpointContent c;
+    c.model = {{"wte.weight", {4, 3}, values.data(), 5}, {"ln_f.bias", {7}, values.data() + 20, 7}};
+    c.optimizer = {{"m.ln_f.bias", {7}, values.data() + 30, 7}, {"v.ln_f.bias", {7}, values.data() + 40, 7}};
+    c.config = "{\"model_type\": \"plusgpt\"}\n";
+    c.modelling = "class Model: pass\n";
+    c.state.step = step;
+    c.state.tokens = step * 2048;
+    c.state.next_window = step * 128;
+    c.state.windows = 59;
+    c.state.train = {{"a.bin", 660, "0a"}, {"\xC3\xA4 \".bin", 300, "0b"}};
+    c.state.val = {{"val.bin", 800, "0c"}};
+    c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
+    c.state.matmul_choices = "GPU\t1\t2\n";
+    c.state.config = config_json(small_config());
+    return c;
+  }
+  std::string write(int64_t step) { return write_checkpoint(run, content(step)); }
+  std::string damage(const std::string& folder) {
+    Checkpoint checkpoint;
+    return read_checkpoint(folder, true, &checkpoint);
+  }
+  // A state.json that says what it likes, under a checksum that is right.
+  void write_state(const std::string& folder, const json& root) {
+    std::string begin = root.dump();
+    begin.pop_back();
+    put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
+  }
+  json state_of(const std::string& folder) {
+    json root = json::parse(bytes_of(folder + "/state.json"));
+    root.erase("xxh64");
+    return root;
+  }
+};
+
+TEST_F(Checkpoints, EverythingReadsBack) {
+  std::string folder = write(20);
+  EXPECT_EQ(folder, run_path + "/step_00000020");
+  Checkpoint read;
+  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
+  RunState expected = content(20).state, &found = read.state;
+  EXPECT_EQ(read.path, folder);
+  EXPECT_EQ(found.step, expected.step);
+  EXPECT_EQ(found.tokens, expected.tokens);
+  EXPECT_EQ(found.next_window, expected.next_window);
+  EXPECT_EQ(found.windows, expected.windows);
+  EXPECT_EQ(found.train, expected.train);
+  EXPECT_EQ(found.val, expected.val);
+  EXPECT_EQ(found.spikes.loss, expected.spikes.loss);
+  EXPECT_EQ(found.spikes.grad_norm, expected.spikes.grad_norm);
+  EXPECT_EQ(found.spikes.skipped, 7);
+  EXPECT_EQ(found.matmul_choices, expected.matmul_choices);
+  EXPECT_EQ(config_json(saved_config(read)), expected.config);  // a 64-bit seed and small numbers included
+
+  SafetensorsReader model(folder + "/model.safetensors"), optimizer(folder + "/optimizer.safetensors");
+  float rows[12], bias[7];
+  model.read(*model.find("wte.weight"), 0, 12, rows);
+  for (int i = 0; i < 12; i++) EXPECT_EQ(rows[i], values[i / 3 * 5 + i % 3]);  // without the gaps between the rows
+  optimizer.read(*optimizer.find("v.ln_f.bias"), 0, 7, bias);
+  EXPECT_EQ(bias[6], values[46]);
+  EXPECT_EQ(bytes_of(folder + "/config.json"), content(20).config);
+  json files = state_of(folder)["files"];
+  EXPECT_EQ(files.size(), 4u);
+  for (auto& [name, entry] : files.items()) EXPECT_EQ(entry["xxh64"], file_checksum(folder + "/" + name));
+}
+
+TEST_F(Checkpoints, EveryBitCounts) {
+  std::string folder = write(20);
+  std::mt19937 random(1);
+  for (auto* name : {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"}) {
+    std::string path = folder + "/" + name, good = bytes_of(path);
+    for (size_t i = 0; i < good.size(); i++) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ 1 << random() % 8);
+      put(path, bad);
+      ASSERT_TRUE(has(damage(folder), name)) << name << " byte " << i;
+    }
+    for (size_t size = 0; size < good.size(); size += 1 + size / 20) {
+      put(path, good.substr(0, size));
+      ASSERT_TRUE(has(damage(folder), name)) << name << " of " << size << " bytes";
+    }
+    write_file(path, good + "x");
+    EXPECT_TRUE(has(damage(folder), name));
+    fs::remove(path);
+    EXPECT_EQ(damage(folder), std::string(name) + " is missing");
+    fs::create_directory(path);
+    EXPECT_TRUE(has(damage(folder), name));
+    fs::remove(path);
+    write_file(path, good);
+    EXPECT_EQ(damage(folder), "");
+  }
+}
+
+TEST_F(Checkpoints, AStateThatCannotBe) {
+  std::string folder = write(20);
+  json good = state_of(folder);
+  write_state(folder, good);
+  ASSERT_EQ(damage(folder), "");
+  for (auto* path : {"/format", "/step", "/tokens", "/data", "/data/next_window", "/data/windows", "/data/train",
+                     "/data/val", "/data/train/0/name", "/data/train/0/tokens", "/data/train/0/xxh64", "/spikes",
+                     "/spikes/loss", "/spikes/skipped", "/matmul_choices", "/config", "/files", "/files/model.safetensors",
+                     "/files/model.safetensors/bytes", "/files/model.safetensors/xxh64"}) {
+    json::json_pointer at(path);
+    std::vector<json> wrong = {nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}),
+                               std::numeric_limits<uint64_t>::max()};
+    if (!good[at].is_string()) wrong.push_back("text");
+    for (auto& value : wrong) {
+      if (std::string(path) == "/config" && value.is_object()) continue;  // parse_config() will say
+      json bad = good;
+      bad[at] = value;
+      write_state(folder, bad);
+      EXPECT_TRUE(has(damage(folder), "state.json")) << path << " " << value;
+    }
+    json bad = good;
+    json& parent = bad[at.parent_pointer()];
+    if (parent.is_object()) parent.erase(at.back());
+    write_state(folder, bad);
+    EXPECT_TRUE(has(damage(folder), "state.json")) << path;
+  }
+  json bad = good;
+  bad["spikes"]["loss"] = std::vector<double>(SpikeGuard::WINDOW + 1, 1.0);
+  write_state(folder, bad);
+  EXPECT_TRUE(has(damage(folder), "\"loss\""));
+  bad = good;
+  bad["format"] = 3;
+  write_state(folder, bad);
+  EXPECT_EQ(error_of([&] { damage(folder); }),
+            "user: checkpoint: state.json is of format 3, this program reads 1 and 2: use the version that wrote it");
+}
+
+TEST_F(Checkpoints, OfFormat1HaveNoChecksumsOfTheData) {
+  std::string folder = write(20);
+  json old = state_of(folder);
+  old["format"] = 1;
+  for (auto* list : {"train", "val"})
+    for (json& file : old["data"][list]) file.erase("xxh64");
+  write_state(folder, old);
+  Checkpoint read;
+  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
+  RunState now = content(20).state;
+  ASSERT_EQ(read.state.train.size(), now.train.size());
+  EXPECT_EQ(read.state.train[0].name, now.train[0].name);
+  EXPECT_EQ(read.state.train[0].xxh64, "");
+}
+
+TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
+  std::string folder = write(20), good = state_of(folder).dump(1);
+  std::mt19937 random(1);
+  for (int i = 0; i < 3000; i++) {
+    std::string begin = good.substr(0, good.size() - 2);
+    for (int edits = 1 + random() % 3; edits > 0; edits--)
+      begin[random() % begin.size()] = "0123456789[]{},\":-.e\xff\0 "[random() % 24];
+    if (random() % 4 == 0) begin.resize(random() % begin.size());
+    put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
+    std::string error = error_of([&] { damage(folder); });
+    EXPECT_TRUE(error.empty() || error.rfind("user: checkpoint: ", 0) == 0) << error;
+  }
+}
+
+TEST_F(Checkpoints, TheNewestIntactIsTaken) {
+  std::vector<SkippedCheckpoint> damaged;
+  EXPECT_FALSE(newest_checkpoint(run_path, true, &damaged));
+  EXPECT_FALSE(newest_checkpoint(dir / "absent", true, &damaged));
+  for (int64_t step : {10, 20, 30, 40}) write(step);
+  EXPECT_EQ(newest_checkpoint(run_path, true, &damaged)->state.step, 40);
+  EXPECT_TRUE(damaged.empty());
+  write_file(run_path + "/step_00000040/model.safetensors", "");
+  fs::remove_all(run_path + "/step_00000030");
+  fs::copy(run_path + "/step_00000010", run_path + "/step_00000030");  // whole, but not what it says
+  EXPECT_EQ(newest_checkpoint(run_path, true, &damaged)->state.step, 20);
+  ASSERT_EQ(damaged.size(), 2u);
+  EXPECT_TRUE(has(damaged[0].reason, "model.safetensors has 0 bytes")) << damaged[0].reason;
+  EXPECT_EQ(damaged[1].reason, "state.json is that of step 10");
+}
+
+TEST_F(Checkpoints, TheModellingFileIsForOthers) {
+  std::string folder = write(20), path = folder + "/modeling_plusgpt.py";
+  EXPECT_EQ(bytes_of(path), content(20).modelling);
+  put(path, "class Mine: pass\n");
+  EXPECT_EQ(damage(folder), "");
+  fs::remove(path);
+  EXPECT_EQ(damage(folder), "");
+  CheckpointContent gpt2 = content(30);
+  gpt2.modelling = "";
+  folder = write_checkpoint(run, gpt2);
+  EXPECT_FALSE(fs::exists(folder + "/modeling_plusgpt.py"));
+  EXPECT_EQ(state_of(folder)["files"].size(), 3u);
+}
+
+TEST_F(Checkpoints, WhatMayNotBeReadIsNotDamaged) {
+  std::string folder = write(20);
+  for (auto* name : {"state.json", "model.safetensors"}) {
+    fs::permissions(folder + "/" + name, fs::perms::none);
+    without_root([&] {
+      std::string error = error_of([&] { damage(folder); });
+      EXPECT_TRUE(has(error, "user: ") && has(error, "Permission denied") && has(error, folder)) << error;
+    });
+    fs::permissions(folder + "/" + name, fs::perms::owner_all);
+  }
+}
+
+TEST_F(Checkpoints, AFailureLeavesNothingBehind) {
+  write(20);
+  CheckpointContent c = content(30);
+  c.state.config = "not JSON";  // found when the large files are written already
+  EXPECT_ANY_THROW(write_checkpoint(run, c));
+  EXPECT_FALSE(fs::exists(run_path + "/.tmp_step_00000030"));
+  EXPECT_EQ(step_folders(run_path).size(), 1u);
+  EXPECT_EQ(damage(run_path + "/step_00000020"), "");
+}
+
+TEST_F(Checkpoints, RunFoldersAreTidied) {
+  for (int64_t step : {1, 2, 3, 9}) write(step);
+  run.keep_newest(2);
+  auto steps = step_folders(run_path);
+  EXPECT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[1].step, 3);
+  EXPECT_EQ(run.set_aside(9), run_path + "/bad_step_00000009");
+  write(9);
+  EXPECT_EQ(run.set_aside(9), run_path + "/bad_step_00000009_2");
+  EXPECT_EQ(set_aside_folders(run_path), (std::vector<std::string>{"bad_step_00000009", "bad_step_00000009_2"}));
+  run.begin_step(50);
+  write_text_file(run_path + "/.tmp_metrics.jsonl", "half");
+  run.remove_leftovers();
+  for (auto& entry : fs::directory_iterator(run_path))
+    EXPECT_NE(entry.path().filename().string().rfind(".tmp_", 0), 0u) << entry.path();
+}
+
+TEST_F(Checkpoints, PlacesToResumeFrom) {
+  write(20);
+  std::string old = fs::current_path();
+  fs::current_path(dir.path);
+  auto is = [](const ResumePlace& place, const std::string& run, int64_t step, const std::string& path, bool own) {
+    EXPECT_EQ(place.run, run);
+    EXPECT_EQ(place.step.step, step);
+    EXPECT_EQ(place.step.path, path);
+    EXPECT_EQ(place.own, own);
+  };
+  is(resume_place("latest", "a"), "runs/a", 0, "", true);
+  is(resume_place("runs/a/", "a"), "runs/a", 0, "", true);
+  is(resume_place(run_path, "a"), "runs/a", 0, "", true);
+  is(resume_place(run_path, "b"), run_path, 0, "", false);
+  is(resume_place("runs/a/step_00000020/", "a"), "runs/a", 20, "runs/a/step_00000020", true);
+  is(resume_place("runs/a/step_00000020", "b"), "runs/a", 20, "runs/a/step_00000020", false);
+  fs::copy("runs/a/step_00000020", "saved");
+  is(resume_place("saved", "a"), ".", 0, "saved", false);
+  EXPECT_TRUE(has(error_of([] { resume_place("saved/state.json", "a"); }), "is no folder"));
+  fs::current_path(old);
+}
+
+// ---- may the run continue?
+
+struct SameRun : Checkpoints {
+  Checkpoint checkpoint;
+  Config now = small_config();
+  std::vector<DataFile> train, val;
+  SameRun() {
+    checkpoint = {"runs/a/step_00000020", "", content(20).state};
+    train = checkpoint.state.train;
+    val = checkpoint.state.val;
+  }
+  std::string error() { return error_of([&] { check_same_run(checkpoint, now, train, val); }); }
+  void began_with(const Config& config) { checkpoint.state.config = config_json(config); }
+};
+
+TEST_F(SameRun, WhatMayChange) {
+  EXPECT_EQ(error(), "");
+  now.name = "b";
+  now.threads = 9;
+  now.init = "x";
+  now.eval.every = 3;
+  now.eval.lengths = {4};
+  now.checkpoint.keep = 99;
+  now.generate.temperature = 0;
+  now.log.every = 5;
+  now.train.recompute = "block";
+  now.batch.micro = 0;  // the checkpoint's
+  val.clear();          // not evaluated now
+  EXPECT_EQ(error(), "");
+}
+
+TEST_F(SameRun, WithoutChecksumsNamesAndLengthsAreCompared) {
+  checkpoint.state.train[1].xxh64 = checkpoint.state.val[0].xxh64 = "";
+  EXPECT_EQ(error(), "");
+  train[1].tokens = 301;
+  EXPECT_TRUE(has(error(), "of 300 tokens (no checksum) in the checkpoint, "));
+}
+
+TEST_F(SameRun, WhatMayNot) {
+  now.model.layers = 13;
+  now.attention.gate.bias_init = 0.5;
+  now.seed = 3;
+  train[1].tokens = 301;
+  val[0].xxh64 = "0d";
+  val.push_back({"more.bin", 1, "0c"});
+  EXPECT_EQ(error(),
+            "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; give "
+            "it the old values back, or begin another run (--set name=...):"
+            "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
+            "\n  model.layers: 12 in the checkpoint, 13 now"
+            "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"
+            "\n  data.train, shard 2: \"\xC3\xA4 \\\".bin\" of 300 tokens (0b) in the checkpoint, "
+            "\"\xC3\xA4 \\\".bin\" of 301 tokens (0b) now"
+            "\n  data.val, shard 1: \"val.bin\" of 800 tokens (0c) in the checkpoint, "
+            "\"val.bin\" of 800 tokens (0d) now");
+  val = checkpoint.state.val;
+  val.push_back({"more.bin", 1, "0c"});
+  EXPECT_TRUE(has(error(), "data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens (0c) now"));
+}
+
+TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
+  for (auto& [schedule, steps, fine] : std::vector<std::tuple<const char*, int64_t, bool>>{
+         {"constant", 1000, true}, {"constant", 20, true}, {"cosine", 1000, false}, {"linear", 101, false},
+         {"wsd", 1000, true}, {"wsd", 26, true}, {"wsd", 22, false}}) {
+    now = small_config();
+    now.optimizer.schedule = schedule;
+    began_with(now);
+    now.train.steps = steps;
+    EXPECT_EQ(error().empty(), fine) << schedule << " " << steps << error();
+    EXPECT_EQ(has(error(), format("train.steps: 100 in the checkpoint, %ld now", steps)), !fine);
+  }
+  now = small_config();
+  now.optimizer.warmup_steps = 30;  // step 20 is in the warmup, which does not know the end
+  began_with(now);
+  now.train.steps = 1000;
+  EXPECT_EQ(error(), "");
+  now.optimizer.schedule = "constant";
+  began_with(now);
+  now.train.steps = 19;
+  EXPECT_TRUE(has(error(), "train.steps = 19, but runs/a/step_00000020 has made 20 steps already")) << error();
+}
+
+TEST_F(SameRun, ThePositionFitsTheStep) {
+  checkpoint.state.next_window++;
+  EXPECT_TRUE(has(error(), "the data order: 2561 windows after 20 steps")) << error();
+}
+
+// ---- metrics of a run that goes on
+
+TEST(RewindMetrics, DropsWhatWillBeSaidAgain) {
+  TempDir dir;
+  std::string path = dir / "m";
+  const std::string
+      start = "{\"type\":\"start\",\"step\":99}\n",
+      eval = "{\"type\":\"eval\",\"step\":30,\"length\":8}\n",
+      odd = "not JSON\n[1]\n{\"step\":99}\n{\"type\":7,\"step\":99}\n{\"type\":\"train\",\"step\":\"99\"}\n";
+  auto line = [](const char* type, int step, int length = 0) {
+    return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
+  };
+  std::string kept = start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd;
+  write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
+  EXPECT_EQ(evaluated_lengths(path, 20), (std::set<int>{8, 16}));
+  EXPECT_EQ(evaluated_lengths(path, 19), std::set<int>{});
+  rewind_metrics(path, 20);
+  EXPECT_EQ(bytes_of(path), kept + eval);
+  rewind_metrics(path, 20);
+  EXPECT_EQ(bytes_of(path), kept + eval);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
+  rewind_metrics(dir / "absent", 3);
+  EXPECT_EQ(bytes_of(dir / "absent"), "");
+  EXPECT_TRUE(evaluated_lengths(dir / "none", 3).empty());
+}
+
+// ---- signals
+
+TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGUSR1);
+        raise(SIGUSR1);
+        _exit(save_requested() && !save_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
+              testing::ExitedWithCode(11), "");
+  auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
+              testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
+              testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(Signals, OneRequestMayArriveSeveralTimes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
+        _exit(stop_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
+}

@@ -1,0 +1,127 @@
+"""What reaches the disk, and disks that fail: ./train with a library before libc's that writes down and refuses calls.
+
+Standard library and g++ only.
+"""
+import os
+import subprocess
+import unittest
+
+from checkpoint.test_resume import FILES, Runs
+
+# FAIL="CALL END" lets the call fail on files whose path ends so; CALLS names the file that all calls are written to.
+LIBRARY = r"""
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static int refused(const char* call, int descriptor) {
+  char link[64], path[4096], line[4200];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+  ssize_t n = readlink(link, path, sizeof path - 1);
+  path[n > 0 ? n : 0] = 0;
+  FILE* calls = fopen(getenv("CALLS"), "a");
+  fprintf(calls, "%s %s\n", call, path);
+  fclose(calls);
+  const char* fail = getenv("FAIL");
+  size_t length = strlen(call);
+  if (!fail || strncmp(fail, call, length) != 0 || fail[length] != ' ') return 0;
+  const char* end = fail + length + 1;
+  if (strlen(path) < strlen(end) || strcmp(path + strlen(path) - strlen(end), end) != 0) return 0;
+  errno = EIO;
+  return 1;
+}
+extern "C" int fsync(int descriptor) {
+  if (refused("fsync", descriptor)) return -1;
+  return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(descriptor);
+}
+extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t at) {
+  if (refused("pread", descriptor)) return -1;
+  return ((ssize_t (*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(descriptor, to, bytes, at);
+}
+extern "C" int rename(const char* from, const char* to) {
+  FILE* calls = fopen(getenv("CALLS"), "a");
+  fprintf(calls, "rename %s\n", to);
+  fclose(calls);
+  return ((int (*)(const char*, const char*))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+"""
+
+
+class Disk(Runs):
+  def setUp(self):
+    super().setUp()
+    self.changes.update(train__steps=20)
+    self.write("library.cpp", LIBRARY)
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", "library.so", "library.cpp"], cwd=self.folder, check=True)
+
+  def calls(self, *flags, fail=None, **changes):
+    """Exit code, error text and calls of ./train on this disk."""
+    variables = {"LD_PRELOAD": self.path("library.so"), "CALLS": self.path("calls"), **({"FAIL": fail} if fail else {})}
+    self.write("calls", "")
+    os.environ.update(variables)
+    try:
+      done = self.call(*flags, **{**self.changes, **changes})
+    finally:
+      for name in variables:
+        del os.environ[name]
+    with open(self.path("calls")) as lines:
+      return done.returncode, done.stderr, [line.strip().replace(os.path.realpath(self.folder) + "/", "")
+                                            for line in lines]
+
+  def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(self):
+    code, errors, calls = self.calls()
+    self.assertEqual((code, errors), (0, ""))
+    for step in (10, 20):
+      renamed = calls.index(f"rename runs/tiny/step_{step:08d}")
+      half = f"fsync runs/tiny/.tmp_step_{step:08d}"
+      folder = calls.index(half)
+      for name in FILES:
+        self.assertLess(calls.index(f"{half}/{name}"), folder)
+      self.assertIn("fsync runs/tiny/metrics.jsonl", calls[:folder])
+      self.assertLess(folder, renamed)
+      self.assertIn("fsync runs/tiny", calls[renamed:])
+
+  def test_a_disk_that_does_not_say_that_it_has_written(self):
+    code, errors, _ = self.calls(fail="fsync runs/tiny")
+    self.assertEqual(code, 1)
+    self.assertRegex(errors, "^the checkpoint of step 10 could not be written: cannot write runs/tiny to disk: Input/"
+                             r"output error\. Training stops; there is no checkpoint yet")
+
+  def test_going_back_on_a_disk_that_fails(self):
+    self.run_ok()
+    before = self.run_digests()
+    for _ in range(2):
+      code, errors, _ = self.calls("--resume", "runs/tiny/step_00000010", fail="fsync .tmp_old_steps/metrics.jsonl")
+      self.assertEqual((code, self.run_digests()), (1, before))
+      self.assertRegex(errors, "^cannot write runs/tiny/.tmp_old_steps/metrics.jsonl to disk: Input/output error\n$")
+      self.assertNotIn(".tmp_old_steps", os.listdir(self.path("runs/tiny")))
+    code, errors, _ = self.calls("--resume", "runs/tiny/step_00000010", name="other", fail="fsync other/metrics.jsonl")
+    self.assertEqual((code, os.path.exists(self.path("runs/other/metrics.jsonl"))), (1, False))
+    self.assertRegex(errors, "^cannot write runs/other/metrics.jsonl to disk: Input/output error")
+
+  def test_a_read_error_is_no_damage(self):
+    self.run_ok()
+    expected = self.outcome(20)
+    code, errors, _ = self.calls("--eval", "--resume", fail="pread step_00000020/model.safetensors")
+    self.assertEqual(code, 0)
+    self.assertRegex(errors, "^warning: skipped the unreadable checkpoint runs/tiny/step_00000020: .*Input/output error$")
+    self.assertEqual(self.steps(), [10, 20])
+    code, errors, _ = self.calls("--resume", "runs/tiny/step_00000020", fail="pread step_00000020/model.safetensors")
+    self.assertEqual((code, self.steps()), (1, [10, 20]))
+    self.assertRegex(errors, "Input/output error")
+    code, _, _ = self.calls("--resume", fail="pread step_00000020/model.safetensors", train__steps=20)
+    self.assertEqual((code, self.steps()), (0, [10, 20]))
+    steady, files = self.outcome(20)
+    self.assertEqual(([line for line in steady if line["type"] != "eval"], files), expected)
+    self.assertEqual(self.steps("tiny/old_steps"), [20])  # whole, as it was
+    self.run_ok("--eval", "--resume", "runs/tiny/old_steps", name="other")
+    os.rename(self.path("runs/tiny/step_00000010"), self.path("gone"))
+    code, errors, _ = self.calls("--resume", fail="pread model.safetensors")
+    self.assertEqual((code, self.steps()), (1, [20]))
+    self.assertRegex(errors, "no checkpoint that can be read now")
+
+
+if __name__ == "__main__":
+  unittest.main()

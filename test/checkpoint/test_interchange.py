@@ -1,0 +1,134 @@
+"""What a step_N folder holds for Hugging Face transformers, looked at without it: scripts/compare_transformers.py opens
+the folders with it and compares. That its GPT-2 files start our runs is in test_runs.py. Standard library only.
+"""
+import ast
+import json
+import math
+import os
+import py_compile
+import re
+import struct
+import unittest
+
+from support.workspace import ROOT, Workspace, read_safetensors
+
+SOURCE = os.path.join(ROOT, "scripts", "modeling_plusgpt.py")
+GPT2 = {"model__position": "learned", "train__steps": 1, "eval__every": 0}
+
+
+class Interchange(Workspace):
+  def trained(self, **changes):
+    """The folder of a model, and its config.json."""
+    self.ok("--overwrite", **{**GPT2, **changes})
+    folder = self.path("runs/tiny/step_00000001")
+    with open(os.path.join(folder, "config.json")) as file:
+      return folder, json.load(file)
+
+  def test_gpt2_is_what_transformers_knows(self):
+    folder, config = self.trained(model__mlp_ratio=3.5)
+    own = config.pop("plusgpt")
+    self.assertEqual(config, {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_head": 2, "n_embd": 16,
+        "n_inner": 56, "n_positions": 16, "n_ctx": 16, "vocab_size": 256, "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0, "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": None,
+        "eos_token_id": None})
+    self.assertEqual(set(own), {"model", "attention"})
+    self.assertEqual(sorted(os.listdir(folder)),
+                     ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"])
+
+  def test_everything_else_brings_its_model(self):
+    folder, config = self.trained(model__position="rope")
+    self.assertEqual((config["model_type"], config["architectures"]), ("plusgpt", ["PlusGPTLMHeadModel"]))
+    path = os.path.join(folder, "modeling_plusgpt.py")
+    self.assertEqual(self.bytes_of(path), self.bytes_of(SOURCE))
+    py_compile.compile(path, cfile=self.path("compiled"), doraise=True)
+    classes = {node.name for node in ast.parse(self.bytes_of(path)).body if isinstance(node, ast.ClassDef)}
+    self.assertEqual(set(config["auto_map"]), {"AutoConfig", "AutoModelForCausalLM"})
+    for name in config["auto_map"].values():
+      module, _, cls = name.partition(".")
+      self.assertEqual(module, "modeling_plusgpt")
+      self.assertIn(cls, classes)
+
+  def test_the_model_finds_its_settings(self):
+    _, config = self.trained(attention__variant="lssar_softplus_gated")
+    text = self.bytes_of(SOURCE).decode()
+    attention, model = config["plusgpt"]["attention"], config["plusgpt"]["model"]
+    for pattern, there in ((r"self\.settings\.(\w+)", attention), (r"gate\.(\w+)", attention["gate"]),
+                           (r'\bmodel"?\]?\["(\w+)"\]', model), (r"\bconfig\.(?!json)(\w+)", config)):
+      names = set(re.findall(pattern, text))
+      self.assertGreater(len(names), 2, pattern)
+      self.assertLessEqual(names, set(there), pattern)
+
+  def test_what_is_gpt2(self):
+    for changes in ({"model__position": "rope"}, {"model__position": "none"}, {"model__head_dim": 4},
+                    {"attention__qk_norm": "rms"}, {"attention__scale": "logn"}, {"attention__scale": 0.5},
+                    {"attention__kind": "relu"}, {"attention__sink": "one"},
+                    {"attention__gate__activation": "tanh"}):
+      with self.subTest(**changes):
+        folder, config = self.trained(**changes)
+        self.assertEqual(config["model_type"], "plusgpt")
+        self.assertIn("modeling_plusgpt.py", os.listdir(folder))
+    # What another kind of attention would use changes nothing.
+    _, config = self.trained(attention__power=3, attention__gate__bias=False)
+    self.assertEqual(config["model_type"], "gpt2")
+
+  def test_texts_end_where_the_vocabulary_says_so(self):
+    for vocab, token in ((50257, 50256), (50304, 50256), (50256, None)):
+      _, config = self.trained(model__vocab=vocab, model__channels=8, model__layers=1)
+      self.assertEqual((config["bos_token_id"], config["eos_token_id"]), (token, token))
+
+  def test_safetensors_read_by_the_letter(self):
+    """As the format's description has it: no gap, no overlap, nothing behind; header aligned, text as values."""
+    folder, _ = self.trained(attention__gate__activation="sigmoid", attention__sink="learned")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+      data = self.bytes_of(os.path.join(folder, name))
+      size = struct.unpack("<Q", data[:8])[0]
+      header = json.loads(data[8:8 + size])
+      self.assertEqual((data[8:9], (8 + size) % 8), (b"{", 0))
+      for value in header.pop("__metadata__", {}).values():
+        self.assertIsInstance(value, str)
+      end = 0
+      for tensor in sorted(header.values(), key=lambda tensor: tensor["data_offsets"]):
+        self.assertEqual(set(tensor), {"dtype", "shape", "data_offsets"})
+        self.assertEqual(tensor["dtype"], "F32")
+        self.assertEqual(tensor["data_offsets"], [end, end + 4 * math.prod(tensor["shape"])])
+        end = tensor["data_offsets"][1]
+      self.assertEqual(len(data), 8 + size + end)
+    names = set(read_safetensors(os.path.join(folder, "model.safetensors")))
+    self.assertLessEqual({"wte.weight", "wpe.weight", "h.1.attn.c_gate.weight", "h.1.attn.sink"}, names)
+
+  def test_what_tensors_do_not_show(self):
+    """A folder of GPT-2 that was made to compute something else: a warning for each setting."""
+    folder, config = self.trained()
+    init = os.path.relpath(folder, self.folder)
+    self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
+    config["activation_function"] = "gelu_pytorch_tanh"  # the same under another name
+    for key, value in {"activation_function": "relu", "layer_norm_epsilon": 1e-6, "scale_attn_weights": False,
+                       "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "n_head": 4}.items():
+      for said in (value, [value], None):
+        with open(os.path.join(folder, "config.json"), "w") as file:
+          json.dump({**config, key: said}, file)
+        self.assertRegex(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr,
+                         rf"^warning: init: runs/.*config.json says {key} = .*, but here it is .*\n$")
+    for text in ("", "[]", "{", json.dumps(config), "\xff"):
+      self.write(os.path.join(init, "config.json"), text)
+      self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
+
+  def test_a_run_goes_on_without_the_modelling_file(self):
+    run = {"train__steps": 4, "checkpoint__every": 2, "model__position": "rope"}
+    self.ok(**run)
+    expected = self.bytes_of(self.model())
+    folder = self.path("runs/tiny/step_00000002")
+    path = os.path.join(folder, "modeling_plusgpt.py")
+    with open(os.path.join(folder, "state.json")) as file:
+      self.assertEqual(json.load(file)["files"]["modeling_plusgpt.py"]["bytes"], os.path.getsize(path))
+    for change in (lambda: open(path, "a").close(), lambda: self.write(path, "# mine"), lambda: os.remove(path)):
+      change()
+      done = self.ok("--resume", "runs/tiny/step_00000002", **run)
+      self.assertEqual(done.stderr, "")
+      self.assertEqual(self.bytes_of(self.model()), expected)
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,600 @@
+"""Runs that survive: whatever ends a run, --resume continues it bit for bit, or says why not and touches nothing.
+
+FULL=1 kills more often. The full disk is a small tmpfs, which only root can mount.
+"""
+import hashlib
+import json
+import os
+import resource
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from support.workspace import CONFIG, CRASH, TEXT, TRAIN, Workspace, merged, shard
+
+FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
+# 13 MB a checkpoint: long enough under way to be met there.
+LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
+AGAIN = 2.2  # seconds after which a signal is no longer the same request
+
+
+class Runs(Workspace):
+  """Windows: 41 + 18 in two shards of unequal length, 4 a step: epochs end within steps."""
+
+  def setUp(self):
+    super().setUp()
+    self.started = 0
+    self.changes = {"train__steps": 40, "checkpoint__every": 10, "checkpoint__keep": 9, "eval__every": 5}
+
+  def run_ok(self, *flags, **changes):
+    return self.ok(*flags, **{**self.changes, **changes})
+
+  def run_bad(self, *flags, names, **changes):
+    before = self.run_digests()
+    done = self.bad(*flags, names=names, wrote_nothing=False, **{**self.changes, **changes})
+    self.assertEqual(before, self.run_digests())
+    return done
+
+  def start(self, *flags, **changes):
+    """./train in the background, with a configuration of its own: it reads it when it wants."""
+    changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
+    self.started += 1
+    config = f"config{self.started}.json"
+    self.write(config, json.dumps(merged(CONFIG, changes)))
+    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    self.addCleanup(lambda: (process.kill(), process.communicate()))
+    return process
+
+  def wait_for(self, process, what, pause=0.002):
+    """Until what() is true; a failure if the process ends before or it takes half a minute."""
+    end = time.monotonic() + 30
+    while not what():
+      if process.poll() is not None or time.monotonic() > end:
+        process.kill()
+        self.fail(f"exit {process.poll()} before: {process.communicate()}")
+      time.sleep(pause)
+
+  def lines(self, kind="train", run="tiny"):
+    """Of a run under way: the last line may be half written."""
+    try:
+      text = self.bytes_of(self.path("runs", run, "metrics.jsonl")).decode()
+    except FileNotFoundError:
+      return []
+    entries = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [entry for entry in entries if entry["type"] == kind]
+
+  def steps(self, run="tiny"):
+    return sorted(int(name[5:]) for name in os.listdir(self.path("runs", run)) if name.startswith("step_"))
+
+  def state(self, step, run="tiny"):
+    with open(self.path("runs", run, f"step_{step:08d}", "state.json")) as file:
+      return json.load(file)
+
+  def outcome(self, step=40, run="tiny"):
+    """What must be the same however often a run was interrupted."""
+    folder = self.path("runs", run, f"step_{step:08d}")
+    return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
+
+  def digest(self, path):
+    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
+
+  def run_digests(self):
+    return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
+
+  def straight(self, step=40, **changes):
+    """The outcome of a run that nothing interrupts."""
+    self.run_ok(name="straight", **changes)
+    return self.outcome(step, "straight")
+
+
+class Interrupted(Runs):
+  def interrupted_while_saving(self, **changes):
+    """Killed while step 20 is being written, and continued."""
+    for _ in range(10):
+      shutil.rmtree(self.path("runs/tiny"), ignore_errors=True)
+      process = self.start(**changes)
+      half = self.path("runs/tiny/.tmp_step_00000020")
+      self.wait_for(process, lambda: os.path.exists(half), pause=0)
+      process.kill()
+      process.wait()
+      if os.path.exists(half) and self.steps() == [10]:  # neither before it began nor after it was renamed
+        done = self.run_ok("--resume", **changes)
+        self.assertIn("runs/tiny/step_00000010", done.stdout)
+        self.assertEqual(self.steps(), [10, 20, 30, 40])
+        self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
+        return
+    self.fail("the checkpoint was never met under way")
+
+  def test_killed_while_saving(self):
+    for changes in ({}, {"data__shuffle": False}, {"precision": "bf16", "attention__variant": "lssar_softplus_gated"}):
+      with self.subTest(**changes):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = {**LARGE, **changes}
+        expected = self.straight(**changes)
+        self.interrupted_while_saving(**changes)
+        self.assertEqual(self.outcome(), expected)
+
+  def test_killed_at_random_moments(self):
+    kills = 30 if os.environ.get("FULL") else 8
+    changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
+               "checkpoint__keep": 2, "eval__every": 6}
+    began = time.monotonic()
+    expected = self.straight(120, **changes)
+    duration = time.monotonic() - began
+    chance = random.Random(4)
+    while kills > 0:
+      process = self.start("--resume", **changes)
+      try:
+        process.wait(chance.uniform(0.01, duration / 3))
+      except subprocess.TimeoutExpired:
+        kills -= 1
+      process.kill()
+      output, errors = process.communicate()
+      self.assertIn(process.returncode, (0, -signal.SIGKILL), errors)
+      self.assertEqual(errors, "")  # no checkpoint was found damaged
+      if process.returncode == 0 and kills > 0:  # done before the kills are: once more
+        self.assertEqual(self.outcome(120), expected)
+        shutil.rmtree(self.path("runs/tiny"))
+    self.run_ok("--resume", **changes)
+    self.assertEqual(self.outcome(120), expected)
+
+  def test_every_variant_of_state(self):
+    # Learned positions, a gate beside the projections, a learned sink: all that the table of parameters may hold.
+    for changes in ({"model__position": "learned", "attention__sink": "learned"},
+                    {"attention__variant": "ssmax", "attention__gate__activation": "sigmoid"},
+                    {"precision": "bf16"}, {"train__recompute": "block"}):
+      with self.subTest(**changes):
+        self.run_ok(name="straight", train__steps=12, checkpoint__every=5, **changes)
+        expected = self.outcome(12, "straight")
+        shutil.rmtree(self.path("runs/straight/step_00000010"))
+        shutil.rmtree(self.path("runs/straight/step_00000012"))
+        self.run_ok("--resume", name="straight", train__steps=12, checkpoint__every=5, **changes)
+        self.assertEqual(self.outcome(12, "straight"), expected)
+        shutil.rmtree(self.path("runs"))
+
+  def test_metrics_are_taken_back(self):
+    expected = self.straight()
+    self.run_ok()
+    for step in (30, 40):
+      shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+    self.run_ok("--eval", "--resume")
+    with open(self.path("runs/tiny/metrics.jsonl"), "a") as file:
+      file.write('{"type":"train","step":41,"lo')  # torn
+    self.write("runs/tiny/.tmp_metrics.jsonl", "half")  # left by a run that was killed
+    os.mkdir(self.path("runs/tiny/.tmp_step_00000037"))
+    self.run_ok("--resume")
+    self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
+    kinds = [entry["type"] for entry in self.metrics()]
+    self.assertEqual(kinds.count("start"), 3)  # of the run, the evaluation and the run that went on
+    self.assertEqual(self.metrics(kind="eval")[0]["step"], 20)
+    steady, files = self.outcome()
+    self.assertEqual(([entry for entry in steady if entry["type"] != "eval"], files), expected)
+
+  def test_going_back(self):
+    expected = self.straight()
+    self.run_ok()
+    done = self.run_ok("--resume", "runs/tiny/step_00000010/", checkpoint__keep=1)
+    self.assertRegex(done.stdout, "later checkpoints, and a copy of the metrics, are now in runs/tiny/old_steps")
+    self.assertEqual(self.outcome(), expected)
+    self.assertEqual(self.steps(), [40])
+    self.assertEqual(self.steps("tiny/old_steps"), [20, 30, 40])
+    self.assertEqual(self.steady("tiny/old_steps"), expected[0])
+    for place in ("runs/tiny/old_steps", "runs/tiny/old_steps/step_00000030"):
+      self.run_bad("--resume", place, "--overwrite", names=["runs/tiny/old_steps", "--overwrite deletes it", "name="])
+    os.rename(self.path("runs/tiny/step_00000040"), self.path("gone"))
+    for flags in ((), ("--eval",)):
+      self.run_bad("--resume", *flags, names=["runs/tiny has no checkpoint but", "--resume runs/tiny/old_steps --set"])
+    self.run_bad(names=["in old_steps: replace"])
+    self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
+    self.assertEqual(self.outcome(run="other"), expected)
+
+  def test_killed_after_going_back(self):
+    """What comes next is where it was killed, not the checkpoints from before, to which the metrics would have a gap."""
+    changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
+    expected = self.straight(**changes)
+    self.run_ok(**changes)
+    process = self.start("--resume", "runs/tiny/step_00000010", **{**changes, "train__steps": 1000000,
+                                                                   "checkpoint__every": 0})
+    self.wait_for(process, lambda: 10 < len(self.lines()) < 40)
+    process.kill()
+    process.wait()
+    done = self.run_ok("--resume", **changes)
+    self.assertIn("continuing from runs/tiny/step_00000010", done.stdout)
+    self.assertEqual(self.outcome(), expected)
+
+  def test_killed_before_it_has_saved_anything(self):
+    """Continuing another run, or going back to a copy: what it began from is its own before the first step."""
+    changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
+    expected = self.straight(**changes)
+    self.run_ok(**changes)
+    os.rename(self.path("runs/tiny/step_00000010"), self.path("runs/tiny/keep"))
+    for name, place, step in (("other", "runs/straight/step_00000020", 20), ("tiny", "runs/tiny/keep", 10)):
+      with self.subTest(name):
+        process = self.start("--resume", place, name=name, **{**changes, "train__steps": 10**6, "checkpoint__every": 0})
+        self.wait_for(process, lambda: len(self.lines(run=name)) > step and self.steps(name) == [step])
+        process.kill()
+        process.wait()
+        done = self.run_ok("--resume", name=name, **changes)
+        self.assertIn(f"continuing from runs/{name}/step_{step:08d}", done.stdout)
+        self.assertEqual(self.outcome(run=name), expected)
+
+  def test_another_run(self):
+    expected = self.straight()
+    shutil.rmtree(self.path("runs/straight/step_00000040"))
+    for place in ("runs/straight", "copy"):
+      with self.subTest(place):
+        if place == "copy":
+          shutil.copytree(self.path("runs/straight/step_00000020"), self.path("copy"))
+        self.run_ok("--resume", place, name="other")
+        steady, files = self.outcome(run="other")
+        self.assertEqual(files, expected[1])
+        if place == "copy":  # comes without its metrics
+          self.assertEqual(steady, [entry for entry in expected[0] if entry["step"] > 20 or
+                                    (entry["step"] == 20 and entry["type"] == "val")])
+        else:
+          self.assertEqual(steady, expected[0])
+        shutil.rmtree(self.path("runs/other"))
+    self.run_ok(name="other")
+    self.run_bad("--resume", "runs/straight", name="other", names=["runs/other", "--overwrite"])
+
+  def test_beginnings_and_ends(self):
+    done = self.run_ok("--resume")
+    self.assertRegex(done.stdout, "no checkpoint yet")
+    before = self.run_digests()
+    done = self.run_ok("--resume")
+    self.assertRegex(done.stdout, "finished")
+    self.assertEqual(before, self.run_digests())
+    self.run_bad(names=["runs/tiny", "--resume", "--overwrite"])
+    self.run_bad("--resume", "--overwrite", names=["--resume", "--overwrite"])
+    self.run_bad("--resume", "runs/absent", names=["runs/absent"])
+    self.run_bad("--resume", "val.bin", names=["val.bin"])
+    self.run_bad("--resume", "--set", "name=other", "--eval", names=["runs/other"])
+    self.ok("--resume", "latest", "--dry-run", **self.changes)
+    self.ok("--resume", "--generate", "It was", **self.changes)
+    self.assertEqual(before, self.run_digests())
+
+
+class Signals(Runs):
+  def setUp(self):
+    super().setUp()
+    self.changes.update(optimizer__schedule="constant", train__steps=1000000, checkpoint__every=0, log__every=1000)
+
+  def test_stop(self):
+    for sign in (signal.SIGTERM, signal.SIGINT):
+      with self.subTest(sign=sign):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        process = self.start()
+        self.wait_for(process, lambda: len(self.lines()) > 20)
+        process.send_signal(sign)
+        output, errors = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, errors), (0, ""))
+        last = self.lines()[-1]["step"]
+        self.assertEqual(self.steps(), [last])
+        self.assertIn(f"step_{last:08d}", output)
+        self.run_ok("--resume", train__steps=last + 7)
+        self.assertEqual(self.outcome(last + 7), self.straight(last + 7, train__steps=last + 7))
+
+  def test_save_and_go_on(self):
+    process = self.start()
+    for count in (1, 2):
+      before = len(self.lines())
+      self.wait_for(process, lambda: len(self.lines()) > before + 5)
+      process.send_signal(signal.SIGUSR1)
+      self.wait_for(process, lambda: len(self.steps()) == count)
+      self.wait_for(process, lambda: len(self.lines()) > self.steps()[-1])
+    process.terminate()
+    output, errors = process.communicate(timeout=20)
+    self.assertEqual((process.returncode, errors), (0, ""))
+    step = self.steps()[0]
+    self.run_ok("--resume", f"runs/tiny/step_{step:08d}", name="other", train__steps=step + 5)
+    self.assertEqual(self.outcome(step + 5, "other"), self.straight(step + 5, train__steps=step + 5))
+
+  def test_second_signal_aborts(self):
+    process = self.start(batch__tokens=32 * 1000000, eval__every=0)  # a step that takes minutes
+    self.wait_for(process, lambda: self.lines("start"))
+    time.sleep(0.1)
+    for sign, pause in ((signal.SIGTERM, 0.2), (signal.SIGTERM, AGAIN), (signal.SIGINT, 0)):
+      self.assertIsNone(process.poll())
+      process.send_signal(sign)
+      time.sleep(pause)
+    process.communicate(timeout=5)
+    self.assertEqual(process.returncode, -signal.SIGINT)
+
+  def test_stopped_between_evaluations(self):
+    self.write("val.bin", shard(TEXT * 1000))
+    changes = dict(eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
+    expected = self.straight(8, **changes)
+    process = self.start(**changes)
+    self.wait_for(process, lambda: len(self.lines("val")) == 4)
+    process.terminate()
+    process.communicate(timeout=20)
+    self.assertEqual(process.returncode, 0)
+    self.assertEqual(self.steps(), [4])
+    self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
+    self.run_ok("--resume", **changes)
+    self.assertEqual(self.outcome(8), expected)
+
+  def test_signals_within_an_evaluation(self):
+    self.write("val.bin", shard(TEXT * 1000))
+    for count in "12":
+      with self.subTest(ranks=count):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = dict(eval__tokens=40000, eval__batch=1, eval__lengths=[8], eval__every=4, train__steps=6)
+        self.run_ok("--gpus", count, name="straight", **changes)
+        process = self.start("--gpus", count, **changes)
+        self.wait_for(process, lambda: len(self.lines()) == 4)
+        process.send_signal(signal.SIGUSR1)
+        self.wait_for(process, lambda: self.steps() == [4])
+        process.terminate()
+        output, errors = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, errors), (0, ""))
+        self.assertIn("asked to stop after 4", output)
+        self.assertEqual([entry["step"] for entry in self.lines("val")], [0])
+        self.run_ok("--gpus", count, "--resume", **changes)
+        self.assertEqual(self.outcome(6), self.outcome(6, "straight"))
+
+  def test_stopped_while_writing_a_text(self):
+    process = self.start(generate__every=3, generate__tokens=1000000, eval__every=0)
+    self.wait_for(process, lambda: len(self.lines()) == 3)
+    time.sleep(0.2)
+    process.terminate()
+    process.communicate(timeout=20)
+    self.assertEqual((process.returncode, self.steps()), (0, [3]))
+
+
+class Damage(Runs):
+  def damaged(self, content):
+    """Name of a damage -> what is left of a file, None: nothing."""
+    chance = random.Random(len(content))
+    at, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
+    return {"bit flip": content[:at] + bytes([content[at] ^ bit]) + content[at + 1:], "cut short": content[:-1],
+            "only the header": content[:8], "empty": b"", "longer": content + b"\0", "missing": None}
+
+  def test_every_file(self):
+    self.run_ok(checkpoint__keep=2)
+    shutil.copytree(self.path("runs"), self.path("good"))
+    expected = self.outcome()
+    for name in FILES:
+      content = self.bytes_of(self.path("good/tiny/step_00000040", name))
+      for damage, rest in self.damaged(content).items():
+        with self.subTest(file=name, damage=damage):
+          shutil.rmtree(self.path("runs"))
+          shutil.copytree(self.path("good"), self.path("runs"))
+          if rest is None:
+            os.remove(self.path("runs/tiny/step_00000040", name))
+          else:
+            self.write(f"runs/tiny/step_00000040/{name}", rest)
+          done = self.run_ok("--resume", checkpoint__keep=2)
+          self.assertIn("step_00000040", done.stderr)
+          self.assertIn(name, done.stderr)
+          self.assertIn("runs/tiny/step_00000030", done.stdout)
+          self.assertEqual(self.outcome(), expected)
+          self.assertTrue(os.path.isdir(self.path("runs/tiny/bad_step_00000040")))
+          self.assertEqual(self.steps(), [30, 40])
+
+  def test_nothing_intact(self):
+    self.run_ok(train__steps=20)
+    metrics = self.digest(self.path("runs/tiny/metrics.jsonl"))
+    for step in (10, 20):
+      self.write(f"runs/tiny/step_{step:08d}/model.safetensors", b"")
+    for flags in (("--eval", "--resume"), ("--resume", "runs/tiny/step_00000010", "--dry-run")):
+      self.run_bad(*flags, names=["intact", "model.safetensors"])
+    for _ in range(2):  # the second time there are bad_* folders only
+      self.bad("--resume", names=["no intact checkpoint", "--overwrite"], wrote_nothing=False, **self.changes)
+      self.assertEqual(self.steps(), [])
+      self.assertEqual(metrics, self.digest(self.path("runs/tiny/metrics.jsonl")))
+    self.run_ok("--overwrite")
+
+  def test_evaluation_takes_the_newest_intact(self):
+    self.run_ok()
+    self.write("runs/tiny/step_00000040/model.safetensors", b"x")
+    done = self.run_ok("--eval", "--resume")
+    self.assertIn("model.safetensors", done.stderr)
+    self.assertEqual(self.metrics(kind="eval")[0]["step"], 30)
+    self.assertEqual(self.steps(), [10, 20, 30, 40])  # only who trains the run renames
+
+  def test_evaluation_needs_no_moments(self):
+    self.run_ok()
+    os.remove(self.path("runs/tiny/step_00000040/optimizer.safetensors"))
+    for place in ([], ["runs/tiny/step_00000040"]):
+      done = self.run_ok("--eval", "--resume", *place)
+      self.assertEqual((self.metrics(kind="eval")[-1]["step"], done.stderr), (40, ""))
+    self.assertIn("skipped the damaged checkpoint runs/tiny/step_00000040: optimizer.safetensors",
+                  self.run_ok("--resume").stderr)
+
+  def as_a_user(self, *flags):
+    """./train without root's rights, which every file would be open to."""
+    self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
+    user = {}
+    if os.geteuid() == 0:
+      user = {"user": 65534, "group": 65534, "extra_groups": []}
+      for folder, _, names in os.walk(self.folder):
+        for name in ["", *names]:
+          os.chown(os.path.join(folder, name), 65534, 65534)
+    return subprocess.Popen([TRAIN, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **user)
+
+  def test_a_file_that_may_not_be_read(self):
+    self.run_ok()
+    before = self.run_digests()
+    for name in ("state.json", "model.safetensors"):
+      os.chmod(self.path("runs/tiny/step_00000040", name), 0)
+      process = self.as_a_user("--resume")
+      errors = process.communicate(timeout=20)[1]
+      self.assertEqual(process.returncode, 2, errors)
+      self.assertRegex(errors, f"Permission denied.*step_00000040/{name}")
+      os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
+      self.assertEqual(before, self.run_digests())
+
+  def test_a_folder_that_may_be_entered_but_not_listed(self):
+    if os.geteuid() != 0:
+      self.skipTest("needs root, to be somebody else")
+    self.run_ok()
+    shared = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, shared)
+    shutil.copytree(self.path("runs/tiny/step_00000040"), os.path.join(shared, "model"))
+    os.chmod(shared, 0o711)
+    process = self.as_a_user("--eval", "--set", f"init={shared}/model")
+    errors = process.communicate(timeout=20)[1]
+    self.assertEqual(process.returncode, 0, errors)
+
+  def test_a_folder_that_may_not_be_entered(self):
+    os.mkdir(self.path("runs"))
+    self.addCleanup(os.chmod, self.path("runs"), 0o755)
+    os.chmod(self.path("runs"), 0)
+    denied = "^runs: cannot (list|create the folder) runs(/tiny)?: Permission denied; change that"
+    for flags, message in (((), denied), (("--resume",), denied), (("--eval", "--resume"), denied),
+                           (("--set", "init=runs/other", "--dry-run"), "^config: init = .*: Permission denied; name")):
+      process = self.as_a_user(*flags)
+      errors = process.communicate(timeout=20)[1]
+      self.assertEqual(process.returncode, 2)
+      self.assertRegex(errors, message)
+
+  def test_a_folder_that_may_not_be_written(self):
+    # Saved on request only, so that it is the failed checkpoint itself that ends the run, and not the next one.
+    self.changes.update(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000)
+    process = self.as_a_user()
+    self.wait_for(process, lambda: self.lines())
+    process.send_signal(signal.SIGUSR1)
+    self.wait_for(process, lambda: self.steps())
+    os.chmod(self.path("runs/tiny"), 0o555)
+    process.send_signal(signal.SIGUSR1)
+    errors = process.communicate(timeout=20)[1]
+    os.chmod(self.path("runs/tiny"), 0o755)
+    self.assertEqual(process.returncode, 1, errors)
+    self.assertRegex(errors, r"Permission denied.*the last checkpoint, runs/tiny/step_0+\d+,")
+    self.assertNotRegex(errors, CRASH)
+    self.assertEqual(len(self.steps()), 1)
+    self.run_ok("--resume", "--dry-run")
+
+  def small_disk(self, size):
+    os.mkdir(self.path("runs"))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + size, "none", self.path("runs")],
+                             capture_output=True, text=True)
+    if mounted.returncode != 0:
+      self.skipTest("cannot mount a tmpfs: " + mounted.stderr.strip())
+    self.addCleanup(subprocess.run, ["umount", self.path("runs")], check=True)
+
+  def test_no_space_for_metrics(self):
+    self.small_disk("2m")
+    process = self.start(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000000,
+                         optimizer__schedule="constant")
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process.send_signal(signal.SIGUSR1)
+    self.wait_for(process, lambda: self.steps())
+    with open(self.path("runs/rest"), "wb", buffering=0) as file:
+      with self.assertRaises(OSError):
+        while True:
+          file.write(bytes(1000000))
+    errors = process.communicate(timeout=20)[1]
+    self.assertEqual(process.returncode, 1)
+    self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
+                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is as it was")
+
+  def test_full_disk(self):
+    self.small_disk("480k")
+    done = self.call(**self.changes)  # 148 KB a checkpoint: the third or fourth does not fit
+    self.assertEqual(done.returncode, 1, done.stderr)
+    kept = self.steps()
+    self.assertIn(kept, ([10, 20], [10, 20, 30]))
+    # Most often; a line of metrics.jsonl may meet the full disk at the same time.
+    self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
+                                  rf"device.*step_{kept[-1]:08d}|step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
+    self.assertNotRegex(done.stderr, CRASH)
+    self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
+    subprocess.run(["mount", "-o", "remount,size=10m", self.path("runs")], check=True)
+    done = self.run_ok("--resume")
+    self.assertEqual(done.stderr, "")
+    self.assertIn(f"step_{kept[-1]:08d}", done.stdout)
+    self.assertEqual(self.outcome(), self.straight())
+
+
+  def test_files_that_may_not_be_so_long(self):
+    self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
+    done = subprocess.run([TRAIN, "config.json"], cwd=self.folder, capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40 << 10, 40 << 10)))
+    self.assertEqual(done.returncode, 1, done.stderr)
+    self.assertRegex(done.stderr, "the checkpoint of step 10 could not be written: .*File too large")
+
+
+class Settings(Runs):
+  def test_refused(self):
+    self.run_ok(train__steps=20, optimizer__warmup_steps=2)
+    self.write("train_000002.bin", shard(TEXT * 2))
+    for key, value in {
+        "seed": 7, "precision": "bf16", "model.layers": 3, "model.rope_base": 5000, "model.position": "none",
+        "model.mlp_ratio": 3.0, "attention.variant": "lssa", "attention.sink": "learned", "data.shuffle": False,
+        "data.train": "train_00000[012].bin", "batch.tokens": 128, "batch.micro": 4, "optimizer.lr": 1e-3,
+        "optimizer.beta2": 0.99, "optimizer.weight_decay": 0, "optimizer.grad_clip": 2.0, "optimizer.warmup_steps": 3,
+        "optimizer.schedule": "linear", "optimizer.final_lr_fraction": 0.5, "optimizer.skip_spikes": 5,
+        "train.steps": 40}.items():
+      with self.subTest(key=key):
+        changes = {"train__steps": 20, "data__train": "train_00000[01].bin", **{key.replace(".", "__"): value}}
+        self.run_bad("--resume", names=[f"\n  {key}", "checkpoint", "now"], **changes)
+    self.write("other.bin", shard(TEXT[30:] * 10))
+    self.run_bad("--resume", names=["val.bin", "other.bin"], train__steps=20, data__train="train_00000[01].bin",
+                 data__val="other.bin")
+    content = self.bytes_of(self.path("val.bin"))
+    for name in ("train_000001.bin", "val.bin"):  # other content of the same size
+      with open(self.path(name), "r+b") as file:
+        file.seek(1500)
+        file.write(b"x")
+      self.run_bad("--resume", names=[rf'{name}" of \d+ tokens \((\w+)\) in the checkpoint, "{name}" of \d+ tokens '
+                                      r"\((?!\1)\w+\) now"], train__steps=20, data__train="train_00000[01].bin")
+      self.write("val.bin", content)
+
+  def test_allowed(self):
+    expected = self.straight()
+    os.mkdir(self.path("moved"))
+    for name in ("train_000000.bin", "train_000001.bin"):
+      shutil.copy(self.path(name), self.path("moved", name))
+    for changes in ({"name": "straight"}, {"log__every": 3}, {"eval__tokens": 128, "eval__lengths": [8, 16]},
+                    {"checkpoint__every": 7, "checkpoint__keep": 1}, {"generate__every": 4}, {"threads": 2},
+                    {"train__recompute": "block"}, {"init": "nowhere"}, {"batch__micro": None},
+                    {"data__train": "moved/train*.bin"}, {"train__steps": None, "train__tokens": 40 * 64}):
+      with self.subTest(**changes):
+        for step in (30, 40):
+          shutil.rmtree(self.path(f"runs/straight/step_{step:08d}"), ignore_errors=True)
+        self.run_ok("--resume", **{"name": "straight", **changes, "checkpoint__keep": 9})
+        self.assertEqual(self.outcome(run="straight")[1][0], expected[1][0])
+        for step in set(self.steps("straight")) - {10, 20}:
+          shutil.rmtree(self.path(f"runs/straight/step_{step:08d}"))
+
+  def test_more_steps(self):
+    for schedule, decay in (("constant", {}), ("wsd", {"optimizer__decay_fraction": 0.25})):
+      with self.subTest(schedule):
+        changes = {"optimizer__schedule": schedule, **decay}
+        expected = self.straight(80, train__steps=80, **changes)
+        self.run_ok(train__steps=40, **changes)
+        for step in (40,) if schedule == "wsd" else ():  # step 30 is the last one before the decay
+          shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+        self.run_ok("--resume", train__steps=80, **changes)
+        steady, files = self.outcome(80)
+        without = [[entry for entry in lines if (entry["type"], entry["step"]) != ("val", 40)] for lines in
+                   (steady, expected[0])]  # the end of the shorter run
+        self.assertEqual(*without)
+        self.assertEqual(files, expected[1])
+        shutil.rmtree(self.path("runs"))
+    self.run_ok(train__steps=40, optimizer__schedule="wsd")
+    self.run_bad("--resume", names=["train.steps", "40", "80", "wsd"], train__steps=80, optimizer__schedule="wsd")
+
+  def test_fewer_steps(self):
+    self.run_ok(optimizer__schedule="constant")
+    self.run_bad("--resume", names=["train.steps", "30", "40"], optimizer__schedule="constant", train__steps=30)
+
+  def test_keep(self):
+    self.run_ok(train__steps=11, checkpoint__every=2, checkpoint__keep=3)
+    self.assertEqual(self.steps(), [8, 10, 11])
+    self.run_ok("--overwrite", train__steps=11, checkpoint__every=2, checkpoint__keep=1, checkpoint__at_end=False)
+    self.assertEqual(self.steps(), [10])
+    self.run_ok("--overwrite", train__steps=11, checkpoint__every=0)
+    self.assertEqual(self.steps(), [11])
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,369 @@
+// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here; scripts/prepare_text.py must give the same tokens as
+// the C++ code. With PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files) known encodings are checked too.
+#include "data/tokenizer.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "data/gpt2_bpe.h"
+#include "data/shards.h"
+#include "data/utf8.h"
+#include "test/support/error_of.h"
+#include "test/support/temp_dir.h"
+
+namespace {
+
+using Tokens = std::vector<int>;
+using Pairs = std::vector<std::pair<std::string, std::string>>;  // merges, as they are written in the file
+
+std::string letter(int byte) {  // how the vocabulary files write a byte
+  int next = 256;
+  std::string text;
+  for (int b = 0; b <= byte; b++) {
+    const bool visible = (b > 32 && b < 127) || (b > 160 && b < 256 && b != 173);
+    text.clear();
+    utf8_append(text, visible ? b : next++);
+  }
+  return text;
+}
+
+struct Files {  // a small vocabulary: bytes are 0 to 255, then what the merges make, then <|endoftext|>
+  nlohmann::json vocabulary;
+  std::string merges = "#version: 0.2\n";
+  explicit Files(const Pairs& pairs) {
+    for (int byte = 0; byte < 256; byte++) vocabulary[letter(byte)] = byte;
+    for (auto& [left, right] : pairs) {
+      if (!vocabulary.contains(left + right)) vocabulary[left + right] = vocabulary.size();
+      merges += left + " " + right + "\n";
+    }
+    vocabulary["<|endoftext|>"] = vocabulary.size();
+  }
+};
+
+const Pairs hello_merges = {{"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {"Ġ", "w"},
+                            {"o", "r"}, {"Ġw", "or"}, {"l", "d"}, {"Ġwor", "ld"}};
+constexpr int hello = 259, space_world = 264, separator = 265;
+
+struct Gpt2 : testing::Test {
+  TempDir dir;
+  Files files{hello_merges};
+  std::unique_ptr<Tokenizer> open() {
+    write_file(dir / "vocab.json", files.vocabulary.dump());
+    write_file(dir / "merges.txt", files.merges);
+    return open_tokenizer("gpt2", dir.path);
+  }
+  void expect_bad(std::initializer_list<std::string> parts) {
+    expect_user_error([&] { open(); }, parts);
+  }
+};
+
+TEST(Bytes, OneTokenPerByte) {
+  auto tokenizer = open_tokenizer("bytes", "");
+  const std::string text = std::string("a\0\xff\xc3\xa9", 5);
+  EXPECT_EQ(tokenizer->encode(text), (Tokens{97, 0, 255, 195, 169}));
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+  EXPECT_EQ(tokenizer->decode({65, 256, -1, 66}), "A\xef\xbf\xbd\xef\xbf\xbd" "B");
+  EXPECT_EQ(tokenizer->vocab(), 256);
+  EXPECT_EQ(tokenizer->end_of_text(), -1);
+}
+
+TEST(Bytes, AnUnknownKindIsNamed) {
+  expect_user_error([] { open_tokenizer("gpt3", ""); }, {"generate.tokenizer", "\"gpt3\"", "gpt2, bytes"});
+}
+
+TEST(Utf8, InvalidBytesAreReplacedOneByOne) {
+  const std::string r = "\xef\xbf\xbd";
+  EXPECT_EQ(valid_utf8("a\u00e9\u20ac\U0001f600"), "a\u00e9\u20ac\U0001f600");
+  EXPECT_EQ(valid_utf8(std::string("\0", 1)), std::string("\0", 1));
+  EXPECT_EQ(valid_utf8("\x80x\xff"), r + "x" + r);
+  EXPECT_EQ(valid_utf8("x\xe2\x82"), "x" + r + r);                        // cut short at the end
+  EXPECT_EQ(valid_utf8("\xe2\x82z"), r + r + "z");                        // cut short by another character
+  EXPECT_EQ(valid_utf8("\xc0\xaf\xe0\x80\xaf"), r + r + r + r + r);       // overlong
+  EXPECT_EQ(valid_utf8("\xed\xa0\x80"), r + r + r);                       // a surrogate
+  EXPECT_EQ(valid_utf8("\xed\x9f\xbf\xee\x80\x80"), "\xed\x9f\xbf\xee\x80\x80");  // its neighbours
+  EXPECT_EQ(valid_utf8("\xf4\x8f\xbf\xbf"), "\xf4\x8f\xbf\xbf");
+  EXPECT_EQ(valid_utf8("\xf4\x90\x80\x80\xf5"), r + r + r + r + r);       // beyond U+10FFFF
+  EXPECT_EQ(valid_utf8("\xf0\x8f\xbf\xbf"), r + r + r + r);
+}
+
+TEST_F(Gpt2, DecodesBytesEvenPartsOfCharacters) {
+  auto tokenizer = open();
+  EXPECT_EQ(tokenizer->decode({hello, space_world, separator}), "hello world<|endoftext|>");
+  EXPECT_EQ(tokenizer->decode({0xe2, 0x82}), "\xe2\x82");
+  EXPECT_EQ(tokenizer->decode({0xe2, 0x82, 0xac}), "\u20ac");
+  EXPECT_EQ(tokenizer->decode({0, 32, 173, 266, -7}), std::string("\0 \xad\xef\xbf\xbd\xef\xbf\xbd", 9));
+  EXPECT_EQ(tokenizer->decode({}), "");
+  EXPECT_EQ(tokenizer->encode(""), Tokens{});
+  EXPECT_EQ(tokenizer->vocab(), 266);
+  EXPECT_EQ(tokenizer->end_of_text(), separator);
+}
+
+TEST_F(Gpt2, MissingFilesAreNamed) {
+  expect_user_error([] { open_tokenizer("gpt2", ""); },
+                    {"generate.tokenizer_dir is empty", "encoder.json", "vocab.bpe"});
+  expect_user_error([&] { open_tokenizer("gpt2", dir / "none"); }, {dir / "none", "vocab.json", "encoder.json"});
+  write_file(dir / "encoder.json", files.vocabulary.dump());
+  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir.path, "merges.txt", "vocab.bpe"});
+  ::mkdir((dir / "vocab.bpe").c_str(), 0755);
+  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir / "vocab.bpe", "Is a directory"});
+  ::rmdir((dir / "vocab.bpe").c_str());
+  write_file(dir / "vocab.bpe", files.merges);
+  EXPECT_EQ(open_tokenizer("gpt2", dir.path)->vocab(), 266);
+  ::chmod((dir / "vocab.bpe").c_str(), 0);
+  without_root([&] {
+    expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {dir / "vocab.bpe", "Permission denied"});
+  });
+}
+
+TEST_F(Gpt2, DamagedVocabulariesAreRefused) {
+  const nlohmann::json good = files.vocabulary;
+  const std::string name = dir / "vocab.json";
+  for (const std::string& text : {good.dump().substr(0, 2000), std::string(), std::string("\xff\xfe")}) {
+    write_file(name, text);
+    write_file(dir / "merges.txt", files.merges);
+    expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "not valid JSON"});
+  }
+  for (const char* text : {"[]", "{}", "3", "[\"a\"]"}) {
+    files.vocabulary = nlohmann::json::parse(text);
+    expect_bad({name, "one JSON object"});
+  }
+  for (const nlohmann::json& id : {nlohmann::json(266), nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json("7"),
+                                   nlohmann::json(~uint64_t(0)), nlohmann::json(nullptr)}) {
+    files.vocabulary = good;
+    files.vocabulary["hello"] = id;
+    expect_bad({name, "\"hello\"", id.dump(), "0 to 265"});
+  }
+  write_file(name, "{\"hello\":" + std::string(1 << 20, '[') + std::string(1 << 20, ']') + "}");
+  expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "levels of nested JSON"});
+  files.vocabulary = good;
+  files.vocabulary[std::string(1 << 20, 'x')] = "y";
+  EXPECT_LT(error_of([&] { write_file(name, files.vocabulary.dump()), open_tokenizer("gpt2", dir.path); }).size(), 1000u);
+  files.vocabulary = good;
+  files.vocabulary["hello"] = 7;
+  expect_bad({name, "\"hello\"", "the same number 7"});
+  files.vocabulary = good;
+  files.vocabulary.erase(letter(10));
+  files.vocabulary["other"] = 10;
+  expect_bad({name, "byte 10", letter(10), "byte-level"});
+}
+
+TEST_F(Gpt2, DamagedMergesAreRefused) {
+  const std::string good = files.merges, name = dir / "merges.txt";
+  for (const char* line : {"hello", "he l l", "he ", " he", "he  ll"}) {
+    files.merges = good + line + "\n";
+    expect_bad({name, "line 11", line, "not two tokens"});
+  }
+  files.merges = good + "he o\n";
+  expect_bad({name, "line 11", "\"heo\" is not in", dir / "vocab.json"});
+  files.merges = good + "zz y\n";
+  expect_bad({name, "line 11", "\"zz\" is not in"});
+  files.merges = good.substr(0, good.rfind("l d"));  // cut between two lines
+  expect_bad({name, "no merge makes token 263, \"ld\"", dir / "vocab.json"});
+  files.merges = "";
+  expect_bad({name, "no merge makes token 256, \"he\""});
+}
+
+#if HAVE_PCRE2
+
+// What scripts/prepare_text.py makes of one document, less the separator before it. Tests run in the repository's root.
+Tokens tokens_of_script(const std::string& text, const std::string& vocabulary_dir) {
+  const std::string script = (std::filesystem::path(__FILE__).parent_path() / "../scripts/prepare_text.py").string();
+  TempDir dir;
+  write_file(dir / "text", text);
+  const std::string command = "python3 '" + script + "' '" + (dir / "text") + "' --out '" + dir.path + "' --name x " +
+                              "--tokenizer gpt2 --tokenizer-dir '" + vocabulary_dir + "' --val-fraction 0 >/dev/null";
+  if (std::system(command.c_str()) != 0) failure("failed: %s", command.c_str());
+  auto shards = open_shards({dir / "x_train_000000.bin"}, 65536, "data.train");
+  const int T = int(shards[0].tokens - 1);
+  Tokens inputs(T), targets(T);
+  WindowReader(shards, T, 65536).read(0, inputs.data(), targets.data());
+  return targets;
+}
+
+std::vector<std::string> pieces(const std::string& text) {
+  std::vector<std::string> result;
+  for (auto piece : split_gpt2(text)) result.emplace_back(piece);
+  return result;
+}
+
+TEST(Split, AsGpt2Does) {
+  using P = std::vector<std::string>;
+  EXPECT_EQ(pieces(""), P{});
+  EXPECT_EQ(pieces("hello world"), (P{"hello", " world"}));
+  EXPECT_EQ(pieces("It's we've I'd, don't you'll"),
+            (P{"It", "'s", " we", "'ve", " I", "'d", ",", " don", "'t", " you", "'ll"}));
+  EXPECT_EQ(pieces("IT'S 'x 's''"), (P{"IT", "'", "S", " '", "x", " '", "s", "''"}));  // contractions are lower case
+  EXPECT_EQ(pieces("a'x b'dd"), (P{"a", "'", "x", " b", "'d", "d"}));
+  EXPECT_EQ(pieces("a  b"), (P{"a", " ", " b"}));            // the last space goes with the word
+  EXPECT_EQ(pieces("a \n b"), (P{"a", " \n", " b"}));
+  EXPECT_EQ(pieces("a\n\nb"), (P{"a", "\n", "\n", "b"}));    // a newline does not
+  EXPECT_EQ(pieces("a   "), (P{"a", "   "}));
+  EXPECT_EQ(pieces("x2y 34 5.6"), (P{"x", "2", "y", " 34", " 5", ".", "6"}));
+  EXPECT_EQ(pieces("$%^ &*"), (P{"$%^", " &*"}));
+  EXPECT_EQ(pieces("na\u00efve \u4f60\u597d\u3002"), (P{"na\u00efve", " \u4f60\u597d", "\u3002"}));
+  EXPECT_EQ(pieces("e\u0301x"), (P{"e", "\u0301", "x"}));    // a combining mark is no letter
+  EXPECT_EQ(pieces("x\u00b2\u2163\u0663"), (P{"x", "\u00b2\u2163\u0663"}));   // superscript, Roman, Arabic: numbers
+  EXPECT_EQ(pieces("\U0001d400\U0001f600!"), (P{"\U0001d400", "\U0001f600!"}));
+  EXPECT_EQ(pieces("a\u00a0b"), (P{"a", "\u00a0", "b"}));    // white space, but not the space that leads a word
+  EXPECT_EQ(pieces("a\u3000\u2003 b"), (P{"a", "\u3000\u2003", " b"}));
+  EXPECT_EQ(pieces("a\u0085\u2028b"), (P{"a", "\u0085", "\u2028", "b"}));
+  EXPECT_EQ(pieces("a\x1c\u200b\u180e!"), (P{"a", "\x1c\u200b\u180e!"}));     // none of these is white space
+  EXPECT_EQ(pieces(std::string("a\0b", 3)), (P{"a", std::string("\0", 1), "b"}));
+}
+
+TEST_F(Gpt2, MergesByRank) {
+  auto tokenizer = open();
+  EXPECT_EQ(tokenizer->encode("hello world"), (Tokens{hello, space_world}));
+  EXPECT_EQ(tokenizer->encode("hell"), Tokens{258});
+  EXPECT_EQ(tokenizer->encode("helo"), (Tokens{256, 'l', 'o'}));
+  EXPECT_EQ(tokenizer->encode("lll"), (Tokens{257, 'l'}));          // from the left
+  EXPECT_EQ(tokenizer->encode("lld"), (Tokens{257, 'd'}));          // "l l" stands before "l d"
+  EXPECT_EQ(tokenizer->encode("world"), (Tokens{'w', 261, 263}));
+  EXPECT_EQ(tokenizer->encode("\u20ac"), (Tokens{0xe2, 0x82, 0xac}));
+}
+
+TEST_F(Gpt2, BothFileNamesAndLineEnds) {
+  write_file(dir / "encoder.json", files.vocabulary.dump(2));
+  std::string merges = "#version: 0.2\r\n";
+  for (auto& [left, right] : hello_merges) merges += left + " " + right + "\r\n";
+  write_file(dir / "vocab.bpe", merges);
+  EXPECT_EQ(open_tokenizer("gpt2", dir.path)->encode("hello world"), (Tokens{hello, space_world}));
+  write_file(dir / "vocab.bpe", files.merges.substr(files.merges.find('\n') + 1));
+  EXPECT_EQ(open_tokenizer("gpt2", dir.path)->encode("hello world"), (Tokens{hello, space_world}));
+}
+
+TEST_F(Gpt2, EndOfTextIsOneToken) {
+  auto tokenizer = open();
+  EXPECT_EQ(tokenizer->encode("<|endoftext|>"), Tokens{separator});
+  EXPECT_EQ(tokenizer->encode("hello<|endoftext|><|endoftext|> world"),
+            (Tokens{hello, separator, separator, space_world}));
+  EXPECT_EQ(tokenizer->encode("<|endoftext|").size(), 12u);
+  EXPECT_EQ(tokenizer->encode("a <|endoftext|>"), (Tokens{'a', ' ', separator}));
+}
+
+TEST_F(Gpt2, AnyBytesComeBack) {
+  auto tokenizer = open();
+  for (const std::string text :
+       {"hello\xff\xfe world", "\x80", "\xe2\x82", "hello \xc3", "\xed\xa0\x80hello world\xf0\x9f"})
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+  EXPECT_EQ(tokenizer->encode("\xc3hello"), (Tokens{0xc3, hello}));
+  std::mt19937 random(1);
+  for (int i = 0; i < 2000; i++) {
+    std::string text(random() % 40, ' ');
+    for (char& c : text) c = random() % 3 ? "hello world<|endoftext|>"[random() % 24] : char(random());
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+  }
+}
+
+// The definition, slowly: find the pair of the lowest rank, merge all its occurrences from left to right, again.
+Tokens merged_slowly(const std::string& piece, const Pairs& merges, const nlohmann::json& vocabulary) {
+  std::vector<std::string> word;
+  for (unsigned char byte : piece) word.push_back(letter(byte));
+  while (true) {
+    auto best = merges.end();
+    for (size_t i = 0; i + 1 < word.size(); i++)
+      best = std::min(best, std::find(merges.begin(), merges.end(), std::pair(word[i], word[i + 1])));
+    if (best == merges.end()) break;
+    for (size_t i = 0; i + 1 < word.size(); i++)
+      if (std::pair(word[i], word[i + 1]) == *best) {
+        word[i] += word[i + 1];
+        word.erase(word.begin() + i + 1);
+      }
+  }
+  Tokens tokens;
+  for (const std::string& token : word) tokens.push_back(vocabulary[token]);
+  return tokens;
+}
+
+TEST_F(Gpt2, RandomVocabulariesAgreeWithTheDefinition) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 60; round++) {
+    Pairs merges;
+    std::vector<std::string> tokens = {"a", "b", "c"};
+    while (merges.size() < 30) {  // in any order: a token may be made in several ways, also after its first use
+      const std::pair pair(tokens[random() % tokens.size()], tokens[random() % tokens.size()]);
+      if (pair.first.size() + pair.second.size() > 8 || std::count(merges.begin(), merges.end(), pair)) continue;
+      merges.push_back(pair);
+      tokens.push_back(pair.first + pair.second);
+    }
+    std::shuffle(merges.begin(), merges.end(), random);
+    files = Files(merges);
+    auto tokenizer = open();
+    for (int i = 0; i < 50; i++) {
+      std::string piece(1 + random() % 40, ' ');
+      for (char& c : piece) c = "abc"[random() % (1 + round % 3)];
+      EXPECT_EQ(tokenizer->encode(piece), merged_slowly(piece, merges, files.vocabulary))
+          << piece << "\n" << files.merges;
+    }
+  }
+}
+
+TEST_F(Gpt2, APieceOfAMegabyteIsQuick) {
+  auto tokenizer = open();
+  std::string text;
+  for (int i = 0; i < 200000; i++) text += "hello";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(tokenizer->encode(text), Tokens(200000, hello));
+  EXPECT_EQ(tokenizer->encode(std::string(1000000, ' ') + "x").size(), 1000001u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));  // a quadratic merge takes hours
+}
+
+std::string random_text(std::mt19937& random, int length) {
+  static const std::vector<std::pair<unsigned, unsigned>> blocks = {
+      {0x20, 0x7e}, {0x20, 0x7e}, {0x9, 0xd}, {0x1c, 0x20}, {0x80, 0x24f}, {0x300, 0x36f}, {0x370, 0x52f},
+      {0x5d0, 0x6ff}, {0x900, 0x97f}, {0x1680, 0x1690}, {0x1800, 0x1820}, {0x2000, 0x206f}, {0x2150, 0x218b},
+      {0x2460, 0x24ff}, {0x3000, 0x30ff}, {0x4e00, 0x4eff}, {0xac00, 0xacff}, {0xfe00, 0xfeff}};
+  static const char* const words[] = {"hello", " world", " hello", "'s", "'ll", "  ", "\n\n", " 12",
+                                      "<|endoftext", "<|", "\U0001f600", "\U0001d7d8", "\U00020000", "\U0001d400"};
+  std::string text;
+  while (length-- > 0) {
+    if (random() % 2) {
+      text += words[random() % std::size(words)];
+    } else {
+      const auto [first, last] = blocks[random() % blocks.size()];
+      utf8_append(text, first + random() % (last - first + 1));
+    }
+  }
+  return text;
+}
+
+TEST_F(Gpt2, TheScriptGivesTheSameTokens) {
+  auto tokenizer = open();
+  std::mt19937 random(3);
+  std::string text = "hello world";
+  for (int i = 0; i < 400; i++) text += random_text(random, 50);
+  ASSERT_EQ(text.find("<|endoftext|>"), std::string::npos);
+  EXPECT_EQ(tokens_of_script(text, dir.path), tokenizer->encode(text));
+}
+
+TEST(PublishedVocabulary, KnownEncodings) {
+  const char* dir = std::getenv("PLUSGPT_GPT2_VOCAB");
+  if (!dir) GTEST_SKIP() << "PLUSGPT_GPT2_VOCAB names no folder with GPT-2's vocabulary";
+  auto tokenizer = open_tokenizer("gpt2", dir);
+  EXPECT_EQ(tokenizer->vocab(), 50257);
+  EXPECT_EQ(tokenizer->end_of_text(), 50256);
+  EXPECT_EQ(tokenizer->encode("hello world"), (Tokens{31373, 995}));
+  EXPECT_EQ(tokenizer->encode("Hello, I'm a language model,<|endoftext|>"),
+            (Tokens{15496, 11, 314, 1101, 257, 3303, 2746, 11, 50256}));
+  std::mt19937 random(4);
+  std::string text = "hello world";
+  for (int i = 0; i < 400; i++) text += random_text(random, 50);
+  EXPECT_EQ(tokens_of_script(text, dir), tokenizer->encode(text));
+}
+
+#else
+
+TEST_F(Gpt2, WithoutPcre2TextIsRefused) {
+  auto tokenizer = open();
+  expect_user_error([&] { tokenizer->encode("hello"); }, {"without PCRE2", "libpcre2-dev", "bytes"});
+  EXPECT_EQ(tokenizer->encode("<|endoftext|>"), Tokens{separator});
+}
+
+#endif
+
+}  // namespace

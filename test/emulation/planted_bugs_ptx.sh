@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx-90a) notice each, and notice
+# nothing without. What a bug does to which lines is a regular expression and its replacement (emulation/ptx/options.h). Exit 1 if not.
+set -u
+build=${1:?usage: test/emulation/planted_bugs_ptx.sh BUILD_DIR}
+program=$build/test_attention
+[ -x "$program" ] || { echo "planted_bugs_ptx.sh: $program is not there; build it with make check-ptx." >&2; exit 1; }
+
+wrong='error .* is above|nan'
+# bug | kernel | what | becomes | which line (0: each) | must be printed
+bugs="
+no_proxy_fence         | forward_hopper | fence.proxy.async.shared::cta;            |                    | 1 | without fence.proxy.async
+no_proxy_fence_keys    | keys_hopper    | fence.proxy.async.shared::cta;            |                    | 0 | without fence.proxy.async
+no_wgmma_fence         | forward_hopper | wgmma.fence.sync.aligned;                 |                    | 0 | since wgmma.fence|before any wgmma.fence
+no_wgmma_wait          | forward_hopper | wgmma.wait_group.sync.aligned 0;          |                    | 1 | that products are adding to
+weak_wgmma_wait        | forward_hopper | (wgmma.wait_group.sync.aligned) 0;        | \$1 1;             | 1 | that products are adding to
+no_wgmma_commit        | forward_hopper | wgmma.commit_group.sync.aligned;          |                    | 1 | that products are adding to
+transposed_tile        | forward_hopper | add, 1, 1, 0, 0;                          | add, 1, 1, 0, 1;   | 1 | $wrong
+straight_tile          | forward_hopper | add, 1, 1, 1;                             | add, 1, 1, 0;      | 0 | $wrong|not modelled
+no_swizzle             | forward_hopper | 4611686293305360384                       | 274877972480       | 1 | descriptor that is not modelled
+shifted_tile           | forward_hopper | 4611686293305360384                       | 4611686293305360386 | 1 | $wrong
+more_arrivals          | forward_hopper | (mbarrier.init.*), %r[0-9]+;              | \$1, 9;            | 2 | deadlock
+fewer_arrivals         | forward_hopper | (mbarrier.init.*), %r[0-9]+;              | \$1, 4;            | 2 | of what products read|copy under way|deadlock
+fewer_bytes            | forward_hopper | (mbarrier.arrive.expect_tx.*), %r[0-9]+;  | \$1, 64;           | 1 | deadlock|bytes that did not come|copy under way
+wrong_parity           | forward_hopper | (mbarrier.try_wait.* done, .*), %r[0-9]+; | \$1, 1;            | 0 | copy under way|deadlock
+no_barrier_after_init  | forward_hopper | bar.sync 0;                               |                    | 1 | use as an mbarrier|no mbarrier
+no_bulk_wait           | forward_hopper | cp.async.bulk.wait_group.read 0;          |                    | 1 | not waited for
+weak_copy_wait         | forward_tensor | cp.async.wait_group 1;                    | cp.async.wait_group 2; | 1 | copy under way
+no_barrier_after_copy  | forward_tensor | bar.sync 0;                               |                    | 0 | race in shared memory|copy under way
+other_register_counts  | forward_hopper | setmaxnreg.inc.sync.aligned.u32 240;      | setmaxnreg.inc.sync.aligned.u32 241; | 1 | multiples of 8
+unknown_modifier       | forward_hopper | ex2.approx.ftz.f32                        | ex2.approx.sat.f32 | 1 | ex2.approx.sat.f32 is not known .* in kernel .*forward_hopper
+"
+
+attention() { # $1: what to plant; all that the program prints
+  PTX_ASYNC=late PTX_MUTATE=$1 timeout 120 "$program" --gtest_brief=1 \
+    --gtest_filter='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal' 2>&1
+}
+failed=0
+clean=$(attention '') && ! grep -q '^ptx: ' <<< "$clean" || { echo "planted_bugs_ptx.sh: without a bug: $clean" >&2; failed=1; }
+planted=0
+trim() { sed 's/^ *//; s/ *$//' <<< "$1"; }
+while IFS='|' read -r bug kernel what becomes which pattern; do
+  [ -n "$bug" ] || continue
+  planted=$((planted + 1))
+  found=$(attention "$(trim "$kernel")/$(trim "$what")/$(trim "$becomes")/$(trim "$which")")
+  status=$?
+  if [ $status = 0 ] || ! grep -q '^ptx: planted' <<< "$found" || ! grep -Eqi "$(trim "$pattern")" <<< "$found"; then
+    echo "planted_bugs_ptx.sh: $(trim "$bug") was not noticed (exit $status, expected \"$(trim "$pattern")\"):" >&2
+    cut -c1-300 <<< "$found" | head -20 >&2
+    failed=1
+  fi
+done <<< "$bugs"
+[ $failed = 0 ] && echo "planted bugs: $planted of $planted noticed by $build"
+exit $failed

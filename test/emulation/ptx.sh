@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs the CUDA build's test programs on the PTX that nvcc made of it, without a GPU (ptx/): test/emulation/ptx.sh build/ptx-90a.
+# With asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must
+# be noticed. FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when
+# anything failed.
+set -u
+build=${1:?usage: test/emulation/ptx.sh BUILD_DIR}
+full=${FULL:-}
+limit=15m  # for a program: one that spins would never end
+[ -z "$full" ] || limit=2h
+
+run() { # mode, program, filter
+  [ -x "$build/test_$2" ] || return
+  local log=$build/test_$2.$1.log
+  PTX_ASYNC=$1 timeout "$limit" "$build/test_$2" --gtest_brief=1 --gtest_filter="$3" > "$log" 2>&1 && return
+  { echo "=== $2, asynchronous work $1"; cat "$log"; } >> "$build/failed.$1"
+}
+run_all() { # mode
+  rm -f "$build/failed.$1"
+  run "$1" hopper '*'
+  # The kernels that do nothing asynchronously are run once, unless there is time: attention's for anything (0 in
+  # float32, 1 in bf16), without the long sequences, and all that is not attention.
+  local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
+  case "$full:$1" in
+    :late) attention+=':AttentionTest/1.*' ;;
+    :random) attention+=':AttentionTest/0.*' others='kernels gate prepare' ;;
+    *) attention='*' others='kernels gate prepare matmul model' ;;
+  esac
+  run "$1" attention "$attention"
+  for program in $others; do run "$1" "$program" '*'; done
+}
+
+failed=0
+modes="late random ${full:+early}"
+for mode in $modes; do run_all "$mode" & done
+wait
+for mode in $modes; do
+  if [ -e "$build/failed.$mode" ]; then
+    cut -c1-1000 "$build/failed.$mode"
+    failed=1
+  else
+    echo "PTX, asynchronous work $mode: $(cat "$build"/*."$mode".log | awk '/PASSED/ { n += $4 } END { print n }') tests passed"
+  fi
+done
+[ ! -x "$build/test_hopper" ] || bash test/emulation/planted_bugs_ptx.sh "$build" || failed=1
+exit $failed

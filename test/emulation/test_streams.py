@@ -1,0 +1,36 @@
+"""Whole runs with streams whose work the CPU layer keeps back, as late as waits allow or at random: the same bits.
+
+A wait that the program lacks, between two streams or before the host touches what a copy reads or writes, would show
+here; emulation/cpu/streams.h says how.
+"""
+import os
+import unittest
+
+from checkpoint.test_resume import LARGE, Runs
+
+
+class Streams(Runs):
+  def run_with(self, order, *flags, **changes):
+    os.environ["PLUSGPT_STREAMS"] = order
+    self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
+    self.run_ok("--overwrite", *flags, name=order, train__steps=8, checkpoint__every=2, batch__tokens=128, **changes)
+    return self.outcome(4, order), self.outcome(8, order)
+
+  def test_same_bits(self):
+    for ranks, changes in ((1, {"attention__variant": "lssar_softplus_gated"}), (1, {"precision": "bf16"}),
+                           (2, {}), (2, {"train__zero_stage": 0, "attention__variant": "softmax_sink"})):
+      at_once = None
+      for order in ("at_once", "late", "random", "random2", "random3"):
+        with self.subTest(order, ranks=ranks, **changes):
+          outcome = self.run_with(order, "--gpus", str(ranks), **{**LARGE, **changes})
+          at_once = at_once or outcome
+          self.assertEqual(outcome, at_once)
+
+  def test_unknown_orders(self):
+    os.environ["PLUSGPT_STREAMS"] = "later"
+    self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
+    self.bad(names=["PLUSGPT_STREAMS=later", "at_once, late, or random"])
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,230 @@
+// matmul() against its float64 reference: all transpositions, epilogues and types, odd shapes and row strides.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/gelu.cuh"
+#include "kernels/matmul.cuh"
+#include "test/support/compare.h"
+#include "test/support/device.h"
+#include "test/kernels/reference.h"
+
+struct Case {
+  int m, n, k;
+  int pad = 0;  // elements between the rows of every matrix
+  float beta = 0;
+  Epilogue epilogue = Epilogue::none;
+  bool aux = true;   // bias_gelu keeps the values before GELU
+  size_t shift = 0;  // every array begins this many elements off 256 bytes
+};
+
+// Elements [shift, end) of a device array: its part of the test's matrices.
+template <class T>
+static std::vector<T> tail(const DeviceArray<T>& array, size_t shift) {
+  auto values = array.download();
+  values.erase(values.begin(), values.begin() + shift);
+  return values;
+}
+
+template <class T>
+static std::vector<T> shifted(std::vector<T> values, size_t shift) {
+  values.insert(values.begin(), shift, from_float<T>(NAN));
+  return values;
+}
+
+// Between the rows stands NaN in inputs, which must not be read, and in D, where it must stay.
+template <class T>
+static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
+  auto dense = random_normal<T>(size_t(rows) * columns, seed, scale);
+  std::vector<T> padded(size_t(rows) * (columns + pad), from_float<T>(NAN));
+  for (int r = 0; r < rows; r++)
+    std::copy_n(dense.begin() + size_t(r) * columns, columns, padded.begin() + size_t(r) * (columns + pad));
+  return padded;
+}
+
+template <class T>
+static std::vector<T> without_padding(const std::vector<T>& padded, int columns, int pad) {
+  std::vector<T> dense;
+  for (size_t at = 0; at < padded.size(); at += columns + pad)
+    dense.insert(dense.end(), padded.begin() + at, padded.begin() + at + columns);
+  return dense;
+}
+
+// Naive<float> for what tensor cores add up: they cut off where float rounds to nearest, towards zero (Fasi, Higham,
+// Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021).
+struct Chopped {
+  struct real {
+    float x;
+    real(double v = 0) : x(float(v)) {}
+    operator float() const { return x; }
+    real& operator+=(float product) {
+      double sum = double(x) + product;
+      x = float(sum);
+      if (std::fabs(x) > std::fabs(sum)) x = std::nextafter(x, 0.0f);
+      return *this;
+    }
+  };
+  static real round(real x) { return x; }
+};
+
+template <class TIn, class TOut>
+static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
+  std::string name = format("matmul %dx%dx%d %c%c pad %d beta %g epilogue %d", c.m, c.n, c.k, trans_a ? 'T' : 'N',
+                            trans_b ? 'T' : 'N', c.pad, c.beta, int(c.epilogue));
+  Pool products(name, unit_roundoff<TOut>), kept(name + " aux", unit_roundoff<TIn>);
+  for (unsigned seed : Pool::seeds(size_t(c.m) * c.n)) {
+    int columns_a = trans_a ? c.m : c.k, columns_b = trans_b ? c.k : c.n, ldd = c.n + c.pad;
+    auto a = random_matrix<TIn>(trans_a ? c.k : c.m, columns_a, c.pad, seed),
+         b = random_matrix<TIn>(trans_b ? c.n : c.k, columns_b, c.pad, seed + 1);
+    auto d0 = random_matrix<TOut>(c.m, c.n, c.pad, seed + 2);
+    auto bias = random_normal<TIn>(c.n, seed + 3), aux0 = random_matrix<TIn>(c.m, c.n, c.pad, seed + 4);
+    DeviceArray<TOut> d(shifted(d0, c.shift));
+    DeviceArray<TIn> device_a(shifted(a, c.shift)), device_b(shifted(b, c.shift)), device_bias(shifted(bias, c.shift)),
+        aux(shifted(aux0, c.shift));
+    if (c.beta == 0) d.poison();
+    if (c.epilogue == Epilogue::bias_gelu) aux.poison();
+    bool use_aux = c.epilogue == Epilogue::dgelu || (c.epilogue == Epilogue::bias_gelu && c.aux);
+    bool use_bias = c.epilogue == Epilogue::bias || c.epilogue == Epilogue::bias_gelu;
+    matmul<TIn, TOut>({.d = d + c.shift,
+                       .a = device_a + c.shift,
+                       .b = device_b + c.shift,
+                       .m = c.m,
+                       .n = c.n,
+                       .k = c.k,
+                       .trans_a = trans_a,
+                       .trans_b = trans_b,
+                       .ldd = c.pad ? ldd : 0,
+                       .lda = c.pad ? columns_a + c.pad : 0,
+                       .ldb = c.pad ? columns_b + c.pad : 0,
+                       .beta = c.beta,
+                       .epilogue = c.epilogue,
+                       .bias = use_bias ? device_bias + c.shift : nullptr,
+                       .aux = use_aux ? aux + c.shift : nullptr},
+                      nullptr);
+    // The product of bf16 matrices into float is stored, and rounded, in float.
+    using Plain = std::conditional_t<std::is_same_v<TIn, TOut>, Naive<TOut>, Chopped>;
+    auto reference = [&]<class P>(P) {
+      return ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), c.m, c.n, c.k, trans_a, trans_b, ldd,
+                           columns_a + c.pad, columns_b + c.pad, c.beta, int(c.epilogue), widen<P>(bias),
+                           widen<P>(aux0));
+    };
+    auto exact = reference(Exact());
+    auto naive = reference(Plain());
+    auto result = tail(d, c.shift);
+    products.add(without_padding(result, c.n, c.pad), without_padding(exact.d, c.n, c.pad),
+                 without_padding(naive.d, c.n, c.pad));
+    if (c.epilogue == Epilogue::bias_gelu && c.aux)
+      kept.add(without_padding(tail(aux, c.shift), c.n, c.pad), without_padding(exact.aux, c.n, c.pad),
+               without_padding(naive.aux, c.n, c.pad));
+    for (size_t i = 0; i < result.size(); i++)
+      if (int(i % ldd) >= c.n) {
+        EXPECT_TRUE(std::isnan(as_double(result[i]))) << name << " wrote between the rows, at " << i;
+      }
+  }
+}
+
+template <class TIn, class TOut>
+static void test_all(const std::vector<Case>& cases) {
+  for (const Case& c : cases)
+    for (bool trans_a : {false, true})
+      for (bool trans_b : {false, true}) test_matmul<TIn, TOut>(c, trans_a, trans_b);
+}
+
+// One element; odd everything; more than one tile each way; k longer than a slice of bf16; strides that keep 16 bytes
+// and not.
+static const std::vector<Case> plain = {
+    {1, 1, 1},         {1, 257, 64},   {113, 1, 31},
+    {3, 5, 7, 3},      {113, 40, 257}, {64, 72, 1100},
+    {128, 384, 96, 8}, {300, 530, 33}, {40, 24, 16, 0, 0, Epilogue::none, true, 1},
+};
+static const std::vector<Case> adding = {
+    {1, 1, 1, 0, 1}, {113, 40, 257, 1, 1}, {64, 72, 1100, 0, 1}, {300, 72, 16, 8, 1}};
+static const std::vector<Case> fused = {
+    {1, 8, 3, 0, 0, Epilogue::bias},
+    {113, 41, 40, 1, 0, Epilogue::bias},
+    {64, 520, 128, 0, 0, Epilogue::bias},
+    {1, 8, 3, 0, 0, Epilogue::bias_gelu},
+    {113, 41, 40, 1, 0, Epilogue::bias_gelu},
+    {64, 520, 128, 8, 0, Epilogue::bias_gelu},
+    {64, 128, 40, 0, 0, Epilogue::bias_gelu, false},
+    {1, 8, 3, 0, 0, Epilogue::dgelu},
+    {113, 41, 40, 1, 0, Epilogue::dgelu},
+    {64, 520, 128, 8, 0, Epilogue::dgelu},
+    {40, 24, 16, 0, 0, Epilogue::bias_gelu, true, 1},
+};
+
+TEST(Matmul, Float) {
+  test_all<float, float>(plain);
+  test_all<float, float>(adding);
+  test_all<float, float>(fused);
+}
+
+TEST(Matmul, Bf16) {
+  test_all<bf16, bf16>(plain);
+  test_all<bf16, bf16>(adding);
+  test_all<bf16, bf16>(fused);
+}
+
+TEST(Matmul, Bf16IntoFloat) {
+  test_all<bf16, float>(plain);
+  test_all<bf16, float>(adding);
+}
+
+template <class TIn, class TOut>
+static void test_reproducible() {
+  int m = 300, n = 130, k = 700;
+  auto a = random_normal<TIn>(size_t(m) * k, 1), b = random_normal<TIn>(size_t(k) * n, 2),
+       bias = random_normal<TIn>(n, 3);
+  expect_reproducible("matmul", [&] {
+    DeviceArray<TOut> d(size_t(m) * n), fused_d(size_t(m) * n);
+    DeviceArray<TIn> device_a(a), device_b(b), device_bias(bias), aux(size_t(m) * n);
+    matmul<TIn, TOut>({.d = d, .a = device_a, .b = device_b, .m = m, .n = n, .k = k}, nullptr);
+    if constexpr (std::is_same_v<TIn, TOut>)
+      matmul<TIn, TOut>({.d = fused_d,
+                         .a = device_a,
+                         .b = device_b,
+                         .m = m,
+                         .n = n,
+                         .k = k,
+                         .epilogue = Epilogue::bias_gelu,
+                         .bias = device_bias,
+                         .aux = aux},
+                        nullptr);
+    return bits_of(d, fused_d, aux);
+  });
+}
+
+TEST(Matmul, Reproducible) {
+  test_reproducible<float, float>();
+  test_reproducible<bf16, bf16>();
+  test_reproducible<bf16, float>();
+}
+
+// A checkpoint hands its choices back; lines that make no sense are skipped. (On the CPU there is nothing to choose.)
+TEST(Matmul, ChoicesSurviveARoundTrip) {
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
+  matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  std::string choices = matmul_choices();
+  EXPECT_EQ(choices.empty(), on_cpu);
+  matmul_set_choices("no\ttabs\n\t1\tzz\n" + choices + choices);
+  EXPECT_EQ(matmul_choices(), choices);
+  matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  expect_same_bits("matmul with the choices read back", after.download(), before.download());
+}
+
+TEST(Matmul, RefusesWhatHasNoMeaning) {
+  DeviceArray<float> x(64);
+  EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
+  EXPECT_THROW(
+      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::bias}, nullptr)),
+      Failure);
+  EXPECT_THROW(
+      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::dgelu}, nullptr)),
+      Failure);
+  EXPECT_THROW(
+      (matmul<float, float>(
+          {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .epilogue = Epilogue::bias, .bias = x}, nullptr)),
+      Failure);
+  matmul<float, float>({.d = x, .a = x, .b = x, .m = 0, .n = 4, .k = 4}, nullptr);  // nothing to do
+}

@@ -1,0 +1,203 @@
+// The whole GPT-2 once more, for the tests: forward and backward in the arithmetic of a policy (test/support/compare.h), put
+// together from the references of its parts. Parameters and gradients go by name, in Hugging Face's layouts, without
+// padding.
+#pragma once
+#include <map>
+#include <string>
+
+#include "settings/config.h"
+#include "attention/prepare.cuh"
+#include "test/attention/attention_reference.h"
+#include "test/attention/gate_reference.h"
+#include "test/kernels/reference.h"
+#include "train_gpt2.h"
+
+template <class P>
+struct WideOf {
+  using type = P;
+};  // the arithmetic of parameter gradients, which are float32 in any precision
+template <class T> struct WideOf<Naive<T>> { using type = Naive<float>; };
+
+template <class P>
+class ReferenceModel {
+ public:
+  using R = Real<P>;
+  using Array = Reals<P>;
+  std::map<std::string, Array> parameters, gradients;
+  Array losses;  // [N], of the last call
+
+  explicit ReferenceModel(const Config& config) : config_(config), settings_(attention_settings(config)) {
+    const Config::Model& m = config.model;
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
+    G = gate_logits(config);
+    gate_ = gate_settings(config);
+  }
+
+  // Parameters as the kernels see them: the masters rounded to the storage type.
+  void take_parameters(const Model& model) {
+    for (const Tensor& tensor : model.tensors()) {
+      std::vector<float> values(tensor.size);
+      model.read(tensor, Part::parameters, values.data());
+      Array& own = parameters[tensor.name];
+      own.assign(values.begin(), values.end());
+      for (R& x : own) x = P::round(x);
+    }
+  }
+
+  // The mean loss of the batch [B, T]; gradients = its derivatives.
+  double loss_and_gradients(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
+    double loss = forward(inputs, targets, B, T);
+    backward(inputs, B, T);
+    return loss;
+  }
+
+  double forward(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
+    int N = B * T;
+    layers_.assign(L, {});
+    Array none;
+    Array x = ref_embedding<P>(inputs, parameters["wte.weight"], parameters["wpe.weight"], T, C);
+    RefLayernorm<P> norm = ref_layernorm<P>(x, none, parameters["h.0.ln_1.weight"], parameters["h.0.ln_1.bias"], N, C);
+    for (int l = 0; l < L; l++) {
+      Layer& a = layers_[l];
+      std::string h = format("h.%d.", l);
+      a.ln1 = norm;
+      a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
+      if (G)
+        a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
+      for (int part = 0; part < 3; part++)
+        if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
+      settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
+      a.prepared = ref_prepare<P>(settings_, {B, T, H, D}, a.qkv, rope(T));
+      a.att = ref_attention<P>(settings_, {B, T, H, D}, a.prepared);
+      if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
+      else a.gated_att = a.att;
+      Array projected = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
+      if (gated(GatePosition::output)) a.ungated = projected, projected = gate(projected, a.logits, N);
+      a.ln2 = ref_layernorm<P>(a.ln1.sum, projected, parameters[h + "ln_2.weight"], parameters[h + "ln_2.bias"], N, C);
+      a.mlp = linear(a.ln2.out, h + "mlp.c_fc", N, C, F, 2);
+      projected = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1).d;
+      std::string next = l + 1 < L ? format("h.%d.ln_1", l + 1) : "ln_f";
+      norm = ref_layernorm<P>(a.ln2.sum, projected, parameters[next + ".weight"], parameters[next + ".bias"], N, C);
+    }
+    final_ = norm;
+    Array logits(size_t(N) * V);
+    logits =
+        ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
+    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V);
+    losses = classified_.losses;
+    R sum = 0;
+    for (R loss : losses) sum += loss;
+    return sum / N;
+  }
+
+ private:
+  struct Layer {
+    RefLayernorm<P> ln1, ln2;  // .sum is the residual stream that they normalise
+    Array qkv, prepared, att, gated_att, logits, ungated;
+    RefMatmul<P> mlp;          // .aux before GELU, .d after
+  };
+
+  // ---- the gate
+  bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
+  static GatePosition part_position(int part) {
+    return part == 0 ? GatePosition::query : part == 1 ? GatePosition::key : GatePosition::value;
+  }
+  GateCase gate_case(int N) const {
+    bool output = gate_.position == GatePosition::output;
+    return {gate_, N, output ? 1 : H, output ? C : D};
+  }
+  Array gate(const Array& x, const Array& logits, int N) const { return ref_gate<P>(gate_case(N), x, logits); }
+  // dx from dy; the gradient of the logits is kept for the products before.
+  Array gate_backward(const Array& dy, const Layer& a, int N) {
+    GateGradients<P> gradients = ref_gate_backward<P>(gate_case(N), dy, a.ungated, a.logits);
+    dlogits_ = gradients.dg;
+    return gradients.dx;
+  }
+  Array get_part(const Array& qkv, int part) const {
+    Array x;
+    for (size_t row = 0; row < qkv.size() / (3 * A); row++)
+      x.insert(x.end(), qkv.begin() + (row * 3 + part) * A, qkv.begin() + (row * 3 + part + 1) * A);
+    return x;
+  }
+  void put_part(Array& qkv, int part, const Array& x) const {
+    for (size_t row = 0; row < qkv.size() / (3 * A); row++)
+      std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
+  }
+
+  RopeScaling scaling() const { return rope_scaling_from_name(config_.eval.rope_scaling); }
+  double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
+  std::vector<float2> rope(int T) const {
+    if (config_.model.position != "rope") return {};
+    return rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
+  }
+
+  RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue) {
+    Array d(size_t(N) * out), aux(epilogue == 2 ? d.size() : 0);
+    return ref_matmul<P>(d, x, parameters[name + ".weight"], N, out, in, false, false, out, in, out, 0, epilogue,
+                         parameters[name + ".bias"], aux);
+  }
+
+  // dinput [N, in]; gradients of weight and bias.
+  Array linear_backward(const Array& doutput, const Array& input, const std::string& name, int N, int in, int out,
+                        const Array& before_gelu) {
+    using Wide = typename WideOf<P>::type;
+    Array none, zero(size_t(in) * out), dinput(size_t(N) * in), dbias(out, 0);
+    gradients[name + ".weight"] =
+        ref_matmul<Wide>(zero, input, doutput, in, out, N, true, false, out, in, out, 0, 0, none, none).d;
+    ref_bias_backward<P>(dbias, doutput, N, out, out);
+    gradients[name + ".bias"] = dbias;
+    return ref_matmul<P>(dinput, doutput, parameters[name + ".weight"], N, in, out, false, true, in, out, out, 0,
+                         before_gelu.empty() ? 0 : 3, none, before_gelu).d;
+  }
+
+  void layernorm_backward(Array& dx, const Array& dout, const RefLayernorm<P>& norm, const std::string& name, int N) {
+    Array dgamma(C, 0), dbeta(C, 0);
+    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.sum, norm.mean, norm.rstd, parameters[name + ".weight"], N,
+                              C);
+    gradients[name + ".weight"] = dgamma;
+    gradients[name + ".bias"] = dbeta;
+  }
+
+  void backward(const std::vector<int>& inputs, int B, int T) {
+    using Wide = typename WideOf<P>::type;
+    int N = B * T;
+    Array none, dx(size_t(N) * C, 0), dln(size_t(N) * C);
+    dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0, none,
+                        none)
+              .d;
+    Array dwte(size_t(V) * C, 0), dwpe(parameters["wpe.weight"].size(), 0);
+    dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C, 0, 0, none, none).d;
+    layernorm_backward(dx, dln, final_, "ln_f", N);
+    for (int l = L - 1; l >= 0; l--) {
+      Layer& a = layers_[l];
+      std::string h = format("h.%d.", l);
+      Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, a.mlp.aux);
+      layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F, none), a.ln2, h + "ln_2", N);
+      Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
+      Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C, none);
+      if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
+      Array dprepared = ref_attention_backward<P>(settings_, {B, T, H, D}, a.prepared, datt);
+      Array dqkv = ref_prepare_backward<P>(settings_, {B, T, H, D}, a.qkv, dprepared, rope(T));
+      for (int part = 0; part < 3; part++)
+        if (gated(part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
+      Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A, none);
+      if (G) {
+        Array more = linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G, none);
+        for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);
+      }
+      layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
+    }
+    ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);
+    gradients["wte.weight"] = dwte;
+    if (!dwpe.empty()) gradients["wpe.weight"] = dwpe;
+  }
+
+  Config config_;
+  AttentionSettings settings_;
+  GateSettings gate_;
+  int L, C, H, D, A, F, V, G;
+  Array dlogits_;
+  std::vector<Layer> layers_;
+  RefLayernorm<P> final_;
+  RefCrossEntropy<P> classified_;
+};

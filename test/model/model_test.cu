@@ -1,0 +1,629 @@
+// The whole model: its gradients against finite differences and against the float64 reference, in both precisions; that
+// it can learn; that results do not depend on threads, micro batches or recomputation; evaluation and generation.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "eval/evaluate.h"
+#include "eval/generate.h"
+#include "settings/config_table.h"
+#include "test/support/device.h"
+#include "test/model/model_reference.h"
+#include "test/support/temp_dir.h"
+
+namespace {
+
+// A model that is small and odd: nothing is a multiple of what kernels like beyond what the configuration demands.
+Config small_config(const std::string& precision, const std::vector<std::string>& sets = {}) {
+  std::vector<std::string> all = {"model.layers=2",   "model.heads=3",  "model.head_dim=6",  "model.channels=24",
+                                  "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
+                                  "batch.micro=4",    "data.train=x",   "data.val=x",        "precision=" + precision};
+  all.insert(all.end(), sets.begin(), sets.end());
+  return parse_config("{}", "test", all);
+}
+
+struct TestBatch {
+  std::vector<int> inputs, targets;
+  TestBatch(const Config& config, unsigned seed = 3) {
+    std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab);
+    inputs.assign(tokens.begin(), tokens.end() - 1);
+    targets.assign(tokens.begin() + 1, tokens.end());
+  }
+};
+
+// All parameters away from 0 and 1, so that every gradient is put to the test.
+void randomise(Model& model, unsigned seed) {
+  for (const Tensor& tensor : model.tensors()) {
+    bool gain = tensor.init == Init::one;
+    model.write(tensor, random_normal<float>(tensor.size, seed++, gain ? 0.1f : 0.2f, gain ? 1.0f : 0.0f).data());
+  }
+}
+
+void write_shard(const std::string& path, const std::vector<int>& tokens) {
+  int header[256] = {20240520, 1, int(tokens.size())};
+  std::vector<uint16_t> words(tokens.begin(), tokens.end());
+  write_file(path, std::string(reinterpret_cast<char*>(header), sizeof header) +
+                       std::string(reinterpret_cast<char*>(words.data()), 2 * words.size()));
+}
+
+std::unique_ptr<Model> small_model(const Config& config) {
+  auto model = make_model(config, config.model.context, config.model.context, true);
+  randomise(*model, 100);
+  return model;
+}
+
+std::vector<float> read(const Model& model, const Tensor& tensor, Part part) {
+  std::vector<float> values(tensor.size);
+  model.read(tensor, part, values.data());
+  return values;
+}
+
+std::vector<float> read_all(const Model& model, Part part) {
+  std::vector<float> all;
+  for (const Tensor& tensor : model.tensors()) {
+    std::vector<float> values = read(model, tensor, part);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+StepResult gradients(Model& model, const TestBatch& batch) {
+  const Config& config = model.config();
+  size_t rows = size_t(config.batch.micro) * config.model.context;
+  model.begin_step();
+  for (size_t at = 0; at < batch.inputs.size(); at += rows)
+    model.forward_backward(&batch.inputs[at], &batch.targets[at]);
+  return model.finish(0);
+}
+
+const AdamW ADAMW = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = 1};
+
+std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
+
+// Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
+// here.
+TEST(Model, ReferenceGradientsAreDerivatives) {
+  for (const std::string& position : positions()) {
+    Config config = small_config("fp32", {"model.position=" + position});
+    TestBatch batch(config);
+    auto model = small_model(config);
+    ReferenceModel<Exact> reference(config);
+    reference.take_parameters(*model);
+    reference.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+    for (auto& [name, gradient] : reference.gradients) {
+      std::vector<float> direction = random_normal<float>(gradient.size(), unsigned(name.size()) + 17);
+      std::vector<double> kept = reference.parameters[name];
+      double h = 1e-5, slope = 0, size = 0;
+      for (size_t i = 0; i < gradient.size(); i++)
+        slope += gradient[i] * direction[i], size += std::fabs(gradient[i] * direction[i]);
+      auto loss_at = [&](double step) {
+        for (size_t i = 0; i < kept.size(); i++) reference.parameters[name][i] = kept[i] + step * direction[i];
+        return reference.forward(batch.inputs, batch.targets, 4, 11);
+      };
+      double difference = (loss_at(h) - loss_at(-h)) / (2 * h);
+      reference.parameters[name] = kept;
+      EXPECT_NEAR(difference, slope, 1e-6 * size + 1e-10) << position << " " << name;
+      EXPECT_GT(size, 0) << name;
+    }
+  }
+}
+
+// Errors grow through the layers by chance, and a single tensor's naive error is one draw of them: kernels and naive
+// formula are compared by their largest errors over all tensors and three batches, which is what the rounding of this
+// network amounts to.
+template <class T>
+void expect_reference_gradients(const std::string& precision, const std::vector<std::string>& sets) {
+  Config config = small_config(precision, sets);
+  auto model = small_model(config);
+  double u = unit_roundoff<T>, worst_naive = 0, worst_kernel = 0;
+  std::vector<double> losses, exact_losses, naive_losses;
+  std::string where;
+  for (unsigned seed : {3, 4, 5}) {
+    TestBatch batch(config, seed);
+    ReferenceModel<Exact> exact(config);
+    ReferenceModel<Naive<T>> naive(config);
+    naive.take_parameters(*model);
+    for (auto& [name, values] : naive.parameters)
+      exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
+    double exact_loss = exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+    double naive_loss = naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+    StepResult result = gradients(*model, batch);
+    losses.push_back(result.loss), exact_losses.push_back(exact_loss), naive_losses.push_back(naive_loss);
+    for (const Tensor& tensor : model->tensors()) {
+      worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
+      double error = deviation(read(*model, tensor, Part::gradients), exact.gradients[tensor.name]).error;
+      if (!(error <= worst_kernel)) worst_kernel = error, where = tensor.name;
+    }
+  }
+  expect_close(precision + " losses", losses, exact_losses, naive_losses, u);
+  EXPECT_LE(worst_kernel, 2 * worst_naive + 2 * u) << precision << " " << where;
+}
+
+TEST(Model, GradientsMatchReference) {
+  for (const std::string& position : positions()) {
+    expect_reference_gradients<float>("fp32", {"model.position=" + position});
+    expect_reference_gradients<bf16>("bf16", {"model.position=" + position});
+  }
+}
+
+// fp32 and bf16 compute the same function: their gradients differ by what rounding to bf16 at every stored tensor
+// makes.
+TEST(Model, PrecisionsAgree) {
+  Config config = small_config("fp32"), config16 = small_config("bf16");
+  TestBatch batch(config);
+  auto model = small_model(config), model16 = small_model(config16);
+  ReferenceModel<Exact> exact(config);
+  ReferenceModel<Naive<bf16>> naive(config);
+  exact.take_parameters(*model);
+  naive.take_parameters(*model16);
+  exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+  naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
+  StepResult a = gradients(*model, batch), b = gradients(*model16, batch);
+  double worst_naive = 0, worst = 0;
+  for (const Tensor& tensor : model->tensors()) {
+    worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
+    std::vector<float> full = read(*model, tensor, Part::gradients);
+    worst = std::max(
+        worst, deviation(read(*model16, tensor, Part::gradients), std::vector<double>(full.begin(), full.end())).error);
+  }
+  EXPECT_LE(worst, 2 * worst_naive + 2 * unit_roundoff<bf16>);
+  EXPECT_GT(worst, unit_roundoff<bf16> / 16) << "bf16 that is this exact is not bf16";
+  EXPECT_NEAR(a.loss, b.loss, 2 * unit_roundoff<bf16> * a.loss);
+}
+
+TEST(Model, SmallOnesOverfitOneBatch) {
+  for (std::string precision : {"fp32", "bf16"}) {
+    Config config = small_config(precision);
+    TestBatch batch(config);
+    auto model = make_model(config, config.model.context, config.model.context, true);
+    model->init_random();
+    float first = 0, last = 0;
+    for (int step = 1; step <= 150; step++) {
+      AdamW settings = ADAMW;
+      settings.step = step;
+      settings.weight_decay = 0;
+      model->begin_step();
+      model->forward_backward(batch.inputs.data(), batch.targets.data());
+      last = model->end_step(settings, 1.0f).loss;
+      if (step == 1) first = last;
+    }
+    EXPECT_NEAR(first, std::log(61), 0.1) << precision;
+    EXPECT_LT(last, 0.05f) << precision;
+  }
+}
+
+TEST(Model, SameBitsForAnyNumberOfThreads) {
+  for (std::string precision : {"fp32", "bf16"}) {
+    Config config = small_config(precision, {"model.channels=64", "model.context=70", "batch.tokens=280"});
+    TestBatch batch(config);
+    std::vector<float> first;
+    for (int threads : {1, 2, 3, 1}) {
+      set_cpu_threads(threads);
+      auto model = make_model(config, 70, 70, true);
+      model->init_random();
+      for (int step = 1; step <= 3; step++) {
+        model->begin_step();
+        model->forward_backward(batch.inputs.data(), batch.targets.data());
+        AdamW settings = ADAMW;
+        settings.step = step;
+        model->end_step(settings, 1.0f);
+      }
+      std::vector<float> weights = read_all(*model, Part::parameters);
+      if (first.empty()) first = weights;
+      expect_same_bits(precision, weights, first);
+    }
+    set_cpu_threads(2);
+  }
+}
+
+// One exception: in bf16 the first GELU is taken from the product in float32, the recomputed one from what was stored
+// of it.
+TEST(Model, RecomputationChangesNoBit) {
+  expect_reference_gradients<bf16>("bf16", {"train.recompute=gelu"});
+  for (std::string precision : {"fp32", "bf16"}) {
+    std::vector<std::vector<float>> all;
+    for (std::string recompute : {"none", "gelu", "block"}) {
+      Config config = small_config(precision, {"train.recompute=" + recompute});
+      auto model = small_model(config);
+      gradients(*model, TestBatch(config));
+      all.push_back(read_all(*model, Part::gradients));
+    }
+    if (precision == "fp32") expect_same_bits(precision + " gelu", all[1], all[0]);
+    expect_same_bits(precision + " block", all[2], all[0]);
+  }
+}
+
+// Gradient accumulation: the same batch in one, two and four micro batches differs by float32 rounding of the sums
+// alone.
+TEST(Model, MicroBatchesAddUp) {
+  Config config = small_config("fp32");
+  TestBatch batch(config);
+  auto whole = small_model(config);
+  StepResult expected = gradients(*whole, batch);
+  for (std::string micro : {"1", "2"}) {
+    Config split = small_config("fp32", {"batch.micro=" + micro});
+    auto model = small_model(split);
+    StepResult result = gradients(*model, batch);
+    EXPECT_NEAR(result.loss, expected.loss, 4 * unit_roundoff<float> * expected.loss * 44);
+    for (const Tensor& tensor : model->tensors()) {
+      std::vector<float> all = read(*whole, tensor, Part::gradients);
+      double error =
+          deviation(read(*model, tensor, Part::gradients), std::vector<double>(all.begin(), all.end())).error;
+      EXPECT_LE(error, 2 * 44 * unit_roundoff<float>) << tensor.name;  // 44 rows are summed in another order
+    }
+  }
+}
+
+// One update: clipped, decayed where the table says so, the padding of the vocabulary still zero (or its logits would
+// be wrong).
+TEST(Model, UpdateIsAdamW) {
+  for (std::string precision : {"fp32", "bf16"}) {
+    Config config = small_config(precision);
+    TestBatch batch(config);
+    auto model = small_model(config);
+    std::map<std::string, std::vector<float>> before;
+    for (const Tensor& tensor : model->tensors()) before[tensor.name] = read(*model, tensor, Part::parameters);
+    model->begin_step();
+    model->forward_backward(batch.inputs.data(), batch.targets.data());
+    StepResult result = model->end_step(ADAMW, 0.25f);
+    ASSERT_GT(result.grad_norm, 0.25f);
+    double squares = 0;
+    for (const Tensor& tensor : model->tensors()) {
+      std::vector<float> gradient = read(*model, tensor, Part::gradients),
+                         after = read(*model, tensor, Part::parameters);
+      for (float g : gradient) squares += double(g) * g;
+      bool matrix = tensor.shape.size() == 2;
+      EXPECT_EQ(tensor.decays, matrix) << tensor.name;
+      RefAdamW<Exact> exact{std::vector<double>(tensor.size), widen<Exact>(before[tensor.name]),
+                            std::vector<double>(tensor.size), std::vector<double>(tensor.size)};
+      RefAdamW<Naive<float>> naive{std::vector<float>(tensor.size), before[tensor.name],
+                                   std::vector<float>(tensor.size), std::vector<float>(tensor.size)};
+      double scale = 0.25 / result.grad_norm, decay = matrix ? 0.1f : 0;
+      exact.step(widen<Exact>(gradient), scale, ADAMW.lr, ADAMW.beta1, ADAMW.beta2, ADAMW.eps, decay, 1);
+      naive.step(gradient, scale, ADAMW.lr, ADAMW.beta1, ADAMW.beta2, ADAMW.eps, decay, 1);
+      expect_close(precision + " " + tensor.name, after, exact.master, naive.master, unit_roundoff<float>);
+    }
+    EXPECT_NEAR(result.grad_norm, std::sqrt(squares), 1e-5 * result.grad_norm);
+  }
+}
+
+TEST(Model, InitialWeightsFollowTheTable) {
+  Config config = small_config(
+      "fp32", {"model.channels=128", "model.heads=4", "model.head_dim=32", "model.vocab=300", "model.layers=2"});
+  auto model = make_model(config, 11, 11, true);
+  model->init_random();
+  for (const Tensor& tensor : model->tensors()) {
+    std::vector<float> values = read(*model, tensor, Part::parameters);
+    double sum = 0, squares = 0, n = double(values.size());
+    for (float x : values) sum += x, squares += double(x) * x;
+    double std = tensor.init == Init::normal ? 0.02 : tensor.init == Init::residual ? 0.02 / std::sqrt(4.0) : 0;
+    if (std == 0) {
+      for (float x : values) ASSERT_EQ(x, tensor.init == Init::one ? 1.0f : 0.0f) << tensor.name;
+    } else {  // five standard deviations of the estimates
+      EXPECT_NEAR(sum / n, 0, 5 * std / std::sqrt(n)) << tensor.name;
+      EXPECT_NEAR(std::sqrt(squares / n), std, 5 * std / std::sqrt(2 * n)) << tensor.name;
+    }
+  }
+  std::vector<float> a = read(*model, model->tensors()[0], Part::parameters);
+  Config other = config;
+  other.seed++;
+  auto second = make_model(other, 11, 11, true);
+  second->init_random();
+  EXPECT_NE(a, read(*second, second->tensors()[0], Part::parameters));
+}
+
+// ---- evaluation
+
+TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
+  struct {
+    int T;  // up to beyond the trained length
+    const char* scaling;
+  } cases[] = {{1, "none"}, {5, "yarn"}, {11, "none"}, {29, "none"}, {29, "linear"}, {29, "ntk"}, {29, "yarn"}};
+  for (auto [T, scaling] : cases) {
+    Config config = small_config("fp32", {std::string("eval.rope_scaling=") + scaling});
+    auto model = make_model(config, 2 * 29, 29, false);
+    randomise(*model, 100);
+    std::vector<int> tokens = random_ints(2 * T + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1),
+                     targets(tokens.begin() + 1, tokens.end());
+    ReferenceModel<Exact> exact(config);
+    ReferenceModel<Naive<float>> naive(config);
+    exact.take_parameters(*model);
+    naive.take_parameters(*model);
+    exact.forward(inputs, targets, 2, T);
+    naive.forward(inputs, targets, 2, T);
+    std::vector<float> losses(2 * T, NAN);
+    model->set_rope(T);
+    model->losses(losses.data(), inputs.data(), targets.data(), 2, T);
+    expect_close(format("losses, T = %d, RoPE's scaling %s", T, scaling), losses, exact.losses, naive.losses, unit_roundoff<float>);
+  }
+}
+
+// The protocol: windows, bins and tail, from the losses of every window one by one; independent of the evaluation
+// batch.
+TEST(Evaluation, FollowsTheProtocol) {
+  TempDir files;
+  write_shard(files / "val_0.bin", random_ints(150, 1, 61));
+  write_shard(files / "val_1.bin", random_ints(75, 2, 61));
+  for (std::string batch : {"1", "3"}) {
+    Config config = small_config("fp32", {"eval.batch=" + batch});
+    const int L = 40;
+    auto model = make_model(config, eval_rows(config, {L}), L, false);
+    randomise(*model, 7);
+    std::vector<Shard> shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+    WindowReader reader(shards, L, 61);
+    ASSERT_EQ(reader.windows(), 3 + 1);  // (150 - 1) / 40 and (75 - 1) / 40
+    for (int64_t tokens : {1000, 85, 40}) {
+      LengthLoss result = *evaluate(*model, shards, L, tokens);
+      int64_t windows = std::min<int64_t>(4, tokens / L);
+      std::vector<double> position(L, 0);
+      for (int64_t w = 0; w < windows; w++) {
+        std::vector<int> inputs(L), targets(L);
+        std::vector<float> losses(L);
+        reader.read(w, inputs.data(), targets.data());
+        model->losses(losses.data(), inputs.data(), targets.data(), 1, L);
+        for (int t = 0; t < L; t++) position[t] += double(losses[t]) / double(windows);
+      }
+      double mean = std::accumulate(position.begin(), position.end(), 0.0) / L;
+      EXPECT_EQ(result.tokens, windows * L);
+      EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
+      EXPECT_NEAR(result.last_loss, mean, 1e-6 * mean);  // the last min(1024, 40)
+      ASSERT_EQ(result.by_position.size(), size_t(L));   // bins of clamp(40 / 32, 1, 256) = 1
+      for (int t = 0; t < L; t++) EXPECT_NEAR(result.by_position[t], position[t], 1e-5);
+    }
+    EXPECT_THROW(evaluate(*model, shards, L, 39), UserError);
+    EXPECT_THROW(evaluate(*model, {shards[0]}, 150, 1000), UserError);  // the last target would lie outside
+  }
+}
+
+TEST(Evaluation, BinsAndTailOfLongWindows) {
+  TempDir files;
+  write_shard(files / "val.bin", random_ints(1201, 1, 61));
+  Config config = small_config("fp32", {"model.layers=1"});
+  const int L = 1200;
+  auto model = make_model(config, L, L, false);
+  randomise(*model, 7);
+  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  LengthLoss result = *evaluate(*model, shards, L, L);
+  std::vector<int> inputs(L), targets(L);
+  std::vector<float> losses(L);
+  WindowReader(shards, L, 61).read(0, inputs.data(), targets.data());
+  model->set_rope(L);
+  model->losses(losses.data(), inputs.data(), targets.data(), 1, L);
+  auto mean = [&](int from, int to) {
+    return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from);
+  };
+  EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
+  ASSERT_EQ(result.by_position.size(), 33u);  // bins of 37, the last of 1200 - 32 x 37 = 16
+  EXPECT_NEAR(result.by_position[0], mean(0, 37), 1e-5);
+  EXPECT_NEAR(result.by_position[32], mean(1184, 1200), 1e-5);
+}
+
+// ---- generation
+
+TEST(Generation, LogitsBelongToTheLastToken) {
+  Config config = small_config("fp32");
+  auto model = make_model(config, 11, 11, false);
+  randomise(*model, 9);
+  std::vector<int> tokens = random_ints(12, 4, 61);
+  std::vector<float> losses(11), logits(61);
+  model->losses(losses.data(), tokens.data(), tokens.data() + 1, 1, 11);
+  for (int count = 1; count <= 11; count++) {
+    model->next_token_logits(logits.data(), tokens.data(), count);
+    double sum = 0;
+    for (float x : logits) sum += std::exp(double(x));
+    EXPECT_NEAR(std::log(sum) - logits[tokens[count]], losses[count - 1], 1e-5) << count;
+  }
+}
+
+TEST(Generation, SamplingFollowsTheDistribution) {
+  const float logits[] = {0, 1, 2, -50};
+  EXPECT_EQ(sample(logits, 4, 0, 0, 0.999), 2);   // temperature 0: the likeliest
+  EXPECT_EQ(sample(logits, 4, 1, 1, 0.999), 2);
+  EXPECT_EQ(sample(logits, 4, 1, 2, 0.999), 1);   // of the top two, likeliest first: e^2 / (e + e^2) = 0.731
+  EXPECT_EQ(sample(logits, 4, 1, 2, 0.730), 2);
+  EXPECT_EQ(sample(logits, 4, 1, 2, 0.732), 1);
+  EXPECT_EQ(sample(logits, 4, 1, 0, 0.0), 0);
+  EXPECT_EQ(sample(logits, 4, 1, 0, 0.0899), 0);  // 1 / (1 + e + e^2) = 0.0900
+  EXPECT_EQ(sample(logits, 4, 1, 0, 0.0901), 1);
+  EXPECT_EQ(sample(logits, 4, 1, 0, 0.9999999), 2);
+  EXPECT_EQ(sample(logits, 4, 1e-3, 0, 0.5), 2);
+}
+
+TEST(Generation, SameSeedSameTextBeyondTheContext) {
+  Config config = small_config("fp32", {"model.vocab=256", "generate.tokens=30", "generate.prompt=ab"});
+  auto model = make_model(config, 11, 11, false);
+  randomise(*model, 9);
+  auto tokenizer = open_tokenizer("bytes", "");
+  auto text = [&](uint64_t seed) {
+    std::string all;
+    generate(*model, *tokenizer, config.generate, seed, [&](const std::string& piece) { all += piece; });
+    return all;
+  };
+  EXPECT_EQ(text(1), text(1));
+  EXPECT_NE(text(1), text(2));
+  EXPECT_EQ(text(1).size(), 32u);
+  EXPECT_EQ(text(1).substr(0, 2), "ab");
+  Config small = small_config("fp32", {"generate.prompt=z"});
+  auto other = make_model(small, 11, 11, false);
+  EXPECT_THROW(generate(*other, *tokenizer, small.generate, 1, [](const std::string&) {}),
+               UserError);  // "z" is 122, the vocabulary 61
+}
+
+// ---- settings
+
+// The reference model takes them from the same functions and would not notice.
+TEST(Settings, EveryKeyOfAttentionReachesTheKernels) {
+  AttentionSettings s = attention_settings(
+      small_config("fp32", {"attention.kind=lssar", "attention.qk_norm=rms", "attention.scale=0.25", "attention.power=3",
+                            "attention.offset=0.5", "attention.offset_free_rows=7", "attention.gate.activation=silu"}));
+  EXPECT_EQ(s.kind, Kind::lssar);
+  EXPECT_EQ(s.qk_norm, QkNorm::rms);
+  EXPECT_EQ(s.scale, Scale::number);
+  EXPECT_EQ(s.scale_number, 0.25f);
+  EXPECT_EQ(s.power, 3);
+  EXPECT_EQ(s.offset, 0.5f);
+  EXPECT_EQ(s.offset_free_rows, 7);
+  EXPECT_EQ(s.context, 11);
+  EXPECT_GT(s.qkv_stride, 0);
+  EXPECT_EQ(attention_settings(small_config("fp32", {"attention.sink=learned"})).sink, Sink::learned);
+  GateSettings gate = gate_settings(
+      small_config("fp32", {"attention.gate.activation=silu", "attention.gate.position=key",
+                            "attention.gate.granularity=headwise", "attention.gate.op=add"}));
+  EXPECT_EQ(gate.activation, GateActivation::silu);
+  EXPECT_EQ(gate.position, GatePosition::key);
+  EXPECT_TRUE(gate.headwise);
+  EXPECT_TRUE(gate.add);
+}
+
+// Every variant of the configuration trains: all parameters get gradients, and a step lowers the batch's loss.
+TEST(Settings, EveryVariantLearns) {
+  for (const Variant& variant : variants()) {
+    for (std::string precision : {"fp32", "bf16"}) {
+      Config config = small_config(precision, {"attention.variant=" + std::string(variant.name)});
+      if (!attention_is_built(kind_from_name(config.attention.kind))) continue;
+      TestBatch batch(config);
+      auto model = small_model(config);
+      float first = gradients(*model, batch).loss;
+      for (const Tensor& tensor : model->tensors()) {
+        double size = 0;
+        for (float g : read(*model, tensor, Part::gradients)) size += std::fabs(g);
+        EXPECT_GT(size, 0) << variant.name << " " << tensor.name;
+        EXPECT_TRUE(std::isfinite(size)) << variant.name << " " << tensor.name;
+      }
+      for (int step = 1; step <= 5; step++) {
+        AdamW settings = ADAMW;
+        settings.step = step;
+        model->begin_step();
+        model->forward_backward(batch.inputs.data(), batch.targets.data());
+        model->end_step(settings, 1.0f);
+      }
+      EXPECT_LT(gradients(*model, batch).loss, 0.97f * first) << variant.name << " " << precision;
+    }
+  }
+}
+
+TEST(Settings, GatesMatchTheReference) {
+  for (std::string position : {"sdpa", "value", "key", "query", "output"})
+    for (std::string granularity : {"elementwise", "headwise"})
+      for (std::string op : {"multiply", "add"})
+        for (std::string bias : {"true", "false"}) {
+          if (position == "output" && granularity == "headwise") continue;
+          std::vector<std::string> sets = {"attention.gate.activation=softplus", "attention.gate.position=" + position,
+                                           "attention.gate.granularity=" + granularity, "attention.gate.op=" + op,
+                                           "attention.gate.bias=" + bias};
+          SCOPED_TRACE(position + " " + granularity + " " + op + " bias " + bias);
+          expect_reference_gradients<float>("fp32", sets);
+          expect_reference_gradients<bf16>("bf16", sets);
+        }
+}
+
+// The kinds and scales that need no learned numbers, and the norms, in the whole model.
+TEST(Settings, VariantsMatchTheReference) {
+  for (const char* kind : kind_names) {
+    SCOPED_TRACE(kind);
+    if (std::string(kind) != "lssar" && attention_is_built(kind_from_name(kind)))
+      expect_reference_gradients<float>("fp32", {std::string("attention.kind=") + kind});
+  }
+  for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated"}) {
+    SCOPED_TRACE(variant);
+    expect_reference_gradients<float>("fp32", {"attention.variant=" + variant});
+  }
+}
+
+// ---- snapshots
+
+void train_steps(Model& model, const TestBatch& batch, int first, int last) {
+  for (int step = first; step <= last; step++) {
+    AdamW settings = ADAMW;
+    settings.step = step;
+    gradients(model, batch);
+    model.update(settings);
+  }
+}
+
+// A model made from a snapshot goes on as the one that it was taken of did meanwhile; all tensors, those with strides
+// too.
+TEST(Snapshot, ContinuesBitForBit) {
+  for (std::string precision : {"fp32", "bf16"})
+    for (std::string variant : {"softmax", "lssar_softplus_gated", "softmax_sink", "ssmax"}) {
+      SCOPED_TRACE(precision + " " + variant);
+      Config config = small_config(precision, {"attention.variant=" + variant, "model.position=learned"});
+      TestBatch batch(config);
+      auto model = small_model(config),
+           continued = make_model(config, config.model.context, config.model.context, true);
+      model->allocate_snapshot();
+      model->take_snapshot();  // of the beginning; the next one replaces it
+      train_steps(*model, batch, 1, 3);
+      model->take_snapshot();
+      train_steps(*model, batch, 4, 6);
+      for (const Tensor& tensor : model->tensors())
+        for (Part part : {Part::parameters, Part::moment1, Part::moment2}) {
+          std::vector<float> values;
+          for (size_t row = 0; row < tensor.rows(); row++) {
+            const float* from = model->snapshot(part) + tensor.offset + row * tensor.stride;
+            values.insert(values.end(), from, from + tensor.columns());
+          }
+          continued->write(tensor, values.data(), part);
+        }
+      train_steps(*continued, batch, 4, 6);
+      for (Part part : {Part::parameters, Part::moment1, Part::moment2})
+        expect_same_bits(variant, read_all(*continued, part), read_all(*model, part));
+    }
+}
+
+TEST(Snapshot, TakesTheMemoryThatThePlanSays) {
+  Config config = small_config("bf16", {"model.channels=64", "model.heads=4"});
+  double tensors = 3.0 * sizeof(float) * double(parameter_count(config));
+  EXPECT_GE(double(snapshot_bytes(config)), tensors);
+  EXPECT_LE(double(snapshot_bytes(config)), 1.2 * tensors);
+}
+
+// ---- memory
+
+TEST(Memory, IsLinearInRowsAndLength) {
+  Config config = small_config("fp32");
+  auto total = [&](int micro, int length) { return double(plan_memory(config, micro, length, length, true).total()); };
+  double one = total(64, 11), two = total(128, 11), four = total(256, 11);
+  EXPECT_NEAR(four - two, 2 * (two - one), 0.01 * four);
+  auto evaluation = [&](int length) { return double(plan_memory(config, 1, length, length, false).total()); };
+  EXPECT_NEAR(evaluation(65536) / evaluation(16384), 4, 0.1);
+  Config block = small_config("fp32", {"train.recompute=block"}), gelu = small_config("fp32", {"train.recompute=gelu"});
+  EXPECT_LT(plan_memory(gelu, 64, 11, 11, true).total(), plan_memory(config, 64, 11, 11, true).total());
+  EXPECT_LT(plan_memory(block, 64, 11, 11, true).total(), plan_memory(gelu, 64, 11, 11, true).total());
+}
+
+// ---- what benchmarks measure
+
+TEST(Profile, PhasesAndKernelsOfAStep) {
+  Config config = small_config("fp32", {"batch.micro=2"});  // two micro steps
+  auto model = small_model(config);
+  TestBatch batch(config);
+  auto step = [&] {
+    gradients(*model, batch);
+    model->update(ADAMW);
+  };
+  phases_start();
+  step();
+  std::vector<std::string> names;
+  for (auto& [phase, ms] : phases_collect()) {
+    names.push_back(phase);
+    EXPECT_GT(ms, 0) << phase;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"update", "forward", "output layer", "backward"}));
+
+  profile_start();
+  step();
+  std::map<std::string, int> calls;
+  for (const ProfileLine& line : profile_collect()) calls[line.name] = line.calls;
+  EXPECT_EQ(calls["memset"], 4);  // gradients, their loss, and the residual stream's gradient twice
+  EXPECT_EQ(calls["upload"], 2);
+  EXPECT_EQ(calls["embedding_forward_kernel"], 2);  // "(embedding_forward_kernel<T>)" where it is launched
+  EXPECT_EQ(calls["bias_chunk_kernel"], 16);        // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"
+
+  step();
+  EXPECT_TRUE(profile_collect().empty() && phases_collect().empty()) << "both are off unless they are asked for";
+}
+
+}  // namespace

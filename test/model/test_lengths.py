@@ -1,0 +1,58 @@
+"""Evaluation: far beyond the trained length memory grows with the length, not with its square; and of the right model."""
+import os
+import subprocess
+import unittest
+
+from support.workspace import TEXT, TRAIN, Workspace, shard
+
+
+class Memory(Workspace):
+  def peak(self, length, variant):
+    """Bytes of memory that an evaluation of one window of that length takes at most."""
+    command = [TRAIN, "config.json", "--eval", "--lengths", str(length), "--set", f"attention.variant={variant}"]
+    with open(self.path("output"), "wb") as output:
+      process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=output)
+      _, status, usage = os.wait4(process.pid, 0)
+      process.returncode = os.waitstatus_to_exitcode(status)
+    self.assertEqual(process.returncode, 0, self.bytes_of(self.path("output")).decode())
+    return usage.ru_maxrss * 1024
+
+  def test_linear_in_the_length(self):
+    self.write("val.bin", shard(TEXT * (16500 // len(TEXT) + 1)))
+    self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=16384)  # leaves config.json
+    for variant in ("softmax", "lssar_softplus_gated"):
+      at = {length: self.peak(length, variant) for length in (4096, 8192, 16384)}
+      print(f"{variant}: " + ", ".join(f"{bytes >> 20} MiB at {length}" for length, bytes in at.items()))
+      loss = self.metrics(kind="eval")[-1]
+      self.assertEqual((loss["length"], loss["tokens"]), (16384, 16384))
+      self.assertLess(at[16384], 2**30 / 4, "a T x T matrix of floats would be 1 GiB")
+      growth = (at[16384] - at[8192]) / (at[8192] - at[4096])
+      self.assertAlmostEqual(growth, 2, delta=0.3, msg=f"{variant}: {at}; 4 would be quadratic")
+
+
+class Weights(Workspace):
+  def test_are_not_used_in_another_model(self):
+    lssar = {"attention__variant": "lssar"}
+    self.ok(**lssar)
+    for flags in (("--eval",), ("--generate", "It")):
+      self.bad(*flags, "--resume", names=["attention.kind", '"lssar" in the checkpoint', "runs/tiny/config.json"],
+               wrote_nothing=False)
+      self.bad(*flags, "--resume", **lssar, model__heads=4, names=["model.heads", "runs/tiny"], wrote_nothing=False)
+    self.assertEqual(self.metrics(kind="eval"), [])
+    first = self.ok("--eval", "--resume", **lssar)
+    self.assertEqual(first.stderr, "")
+    again = subprocess.run([TRAIN, "runs/tiny/config.json", "--eval", "--resume"], cwd=self.folder, capture_output=True,
+                           text=True)
+    self.assertEqual(again.stdout, first.stdout)
+    # The same model by another name, or with what counts at the beginning only.
+    named = {"attention__kind": "lssar", "attention__qk_norm": "l2", "attention__scale": "logd_logn"}
+    self.ok("--eval", "--resume", **named, attention__gate__bias_init=1)
+    # What they do elsewhere may be asked for, and is said.
+    init = {"init": "runs/tiny/step_00000004", "name": "other"}
+    for flags in (("--eval",), ("--dry-run",)):
+      self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")
+      self.assertIn('attention.kind = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
+
+
+if __name__ == "__main__":
+  unittest.main()

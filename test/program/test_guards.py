@@ -1,0 +1,91 @@
+"""What ends a run before harm is done, or lets it go on: spikes of the loss, divergence, tokens beyond the vocabulary."""
+import os
+import re
+import shutil
+import struct
+import unittest
+
+from checkpoint.test_resume import FILES, Runs
+from support.workspace import CRASH, TEXT, read_safetensors, shard, write_safetensors
+
+
+class Guards(Runs):
+  def test_spikes_are_skipped(self):
+    # Step 31 reads bytes that the text does not have; the data are not shuffled, 64 tokens a step.
+    tokens = bytearray(TEXT * 40)
+    tokens[30 * 64:31 * 64] = bytes(range(160, 224))
+    self.write("train_000000.bin", shard(tokens))
+    changes = {"data__train": "train_000000.bin", "data__shuffle": False, "optimizer__skip_spikes": 6.0}
+    expected = self.straight(**changes)
+    skipped, = self.metrics("straight", "skip")
+    self.assertEqual((skipped["step"], skipped["skipped"]), (31, 1))
+    self.assertRegex(skipped["reason"], "(loss|norm) .* standard deviations above")
+    self.assertEqual(self.state(40, "straight")["spikes"]["skipped"], 1)
+    self.assertEqual(len(self.metrics("straight", "train")), 40)
+    # The count and the windows survive: continued from before the spike, and from after it.
+    for last in (30, 35):
+      with self.subTest(last=last):
+        process = self.start(**changes, checkpoint__every=5)
+        self.wait_for(process, lambda: os.path.exists(self.path(f"runs/tiny/step_{last:08d}")))
+        process.kill()
+        process.wait()
+        self.run_ok("--resume", f"runs/tiny/step_{last:08d}", **changes)
+        self.assertEqual(self.outcome(), expected)
+        self.assertEqual(self.state(40)["spikes"], self.state(40, "straight")["spikes"])
+        shutil.rmtree(self.path("runs/tiny"))
+    # Without the guard the update is made.
+    self.run_ok(**{**changes, "optimizer__skip_spikes": 0})
+    self.assertNotEqual(self.outcome()[1], expected[1])
+    self.assertEqual(self.metrics(kind="skip"), [])
+
+  def test_skipping_leaves_everything_as_it_is(self):
+    # With a threshold that every step exceeds once the window is full, nothing changes any more.
+    self.run_ok(optimizer__skip_spikes=1e-6, optimizer__schedule="constant", optimizer__lr=0.0, checkpoint__every=1,
+                checkpoint__keep=99)
+    skips = [entry["step"] for entry in self.metrics(kind="skip")]
+    self.assertTrue(skips and min(skips) > 16, skips)
+    for step in skips:
+      before, after = (read_safetensors(self.path(f"runs/tiny/step_{s:08d}/optimizer.safetensors"))
+                       for s in (step - 1, step))
+      self.assertTrue(before == after, step)
+
+  def test_divergence_names_the_parameter(self):
+    self.run_ok(train__steps=1, name="first")
+    tensors = read_safetensors(self.model("first", 1))
+    dtype, shape, data = tensors["h.1.ln_2.weight"]
+    tensors["h.1.ln_2.weight"] = (dtype, shape, data[:8] + struct.pack("<f", float("nan")) + data[12:])
+    write_safetensors(self.path("start/model.safetensors"), tensors)
+    done = self.call(**{**self.changes, "init": "start", "eval__every": 0})
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stderr, r"step 1: .*h\.1\.ln_2\.weight.*--set optimizer.warmup_steps=\.\.\.$")
+    self.assertNotRegex(done.stderr, CRASH)
+    self.assertIsNone(self.metrics(kind="train")[0]["loss"])
+
+  def test_a_bad_token_says_how_to_go_on(self):
+    """It lies in the middle of a shard, where nobody looks before the run gets there."""
+    tokens = list(TEXT * 600)
+    tokens[1500] = 300
+    self.write("train_000000.bin", shard(tokens))
+    done = self.bad(names=["train_000000.bin", "300", "1500"],
+                    wrote_nothing=False, **{**self.changes, "data__shuffle": False})
+    self.assertRegex(done.stderr, r"Training stops in step \d\d; the last checkpoint, runs/tiny/step_000000\d0")
+
+  def test_divergence_says_how_to_go_on(self):
+    changes = {**self.changes, "optimizer__lr": 1000.0, "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0,
+               "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 2, "eval__every": 0}
+    done = self.call(**changes)
+    self.assertEqual(done.returncode, 1, done.stdout)
+    before, step = self.steps()  # the newer one has given the loss that is not finite
+    advice = re.search(rf"step {step + 1}: .*(?:parameter|gradient).* is .*\. Begin another run .*: --set name=\.\.\. "
+                       rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$", done.stderr)
+    self.assertTrue(advice, done.stderr)
+    self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
+    # The update that would have spoilt the weights was not made: they are finite still.
+    for name in FILES[:2]:
+      for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
+        self.assertTrue(all(x == x and abs(x) != float("inf") for x, in struct.iter_unpack("<f", data)), tensor)
+    self.assertEqual(self.call("--resume", **changes).stderr, done.stderr)
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,359 @@
+"""Good input through the real ./train: the files and lines that are promised and no others, the same bits every time,
+losses that can be known beforehand, and text.
+"""
+import array
+import json
+import math
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import unittest
+
+from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
+                               write_safetensors)
+
+
+class WritesNothing(Workspace):
+  def nothing_new(self, before):
+    self.assertEqual([name for name in self.files() if name != "config.json"], before)
+
+  def test_flags_that_write_nothing(self):
+    before = self.files()
+    done = self.ok("--dry-run")
+    self.assertRegex(done.stdout + done.stderr, "(?i)parameters")
+    self.assertRegex(done.stdout + done.stderr, "(?i)micro")
+    self.nothing_new(before)
+    done = self.ok("--print-config", "--set", "optimizer.beta2=0.99")
+    self.assertRegex(done.stdout, r"(?m)^optimizer\.beta2\s+0\.99\s+--set")
+    self.assertRegex(done.stdout, r"(?m)^model\.layers\s+2\s+config\.json")
+    self.assertRegex(done.stdout, r"(?m)^model\.head_dim\s+8\s+channels / heads")
+    self.assertRegex(done.stdout, r"(?m)^optimizer\.beta1\s+0\.9\s+default")
+    self.nothing_new(before)
+    done = self.ok("--generate", "It was")
+    self.assertIn("It was", done.stdout)
+    self.nothing_new(before)
+
+  def test_help_and_version(self):
+    for flag, words in (("--help", ["--set", "--resume", "--dry-run", "optimizer.lr", "attention.variant"]),
+                        ("--version", ["plusgpt"])):
+      done = subprocess.run([TRAIN, flag], cwd=self.folder, capture_output=True, text=True)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      for word in words:
+        self.assertIn(word, done.stdout)
+    self.assertEqual(self.files(), ["train_000000.bin", "train_000001.bin", "val.bin"])
+
+  def test_gradients(self):
+    before = self.files()
+    self.ok("--dump-gradients", "gradients.safetensors")
+    self.assertFalse(os.path.exists(self.path("runs")))
+    gradients = read_safetensors(self.path("gradients.safetensors"))
+    os.remove(self.path("gradients.safetensors"))
+    self.nothing_new(before)
+    self.ok()
+    model = read_safetensors(self.model())
+    self.assertEqual({name: t[:2] for name, t in gradients.items()}, {name: t[:2] for name, t in model.items()})
+    norm = math.sqrt(sum(x * x for _, _, data in gradients.values() for x in floats(data)))
+    self.assertAlmostEqual(self.metrics(kind="train")[0]["grad_norm"], norm, delta=1e-4 * norm)
+
+
+class Training(Workspace):
+  def test_files_and_lines(self):
+    done = self.ok(eval__lengths=[16, 64])
+    self.assertRegex(done.stdout, r"step\s+4/4 \| loss \d+\.\d+ \| norm \d+\.\d+ \| lr \d\.\d+e-\d+ \| .* ms \| "
+                                  r".* tok/s")
+    start, *rest = self.metrics()
+    self.assertEqual(set(start), {"type", "commit", "command", "config", "device", "versions"})
+    self.assertEqual(start["type"], "start")
+    self.assertEqual(start["config"]["model"]["channels"], 16)
+    self.assertEqual(start["config"]["optimizer"]["beta2"], 0.95)
+    train = [entry for entry in rest if entry["type"] == "train"]
+    val = [entry for entry in rest if entry["type"] == "val"]
+    self.assertEqual(len(train) + len(val), len(rest))
+    self.assertEqual([entry["step"] for entry in train], [1, 2, 3, 4])
+    self.assertEqual([entry["tokens"] for entry in train], [64, 128, 192, 256])
+    for entry in train:
+      self.assertEqual(set(entry), {"type", "step", "loss", "grad_norm", "lr", "tokens", *VOLATILE})
+      self.assertTrue(0 < entry["loss"] < 10)
+      self.assertTrue(min(entry[key] for key in ("grad_norm", "tokens_per_s", "ms")) > 0)
+    # Warmup over 2 steps, then a cosine to 0 over the other 2.
+    for entry, rate in zip(train, [5e-3, 1e-2, 1e-2, 5e-3]):
+      self.assertAlmostEqual(entry["lr"], rate, places=8)
+    self.assertEqual([(entry["step"], entry["length"]) for entry in val],
+                     [(step, length) for step in (0, 2, 4) for length in (16, 64)])
+    for entry in val:
+      self.assertEqual(set(entry), {"type", "step", "length", "loss", "tokens"})
+      self.assertEqual(entry["tokens"], 256)
+    self.assertLess(val[-2]["loss"], val[0]["loss"])
+    self.assertAlmostEqual(val[0]["loss"], math.log(256), delta=0.2)
+    with open(self.path("runs/tiny/config.json")) as file:
+      self.assertEqual(json.load(file), start["config"])
+    with open(self.path("runs/tiny/step_00000004/config.json")) as file:
+      self.assertEqual(json.load(file)["model_type"], "plusgpt")
+
+  def test_names_and_shapes(self):
+    self.ok(train__steps=1, model__position="learned", model__head_dim=12, model__mlp_ratio=2)
+    C, A, W = 16, 24, 32
+    expected = {"wte.weight": [256, C], "wpe.weight": [16, C], "ln_f.weight": [C], "ln_f.bias": [C]}
+    for layer in ("h.0.", "h.1."):
+      expected.update({layer + name: shape for name, shape in {
+          "ln_1.weight": [C], "ln_1.bias": [C], "attn.c_attn.weight": [C, 3 * A], "attn.c_attn.bias": [3 * A],
+          "attn.c_proj.weight": [A, C], "attn.c_proj.bias": [C], "ln_2.weight": [C], "ln_2.bias": [C],
+          "mlp.c_fc.weight": [C, W], "mlp.c_fc.bias": [W], "mlp.c_proj.weight": [W, C],
+          "mlp.c_proj.bias": [C]}.items()})
+    tensors = read_safetensors(self.model(step=1))
+    self.assertEqual({name: t[1] for name, t in tensors.items()}, expected)
+    self.assertEqual({t[0] for t in tensors.values()}, {"F32"})
+
+  def test_resolved_config_gives_the_same_run(self):
+    self.ok()
+    first = self.bytes_of(self.model())
+    with open(self.path("runs/tiny/config.json")) as file:
+      self.ok("--overwrite", config=file.read())
+    self.assertEqual(first, self.bytes_of(self.model()))
+
+  def test_same_bits_for_any_number_of_threads(self):
+    for precision in ("fp32", "bf16"):
+      with self.subTest(precision):
+        # Wide enough that matrix products, sums and attention are split between threads.
+        sizes = dict(precision=precision, model__channels=64, model__context=48, batch__tokens=192, eval__tokens=480)
+        runs = []
+        for threads in (1, 1, 2, 3):
+          self.ok("--overwrite", threads=threads, **sizes)
+          runs.append((self.bytes_of(self.model()), self.steady()))
+        for other in runs[1:]:
+          self.assertEqual(runs[0][1], other[1])
+          self.assertEqual(runs[0][0], other[0])
+
+  def test_seed_and_shuffle_matter(self):
+    losses = {}
+    for flags in (("seed=1",), ("seed=2",), ("seed=1", "data.shuffle=false")):
+      self.ok("--overwrite", *(part for flag in flags for part in ("--set", flag)))
+      losses[flags] = tuple(entry["loss"] for entry in self.metrics(kind="train"))
+    self.assertEqual(len(set(losses.values())), 3)
+
+  def test_micro_batches_add_up(self):
+    # The same 4 sequences in one, two or four pieces: equal but for rounding.
+    losses = []
+    for micro in (1, 2, 4):
+      self.ok("--overwrite", batch__micro=micro, data__shuffle=False)
+      losses.append([(entry["loss"], entry["grad_norm"]) for entry in self.metrics(kind="train")])
+    for other in losses[1:]:
+      for a, b in zip(losses[0], other):
+        for x, y in zip(a, b):
+          self.assertAlmostEqual(x, y, delta=1e-4 * abs(x))
+
+  def test_recompute_changes_nothing(self):
+    runs = []
+    for recompute in ("none", "gelu", "block"):
+      self.ok("--overwrite", train__recompute=recompute)
+      runs.append((self.bytes_of(self.model()), self.steady()))
+    self.assertEqual(runs[0], runs[1])
+    self.assertEqual(runs[0], runs[2])
+
+  def test_tokens_instead_of_steps(self):
+    self.ok(train__steps=None, train__tokens=130)
+    self.assertEqual(len(self.metrics(kind="train")), 3)
+
+  def test_warmup_longer_than_the_run_is_a_warning(self):
+    done = self.ok(optimizer__warmup_steps=100)
+    self.assertRegex(done.stdout + done.stderr, "(?i)warmup")
+
+  def test_comments_and_lists(self):
+    self.ok(_about="a comment", model___why={"any": ["thing"]}, data__train=["train_000001.bin", "train_000000.bin"])
+
+  def test_lists_in_set(self):
+    self.ok("--set", "eval.lengths=8,16", "--set", "data.train=train_000000.bin,train_000001.bin")
+    self.assertEqual({entry["length"] for entry in self.metrics(kind="val")}, {8, 16})
+
+  def test_without_evaluation_or_checkpoint(self):
+    self.ok(eval__every=0, checkpoint__at_end=False)
+    self.assertEqual(self.metrics(kind="val"), [])
+    self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith("step_")], [])
+
+  def test_divergence_ends_the_run(self):
+    # A learning rate that sends the weights to infinity: said plainly, and metrics.jsonl stays valid JSON.
+    done = self.call(optimizer__lr=1000.0, optimizer__grad_clip=0, optimizer__warmup_steps=0,
+                     optimizer__schedule="constant", train__steps=50, eval__every=0)
+    self.assertEqual(done.returncode, 1, done.stdout)
+    self.assertRegex(done.stderr, "diverged.*optimizer.lr")
+    self.assertNotRegex(done.stderr, CRASH)
+    text = self.bytes_of(self.path("runs/tiny/metrics.jsonl")).decode()
+    self.assertNotRegex(text, r"(?i)\b-?(nan|inf|infinity)\b")
+    self.assertIn(None, [self.metrics(kind="train")[-1][key] for key in ("loss", "grad_norm")])
+
+
+class Evaluation(Workspace):
+  def setUp(self):
+    super().setUp()
+    self.write("val.bin", shard(TEXT[30:] * 20))
+
+  def weights(self, value):
+    """A model folder in which every tensor is `value`."""
+    self.ok("--set", "name=first", "--set", "train.steps=1")
+    tensors = read_safetensors(self.model("first", 1))
+    shutil.rmtree(self.path("runs"))
+    write_safetensors(self.path("start", "model.safetensors"),
+                      {name: (dtype, shape, array.array("f", [value] * (len(data) // 4)).tobytes())
+                       for name, (dtype, shape, data) in tensors.items()})
+
+  def test_zero_weights_know_nothing(self):
+    self.weights(0.0)
+    self.ok("--eval", "--lengths", "5,16,100", init="start")
+    for entry in self.metrics(kind="eval"):
+      self.assertAlmostEqual(entry["loss"], math.log(256), places=5)
+      for loss in entry["by_position"]:
+        self.assertAlmostEqual(loss, math.log(256), places=5)
+
+  def test_weights_that_are_no_numbers(self):
+    self.weights(math.nan)
+    done = self.call("--eval", "--lengths", "16,32", init="start")
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(done.stdout.count("loss nan"), 2)
+    self.assertIn("not finite", done.stderr)
+
+  def test_init_reads_back(self):
+    self.ok()
+    trained = self.metrics(kind="val")[-1]["loss"]
+    self.ok("--eval", name="again", init="runs/tiny/step_00000004")
+    entry, = self.metrics("again", "eval")
+    self.assertEqual(entry["loss"], trained)
+
+  def test_init_in_other_types(self):
+    self.ok()
+    tensors = read_safetensors(self.model())
+    other = {}
+    for name, (_, shape, data) in tensors.items():
+      halves = b"".join(data[at + 2:at + 4] for at in range(0, len(data), 4))  # bfloat16, cut off
+      other["transformer." + name] = ("BF16", shape, halves)
+    other["lm_head.weight"] = other["transformer.wte.weight"]
+    other["transformer.h.0.attn.bias"] = ("F32", [1], b"\0\0\0\0")
+    other["transformer.h.0.attn.masked_bias"] = ("F32", [], b"\0\0\0\0")
+    write_safetensors(self.path("bf16/model.safetensors"), other)
+    half = {name: ("F16", shape, struct.pack(f"<{len(data) // 4}e", *floats(data)))
+            for name, (_, shape, data) in tensors.items()}
+    write_safetensors(self.path("fp16/model.safetensors"), half)
+    losses = {}
+    for init in ("runs/tiny/step_00000004", "bf16", "fp16"):
+      self.ok("--eval", name="again", init=init)
+      losses[init] = self.metrics("again", "eval")[-1]["loss"]
+    exact = losses.pop("runs/tiny/step_00000004")
+    for init, loss in losses.items():
+      self.assertAlmostEqual(loss, exact, delta=2e-2, msg=init)
+    self.assertEqual(len(set(losses.values()) | {exact}), 3)
+
+  def test_lines(self):
+    self.ok("--eval", "--lengths", "16,100,1040", eval__tokens=1100)
+    entries = self.metrics(kind="eval")
+    self.assertEqual([entry["length"] for entry in entries], [16, 100, 1040])
+    for entry in entries:
+      self.assertEqual(set(entry), {"type", "step", "length", "loss", "tokens", "last_loss", "by_position"})
+      width = max(1, min(256, entry["length"] // 32))
+      self.assertEqual(len(entry["by_position"]), -(-entry["length"] // width))
+    self.assertEqual([entry["tokens"] for entry in entries], [1088, 1100, 1040])
+
+  def test_windows_end_with_the_shard(self):
+    self.write("val.bin", shard(TEXT[:100]))
+    self.ok("--eval", "--lengths", "7,32", eval__tokens=100000)
+    self.assertEqual([entry["tokens"] for entry in self.metrics(kind="eval")], [98, 96])
+
+  def test_batch_does_not_matter(self):
+    losses = []
+    for batch in (1, 3, 16):
+      self.ok("--eval", "--lengths", "16,48", eval__batch=batch)
+      losses.append([(entry["loss"], entry["last_loss"]) for entry in self.metrics(kind="eval")[-2:]])
+    for other in losses[1:]:
+      for a, b in zip(losses[0], other):
+        self.assertAlmostEqual(a[0], b[0], places=5)
+        self.assertAlmostEqual(a[1], b[1], places=5)
+
+  def test_flat_mean_and_last_loss_agree_with_positions(self):
+    self.ok("--eval", "--lengths", "16,64")
+    for entry in self.metrics(kind="eval"):
+      length, bins = entry["length"], entry["by_position"]
+      width = max(1, min(256, length // 32))
+      sizes = [min(width, length - first) for first in range(0, length, width)]
+      mean = sum(size * loss for size, loss in zip(sizes, bins)) / length
+      self.assertAlmostEqual(entry["loss"], mean, places=5)
+      self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # at most 1024 positions are all of these
+
+  def test_appends(self):
+    self.ok()
+    before = self.bytes_of(self.path("runs/tiny/metrics.jsonl"))
+    self.ok("--eval", "--lengths", "32", init="runs/tiny/step_00000004")
+    after = self.bytes_of(self.path("runs/tiny/metrics.jsonl"))
+    self.assertTrue(after.startswith(before))
+    self.assertIn(b'"eval"', after[len(before):])
+
+  def test_rope_scaling_matters_only_beyond_the_trained_length(self):
+    losses = {}
+    for scaling in ("none", "linear", "ntk", "yarn"):
+      self.ok("--eval", "--lengths", "16,64", name=scaling, eval__rope_scaling=scaling)
+      losses[scaling] = [entry["loss"] for entry in self.metrics(scaling, "eval")]
+    self.assertEqual(len({loss[0] for loss in losses.values()}), 1)
+    self.assertEqual(len({loss[1] for loss in losses.values()}), 4)
+
+  def test_rope_scaling_stays_out_of_training(self):
+    weights = []
+    for scaling in ("none", "yarn"):
+      self.ok(name=scaling, eval__lengths=[16, 64], eval__rope_scaling=scaling)
+      weights.append(self.bytes_of(self.model(scaling)))
+    self.assertEqual(weights[0], weights[1])
+
+
+class Comparison(Workspace):
+  """scripts/compare_variants.py"""
+
+  def compare(self, *flags, train=TRAIN, code=0):
+    self.write("config.json", json.dumps({key: value for key, value in CONFIG.items() if key != "name"}))
+    script = os.path.join(ROOT, "scripts", "compare_variants.py")
+    done = subprocess.run([sys.executable, script, "--config", "config.json", "--variants", "softmax,lssa", "--seeds", "1,2",
+                           "--set", "eval.lengths=16,32", *flags], cwd=self.folder, capture_output=True, text=True,
+                          env={**os.environ, "TRAIN": train})
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+    return done.stdout
+
+  def test_repeats_no_run_and_takes_none_for_another(self):
+    table = self.compare("--results", "results.json")
+    self.assertEqual(self.compare(train="/bin/false"), table)
+    self.assertNotEqual(self.compare("--set", "optimizer.lr=0.1"), table)
+    self.assertEqual(self.compare(train="/bin/false"), table)
+    with open(self.path("results.json")) as file:
+      losses = json.load(file)["losses"]
+    self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses["softmax"]["16"]))
+    self.compare("--config", "absent.json", code=1)
+    self.compare("--results", "absent/results.json", code=2)
+    self.compare("--set", "optimizer.lr=0.2", train="absent/train", code=1)
+
+
+class Generation(Workspace):
+  def test_prints(self):
+    done = self.ok("--generate", "It was ")
+    self.assertIn("It was ", done.stdout)
+    self.assertEqual(done.stdout, self.ok("--generate", "It was ").stdout)
+
+  def test_learns_the_text(self):
+    self.ok(train__steps=300, eval__every=0, model__channels=32, batch__tokens=128)
+    done = self.ok("--generate", "it was the ", init="runs/tiny/step_00000300", model__channels=32,
+                   generate__temperature=0, generate__tokens=24)
+    self.assertRegex(done.stdout, "it was the (best of times|worst of times|age of)")
+
+  def test_during_training(self):
+    done = self.ok(generate__every=2, generate__prompt="it was")
+    self.assertIn("it was", done.stdout)
+
+  def test_missing_tokenizer(self):
+    self.bad("--generate", "x", names=["tokenizer"], generate__tokenizer="gpt2")
+    self.bad("--generate", "x", names=["tokenizer_dir", "absent"], generate__tokenizer="gpt2",
+             generate__tokenizer_dir="absent")
+    self.ok(generate__tokenizer="gpt2")  # checked only when text is generated
+
+  def test_vocabulary_without_bytes(self):
+    self.bad("--generate", "x", names=["vocab", "100"], model__vocab=100)
+
+
+if __name__ == "__main__":
+  unittest.main()

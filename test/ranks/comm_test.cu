@@ -1,0 +1,319 @@
+// What ranks say to each other: the stand-in for NCCL (on a GPU: NCCL itself, with one rank), the division of arrays,
+// and how the environment names a rank. Ranks are threads here; test_ranks.py runs them as processes.
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error_of.h"
+#include "ranks/buckets.h"
+#include "ranks/comm.h"
+#include "ranks/ranks.h"
+
+namespace {
+
+// ---- collectives
+
+// f(comm, rank) at every rank.
+void at_ranks(int ranks, const std::function<void(ncclComm_t, int)>& f) {
+  ncclUniqueId id;
+  ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; rank++)
+    threads.emplace_back([&, rank] {
+      ncclComm_t comm;
+      ASSERT_EQ(ncclCommInitRank(&comm, ranks, id, rank), ncclSuccess) << ncclGetLastError(nullptr);
+      f(comm, rank);
+      EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Numbers whose sum depends on the order in which they are added.
+float number(int rank, size_t i) {
+  float size = rank == 1 ? 1e6f : 1.1f + float(rank);
+  return (rank % 2 ? -size : size) * float(i % 1000 + 1);
+}
+
+std::vector<float> numbers(int rank, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; i++) values[i] = number(rank, i);
+  return values;
+}
+
+std::vector<float> sums_in_order(int ranks, size_t count) {
+  std::vector<float> sums = numbers(0, count);
+  for (int rank = 1; rank < ranks; rank++) {
+    std::vector<float> values = numbers(rank, count);
+    for (size_t i = 0; i < count; i++) sums[i] += values[i];
+  }
+  return sums;
+}
+
+// One element, less than a slot of shared memory, more than one, a slot exactly.
+const size_t COUNTS[] = {1, 1000, 300001, 1 << 18};
+
+TEST(StandIn, AllReduceSumsInTheOrderOfTheRanks) {
+  if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
+  for (int ranks : {1, 2, 3, 4})
+    at_ranks(ranks, [&](ncclComm_t comm, int rank) {
+      for (size_t count : COUNTS) {
+        std::vector<float> x = numbers(rank, count), apart(count);
+        EXPECT_EQ(ncclAllReduce(x.data(), apart.data(), count, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+        EXPECT_TRUE(x == numbers(rank, count));
+        EXPECT_EQ(ncclAllReduce(x.data(), x.data(), count, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+        EXPECT_TRUE(x == sums_in_order(ranks, count)) << count;
+        EXPECT_TRUE(x == apart);
+      }
+      double least = 5 - rank, most = 5 - rank;
+      EXPECT_EQ(ncclAllReduce(&least, &least, 1, ncclFloat64, ncclMin, comm, nullptr), ncclSuccess);
+      EXPECT_EQ(ncclAllReduce(&most, &most, 1, ncclFloat64, ncclMax, comm, nullptr), ncclSuccess);
+      EXPECT_EQ(least, 6 - ranks);
+      EXPECT_EQ(most, 5);
+    });
+}
+
+// Whatever the cut: the bits of reduce-scatter and all-gather are those of all-reduce.
+TEST(StandIn, ReduceScatterAndAllGatherMakeAnAllReduce) {
+  if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
+  for (int ranks : {1, 2, 3, 4})
+    at_ranks(ranks, [&](ncclComm_t comm, int rank) {
+      for (size_t share : COUNTS) {
+        size_t count = share * size_t(ranks);
+        std::vector<float> x = numbers(rank, count), own(share), all(count);
+        EXPECT_EQ(ncclReduceScatter(x.data(), own.data(), share, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+        EXPECT_TRUE(x == numbers(rank, count));
+        float* mine = x.data() + size_t(rank) * share;
+        EXPECT_EQ(ncclReduceScatter(x.data(), mine, share, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+        EXPECT_TRUE(std::equal(own.begin(), own.end(), mine));
+        EXPECT_EQ(ncclAllGather(own.data(), all.data(), share, ncclFloat32, comm, nullptr), ncclSuccess);
+        EXPECT_EQ(ncclAllGather(mine, x.data(), share, ncclFloat32, comm, nullptr), ncclSuccess);
+        EXPECT_TRUE(x == sums_in_order(ranks, count)) << count;
+        EXPECT_TRUE(x == all);
+      }
+    });
+}
+
+TEST(StandIn, BroadcastAndSixteenBits) {
+  if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
+  at_ranks(3, [&](ncclComm_t comm, int rank) {
+    std::vector<uint8_t> bytes(3 << 20, uint8_t(rank + 1));
+    EXPECT_EQ(ncclBroadcast(bytes.data(), bytes.data(), bytes.size(), ncclUint8, 2, comm, nullptr), ncclSuccess);
+    EXPECT_EQ(bytes, std::vector<uint8_t>(bytes.size(), 3));
+    std::vector<uint16_t> x(3 * 700000, uint16_t(rank));
+    EXPECT_EQ(ncclAllGather(&x[size_t(rank) * 700000], x.data(), 700000, ncclBfloat16, comm, nullptr), ncclSuccess);
+    for (size_t i = 0; i < x.size(); i++) ASSERT_EQ(x[i], i / 700000);
+  });
+}
+
+TEST(StandIn, DifferentCallsAreAnErrorAtEveryRank) {
+  if (!on_cpu) GTEST_SKIP() << "NCCL would hang";
+  at_ranks(3, [&](ncclComm_t comm, int rank) {
+    std::vector<float> x(8);
+    size_t count = rank == 1 ? 8 : 4;
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), count, ncclFloat32, ncclSum, comm, nullptr), ncclInvalidUsage);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("all-reduce of 8 elements"), std::string::npos);
+    ncclResult_t result = rank == 2 ? ncclAllGather(x.data(), x.data(), 1, ncclFloat32, comm, nullptr)
+                                    : ncclBroadcast(x.data(), x.data(), 1, ncclFloat32, 0, comm, nullptr);
+    EXPECT_EQ(result, ncclInvalidUsage);
+    x = {float(rank)};
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 1, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);  // on it goes
+    EXPECT_EQ(x[0], 3);
+  });
+}
+
+TEST(StandIn, RefusesWhatCannotBe) {
+  if (!on_cpu) GTEST_SKIP() << "of the stand-in";
+  ncclComm_t comm;
+  ncclUniqueId id;
+  ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  EXPECT_EQ(ncclCommInitRank(&comm, 65, id, 0), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 2), ncclInvalidArgument);
+  ncclUniqueId wrong = {"/proc/self/exe"};
+  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
+  EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("one machine"), std::string::npos);
+  std::fill(std::begin(wrong.internal), std::end(wrong.internal), 'x');
+  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
+  EXPECT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+}
+
+// ---- one rank: on a GPU this is NCCL
+
+TEST(Comm, OneRankLeavesThingsAsTheyAre) {
+  Comm& comm = Comm::alone();
+  double values[] = {1.5, 2};
+  comm.sum(values, 2);
+  EXPECT_EQ(values[0], 1.5);
+  EXPECT_EQ(comm.least(3), 3);
+  EXPECT_EQ(comm.agree(std::string("text")), "text");
+  EXPECT_EQ(comm.agree(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
+}
+
+TEST(Comm, OneRankThroughTheLibrary) {
+  ncclUniqueId id;
+  ncclComm_t comm;
+  ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  ASSERT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  float *x, values[] = {1, 2, 3, 4};
+  CUDA_CHECK(cudaMalloc(&x, sizeof values));
+  CUDA_CHECK(cudaMemcpy(x, values, sizeof values, cudaMemcpyHostToDevice));
+  EXPECT_EQ(ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+  EXPECT_EQ(ncclReduceScatter(x, x, 4, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);
+  EXPECT_EQ(ncclAllGather(x, x, 4, ncclFloat32, comm, nullptr), ncclSuccess);
+  EXPECT_EQ(ncclBroadcast(x, x, 4, ncclFloat32, 0, comm, nullptr), ncclSuccess);
+  CUDA_CHECK(cudaMemcpy(values, x, sizeof values, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(values[3], 4);
+  EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+  CUDA_CHECK(cudaFree(x));
+}
+
+// ---- the division of arrays
+
+TEST(Buckets, CoverEverythingOnceAndCutNoBlock) {
+  for (size_t total : {1, 10, 95, 96, 100, 1000})
+    for (int ranks : {1, 2, 3, 8})
+      for (const std::vector<size_t>& starts : {std::vector<size_t>{}, {0, 40, 70}, {33, 34, 35, 90}, {1, 500, 999}}) {
+        Buckets buckets(total, starts, ranks, 10);
+        EXPECT_GE(buckets.padded(), total);
+        EXPECT_LT(buckets.padded(), total + 10 * size_t(ranks));
+        std::vector<int> owner(buckets.padded(), -1);
+        for (int rank = 0; rank < ranks; rank++) {
+          size_t at = 0;
+          for (const Share& share : buckets.shares(rank)) {
+            EXPECT_EQ(share.begin % 10, 0u);
+            EXPECT_EQ(share.size % 10, 0u);
+            EXPECT_EQ(share.at, at);
+            at += share.size;
+            for (size_t i = 0; i < share.size; i++) {
+              ASSERT_EQ(owner[share.begin + i], -1);
+              owner[share.begin + i] = rank;
+            }
+          }
+          EXPECT_EQ(at, buckets.padded() / size_t(ranks));
+        }
+        EXPECT_EQ(std::count(owner.begin(), owner.end(), -1), 0);
+        for (size_t k = 0; k < buckets.count(); k++) {
+          EXPECT_GT(buckets.size(k), 0u);
+          EXPECT_EQ(buckets.share(k) * size_t(ranks), buckets.size(k));
+        }
+      }
+}
+
+TEST(Buckets, BeginWhereTheyMay) {
+  Buckets buckets(1000, {100, 300, 305, 700, 2000}, 2, 10);
+  std::vector<size_t> begins;
+  for (size_t k = 0; k < buckets.count(); k++) begins.push_back(buckets.begin(k));
+  EXPECT_EQ(begins, (std::vector<size_t>{0, 100, 300, 320, 700}));  // rounded up: what is complete is not less
+}
+
+// ---- the environment
+
+const char* const VARIABLES[] = {
+  "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+  "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+  "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS",
+  "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST"};
+
+using Environment = std::map<std::string, std::string>;
+
+Ranks ranks_in(const Environment& environment) {
+  for (const char* name : VARIABLES) unsetenv(name);
+  for (auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  return ranks_of_environment();
+}
+
+std::string refusal(const Environment& environment) {
+  return error_of([&] { ranks_in(environment); });
+}
+
+TEST(Environment, NobodyHasStartedUs) {
+  EXPECT_EQ(ranks_in({}).size, 1);
+  EXPECT_EQ(ranks_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size, 1);
+  // The script of a batch job, and an interactive shell in it: tasks of which no one is this process.
+  EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
+  EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"},
+                      {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
+}
+
+TEST(Environment, Torchrun) {
+  Environment e = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node1"},
+                   {"MASTER_PORT", "29400"}};
+  Ranks ranks = ranks_in(e);
+  EXPECT_EQ(ranks.rank, 5);
+  EXPECT_EQ(ranks.size, 8);
+  EXPECT_EQ(ranks.local, 1);
+  EXPECT_EQ(ranks.address, "node1");
+  EXPECT_EQ(ranks.port, 29400);
+  e["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(ranks_in(e).port, 29401);
+  e.erase("LOCAL_RANK");
+  EXPECT_EQ(ranks_in(e).local, 5);
+}
+
+TEST(Environment, Mpirun) {
+  Environment e = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"PMIX_NAMESPACE", "job@1"}};
+  Ranks ranks = ranks_in(e);
+  EXPECT_EQ(ranks.rank, 3);
+  EXPECT_EQ(ranks.size, 4);
+  EXPECT_EQ(ranks.local, 1);
+  EXPECT_EQ(ranks.address, "127.0.0.1");
+  EXPECT_EQ(ranks.job, "job@1");
+  e["PMIX_NAMESPACE"] = "job@2";
+  EXPECT_NE(ranks_in(e).port, ranks.port);
+  e["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  EXPECT_NE(refusal(e).find("MASTER_ADDR"), std::string::npos);
+  e["MASTER_ADDR"] = "10.0.0.1";
+  EXPECT_EQ(ranks_in(e).address, "10.0.0.1");
+}
+
+TEST(Environment, Srun) {
+  Environment e = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}, {"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_PROCID", "9"},
+                   {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NODELIST", "gpu[07-08,11]"}};
+  Ranks ranks = ranks_in(e);
+  EXPECT_EQ(ranks.rank, 9);
+  EXPECT_EQ(ranks.size, 16);
+  EXPECT_EQ(ranks.local, 1);
+  EXPECT_EQ(ranks.address, "gpu07");
+  e["SLURM_PROCID"] = "0", e["SLURM_LOCALID"] = "0";
+  EXPECT_EQ(ranks_in(e).port, ranks.port);
+  e["SLURM_STEP_ID"] = "3";
+  EXPECT_NE(ranks_in(e).port, ranks.port);
+  e.erase("SLURM_STEP_NODELIST");
+  EXPECT_NE(refusal(e).find("SLURM_STEP_NODELIST"), std::string::npos);
+}
+
+TEST(Environment, TheFirstHostOfAList) {
+  EXPECT_EQ(first_host("node"), "node");
+  EXPECT_EQ(first_host("a,b"), "a");
+  EXPECT_EQ(first_host("node[003-006,010],gpu1"), "node003");
+  EXPECT_EQ(first_host("node[5,7]"), "node5");
+  EXPECT_EQ(first_host("rack[1-2]node[3-4]-ib,x"), "rack1node3-ib");
+  EXPECT_EQ(first_host("node[3"), "");
+  EXPECT_EQ(first_host(""), "");
+}
+
+TEST(Environment, WhatContradictsItselfIsRefused) {
+  Environment good = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  auto with = [&](const char* name, const char* value) {
+    Environment e = good;
+    e[name] = value;
+    return refusal(e);
+  };
+  EXPECT_NE(with("RANK", "2").find("RANK = \"2\" must be a number in [0, 1]"), std::string::npos);
+  EXPECT_NE(with("RANK", "").find("RANK = \"\""), std::string::npos);
+  EXPECT_NE(with("WORLD_SIZE", "two").find("WORLD_SIZE = \"two\""), std::string::npos);
+  EXPECT_NE(with("WORLD_SIZE", "0").find("WORLD_SIZE"), std::string::npos);
+  EXPECT_NE(with("WORLD_SIZE", "99999999999").find("WORLD_SIZE"), std::string::npos);
+  EXPECT_NE(with("LOCAL_RANK", "2").find("LOCAL_RANK"), std::string::npos);
+  EXPECT_NE(with("MASTER_PORT", "65536").find("MASTER_PORT"), std::string::npos);
+  EXPECT_NE(with("MASTER_ADDR", "").find("MASTER_ADDR"), std::string::npos);
+}
+
+}  // namespace

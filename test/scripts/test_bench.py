@@ -1,0 +1,259 @@
+"""The scripts around the benchmarks: bench_table.py, bench_peers.py where PyTorch is, gpu_session.sh with programs in
+the place of a GPU's. PYTHON_TORCH names a Python with PyTorch. Standard library only.
+"""
+import copy
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+from scripts.test_scripts import SCRIPTS, ScriptTest
+
+ROOT = os.path.join(SCRIPTS, "..")
+STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "micro": 16, "context": 128,
+        "tokens": 2048, "flops_per_token": 5e6,
+        "ms": 100, "ms_least": 90, "ms_most": 120, "tokens_per_s": 20480, "mfu": 0.25,
+        "peak_flops": 4e11, "peak_from": "measured", "kernels_ms": 98, "launches": 9, "gaps_ms": 2, "event_us": 0,
+        "phases_ms": {"forward": 30, "output layer": 10, "backward": 50, "update": 9, "host": 1},
+        "memory": {"parameters": 2**20}, "memory_bytes": 3 * 2**20,
+        "kernels": [{"name": "matmul", "calls": 51, "ms": 97.5, "share": 0.9949},
+                    {"name": "tiny", "calls": 2, "ms": 0.5, "share": 0.0051}]}
+KERNEL = {"name": "mlp forward", "type": "fp32", "s": 1e-3, "least": 9e-4, "most": 2e-3, "bytes": 1e6, "flops": 1e8,
+          "floor_s": 2.5e-4, "launches": ["matmul"]}
+PART = {"s": 1e-3, "least": 9e-4, "most": 2e-3, "flops_per_s": 2e12, "bytes": 1e6, "flops": 1e8, "floor_s": 5e-4}
+ATTENTION = {"kind": "softmax", "type": "fp32", "B": 1, "T": 128, "H": 2, "D": 32, "evaluation": PART, "forward": PART,
+             "backward": {**PART, "flops_per_s": 3e12}}
+HEAD = {"device": "CPU", "gpu": False, "processors": 2, "commit": "abc1234", "command": "bench",
+        "ceilings": {"copy": 4e10, "fp32": 4e11, "bf16": 3e11}}
+
+
+class Tables(ScriptTest):
+  """In a copy of scripts/, because results and README.md are found from there."""
+
+  def setUp(self):
+    super().setUp()
+    os.mkdir(self.path("scripts"))
+    for name in ("bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
+      shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
+    self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
+    softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
+    self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
+                  "step": {**HEAD, "steps": [softmax, lssar]}}
+
+  def table(self, *args, code=0):
+    return self.run_script(self.path("scripts/bench_table.py"), *args, code=code)
+
+  def collect(self, code=0):
+    paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
+    return self.table("--collect", *paths, code=code)
+
+  def result(self):
+    with open(self.path("bench/results/cpu.json"), encoding="utf-8") as file:
+      return json.load(file)
+
+  def test_parts_are_joined(self):
+    summary = self.collect()
+    result = self.result()
+    self.assertEqual(result["kernels"], [KERNEL])
+    self.assertEqual(result["attention"][0]["backward"]["flops_per_s"], 3e12)
+    self.assertEqual([step["variant"] for step in result["steps"]], ["softmax", "lssar"])
+    self.assertEqual((result["command"], result["commit"]), ("make bench", "abc1234"))
+    self.assertRegex(summary, r"\| lssar \| 10,240 \| 50\.0% \| 12\.8% \| 100\.0 \(90\.0 to 120\.0\) \|")
+    self.assertRegex(summary, r"\| mlp forward \| 1000 \| 25% \|")
+
+  def test_the_best_ceilings_are_the_machine_s(self):
+    self.parts["step"]["ceilings"] = {"copy": 1e10, "fp32": 8e11, "bf16": 1e11}
+    summary = self.collect()
+    self.assertEqual(self.result()["ceilings"], {"copy": 4e10, "fp32": 8e11, "bf16": 3e11})
+    self.assertRegex(summary, r"\| mlp forward \| 1000 \| 12% \|")  # its FLOPs would take half as long
+    self.assertRegex(summary, r"\| softmax \| 20,480 \| 100\.0% \| 12\.8% \|")
+    self.parts["step"]["steps"][0].update(peak_from="data sheet", peak_flops=1e12, mfu=0.1024)
+    self.assertRegex(self.collect(), r"\| softmax \| 20,480 \| 100\.0% \| 10\.2% \|")
+
+  def test_a_launch_that_no_line_measures_is_named(self):
+    self.assertIn("bench_kernels lacks: tiny", self.collect())
+    self.parts["kernels"]["kernels"] = [{**KERNEL, "launches": ["matmul", "tiny"]}]
+    self.assertIn("every launch", self.collect())
+
+  def test_parts_of_different_commits_are_refused(self):
+    self.parts["step"]["commit"] = "def5678"
+    self.collect(code=2)
+    self.assert_error("step.json", "different", "make bench")
+
+  def test_the_readme_is_filled(self):
+    self.collect()
+    self.table("bench/results/missing.json", code=2)
+    self.assert_error("bench/results/missing.json")
+    self.table(self.path("bench/results/cpu.json"))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      text = file.read()
+    self.assertRegex(text, r"(?s)^before\n<!-- table:speed_cpu -->\n.*<!-- /table -->\nafter\n$")
+    for line in ("| softmax | 20,480 | 100.0% |", "| matmul | 51 | 97.5 | 99.5% |", "| all others | 2 | 0.5 | 0.5% |",
+                 "| softmax, D 32 | 2 / 3 |", "2 threads, commit abc1234", "the measured 0.4 TFLOP/s"):
+      self.assertIn(line, text)
+    self.assertNotIn("old", text)
+    shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
+    self.table(self.path("bench/results/gpu.json"), code=1)
+    self.assert_error("no block <!-- table:speed_gpu -->")
+
+  def test_what_has_changed(self):
+    self.collect()
+    new = copy.deepcopy(self.result())
+    new["kernels"][0]["s"] = 0.5e-3
+    new["steps"][0]["ms"] = 101
+    text = self.table("--compare", self.path("bench/results/cpu.json"), self.write("new.json", json.dumps(new)))
+    self.assertIn("| mlp forward | 1 | 0.5 | 0.50 |", text)
+    self.assertNotIn("step, softmax", text)  # 1% is not worth a line
+    self.assertIn("softmax 20,480 tokens/s, lssar 10,240 tokens/s", self.table("--brief", self.path("new.json")))
+
+  def test_bad_input(self):
+    self.table("--collect", self.write("broken.json", "{"), code=2)
+    self.assert_error("broken.json")
+    self.table("--what", code=2)
+    self.assert_error("--what")
+    self.assertIn("--collect", self.table("--help"))
+
+  def test_peers_beside_ours(self):
+    self.write("README.md", "<!-- table:peers_gpu -->\n<!-- /table -->\n")
+    step = {"tokens_per_s": 400000, "least": 390000, "most": 410000, "micro": 32, "memory_bytes": 2**30}
+    row = {"name": "sdpa flash", "kind": "softmax", "D": 64, "T": 1024, "forward": 2e14, "backward": 1e14,
+           "repeats": False}
+    peers = {"device": "H200", "torch": "2.9", "model": "GPT-2 124M",
+             "ours": {"commit": "abc", "steps": {"softmax": 600000}, "attention": {"softmax 64 1024": [4e14, 3e14]}},
+             "steps": [{"name": "sdpa flash", "variant": "softmax", **step},
+                       {"name": "LSSAR eager", "variant": "lssar", "missing": "out of memory"}],
+             "attention": [row, {**row, "T": 2048}]}
+    self.table(self.write("peers_gpu.json", json.dumps(peers)))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      text = file.read()
+    self.assertIn("| sdpa flash | 400,000 (390,000 to 410,000) | 32 | 1,024 MiB | 600,000 | 1.50 |", text)
+    self.assertIn("| LSSAR eager | out of memory |", text)
+    self.assertIn("| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |", text)
+    self.assertIn("| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |", text)
+
+
+class Programs(ScriptTest):
+  """The benchmark programs, where they have been built: JSON that bench_table.py reads."""
+
+  def test_kernels(self):
+    program = os.path.join(os.path.dirname(os.path.realpath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))),
+                           "bench_kernels")
+    if not os.access(program, os.X_OK):
+      self.skipTest("make bench builds it")
+    path = self.path("kernels.json")
+    subprocess.run([program, "--json", path, "sum_to"], check=True, stdout=subprocess.DEVNULL, timeout=120)
+    with open(path, encoding="utf-8") as file:
+      result = json.load(file)
+    kernel, = result["kernels"]
+    self.assertEqual(kernel["launches"], ["sum_to_kernel"])
+    self.assertLessEqual(kernel["least"], kernel["s"])
+    self.assertGreater(min(result["ceilings"].values()), 1e8)
+    bad = subprocess.run([program, "--what"], capture_output=True, text=True)
+    self.assertEqual((bad.returncode, "--what" in bad.stderr), (2, True))
+
+
+def torch_python():
+  given = os.environ.get("PYTHON_TORCH")
+  return given or (sys.executable if importlib.util.find_spec("torch") else None)
+
+
+class Peers(ScriptTest):
+  def run_peers(self, *args, python=None, code=0):
+    done = subprocess.run([python or torch_python(), os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
+                          capture_output=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300)
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+    return done
+
+  @unittest.skipIf(importlib.util.find_spec("torch"), "this Python has PyTorch")
+  def test_without_pytorch(self):
+    self.assertIn("PyTorch 2.5 or later is needed", self.run_peers(python=sys.executable, code=2).stderr)
+
+  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
+  def test_without_a_gpu(self):
+    self.assertIn("finds no GPU", self.run_peers(code=2).stderr)
+
+  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
+  def test_everything_runs(self):
+    rows = [{**ATTENTION, "kind": kind, "D": 16, "T": 32} for kind in ("softmax", "lssar")]
+    ours = self.write("cpu.json", json.dumps({**HEAD, "steps": [STEP], "attention": rows}))
+    table = self.run_peers("--tiny", "--out", self.path("peers.json"), "--ours", ours).stdout
+    with open(self.path("peers.json"), encoding="utf-8") as file:
+      result = json.load(file)
+    self.assertEqual(result["ours"]["commit"], "abc1234")
+    self.assertEqual([row["name"] for row in result["steps"]],
+                     ["sdpa flash", "sdpa cuDNN", "sdpa flash, deterministic", "sdpa cuDNN, deterministic",
+                      "LSSAR eager", "LSSAR compiled"])
+    missing = {row["name"]: row["missing"] for row in result["steps"] + result["attention"] if "missing" in row}
+    self.assertEqual(set(missing.values()) - {"package not installed"}, set(), missing)
+    for row in result["steps"]:
+      self.assertLessEqual(row["least"], row["tokens_per_s"])
+    self.assertEqual(len(result["attention"]), 2 * 8)  # two lengths
+    self.assertRegex(table, r"\| LSSAR eager \| 16 \| 32 \|.*\| 2 \| 3 \|")
+    nothing = self.run_peers("--tiny", "--out", self.path("none.json"), "--minutes", "0").stdout
+    self.assertGreaterEqual(nothing.count("no time left"), 2 * 6 + 6)  # FlashAttention-3 may be missing anyway
+
+
+class GpuSession(ScriptTest):
+  """With stand-ins for nvidia-smi, nvcc, make and compute-sanitizer."""
+
+  def setUp(self):
+    super().setUp()
+    os.mkdir(self.path("bin"))
+    self.program("nvidia-smi", 'case "$*" in -L) echo "GPU 0: of a test" ;; *) echo "of a test, 1.2" ;; esac')
+    self.program("nvcc", "")
+    self.program("make", "")
+    self.clean = 'echo "========= ERROR SUMMARY: 0 errors"'
+
+  def program(self, name, script):
+    path = self.write(os.path.join("bin", name), "#!/bin/sh\n" + script + "\n")
+    os.chmod(path, 0o755)
+
+  def session(self, *args, code=0):
+    environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out}
+    done = subprocess.run(["bash", os.path.join(SCRIPTS, "gpu_session.sh"), *args], capture_output=True, text=True,
+                          env=environment, timeout=60)
+    self.output, self.errors = done.stdout, done.stderr
+    self.assertEqual(done.returncode, code, self.output + self.errors)
+
+  def test_what_is_missing_is_said(self):
+    for args, part in ((["tests", "what"], '"what"'), ([], "name the parts"), (["runs"], "--train GLOB"),
+                       (["runs", "--train"], "--train needs a value")):
+      self.session(*args, code=2)
+      self.assert_error(part)
+    self.program("nvidia-smi", "exit 9")
+    self.session("tests", code=2)
+    self.assert_error("there is no GPU here")
+    self.assertFalse(os.path.exists(self.out))
+
+  def test_a_sanitizer_that_finds_nothing(self):
+    self.program("compute-sanitizer", self.clean)
+    self.session("sanitize")
+    self.assertRegex(self.output, r"\| sanitize \| \d+ s \| done \| 18 of 18 runs without a finding \|\n$")
+    self.assertEqual(self.files(), ["sanitize.log"])
+
+  def test_a_sanitizer_that_finds_something(self):
+    finds = 'case "$*" in *racecheck*kernels*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
+    self.program("compute-sanitizer", finds + self.clean)
+    self.session("sanitize", code=1)
+    self.assertIn("FAILED | racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 17 of 18 runs", self.output)
+
+  def test_a_sanitizer_that_refuses_the_device(self):
+    self.program("compute-sanitizer", 'echo "========= Error: Device not supported"; exit 1')
+    self.session("sanitize", code=1)
+    refusal = r"(?:mem|race|sync)check was refused: =* Error: Device not supported"
+    self.assertEqual(len(re.findall(refusal, self.output)), 3)
+
+  def test_a_build_that_fails_does_not_keep_other_parts_from_running(self):
+    self.program("compute-sanitizer", self.clean)
+    self.program("make", 'case "$*" in *train*) exit 2 ;; esac')
+    self.session("tests", "sanitize", code=1)
+    self.assertRegex(self.output, r"tests \| \d+ s \| FAILED \| the build failed \|\n\| sanitize \| \d+ s \| done \|")
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,352 @@
+// What the configuration refuses, each with its text: values, keys, malformed JSON, impossible combinations, hostile
+// bytes.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "settings/config.h"
+#include "settings/config_table.h"
+#include "base/json.h"
+#include "test/support/error_of.h"
+
+using Sets = std::vector<std::string>;
+
+static std::string error_in(const std::string& json, const Sets& sets = {}) {
+  return error_of([&] { parse_config(json, "x.json", sets); });
+}
+static void expect_error(const std::string& json, const Sets& sets, const std::string& expected) {
+  EXPECT_EQ(error_in(json, sets), "user: config: " + expected) << json;
+}
+
+TEST(ConfigErrors, EveryNumberHasLimits) {
+  Config c;
+  int checked = 0;
+  for (auto& row : config_rows(c)) {
+    if (row.allowed.empty() || (row.allowed[0] != '[' && row.allowed[0] != '(')) continue;
+    if (std::string(row.key) == "seed") continue;  // its limit is the type's, below
+    Interval range = interval(row.allowed);
+    std::string key = row.key;
+    std::vector<std::string> bad = {"1e300", "-1e300", "nan", "inf", "-inf", "",    "x",
+                                    "0x10",  "1 ",     " 1",  "+1",  "1e",   "true"};
+    bad.push_back(json_number(range.low_open ? range.low : range.low - 1));
+    bad.push_back(json_number(range.high_open ? range.high : range.high + (range.high < 1e15 ? 1 : 2)));
+    for (auto& value : bad) {
+      if (value == "0" && row.automatic) continue;
+      if (value == "" && std::holds_alternative<std::vector<int>*>(row.value)) continue;  // the empty list
+      EXPECT_EQ(error_in("{}", {key + "=" + value}).rfind("user: config: " + key + " = ", 0), 0u)
+        << key << "=" << value;
+      checked++;
+    }
+    if (!std::holds_alternative<double*>(row.value)) {
+      EXPECT_NE(error_in("{}", {key + "=1.5"}), "") << key;
+    }
+  }
+  EXPECT_GT(checked, 400);
+}
+
+TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
+  Config c;
+  int accepted = 0;
+  for (auto& row : config_rows(c)) {
+    std::string key = row.key;
+    if (std::holds_alternative<bool*>(row.value)) {
+      EXPECT_EQ(error_in("{}", {key + "=1"}), "user: config: " + key + " = \"1\" must be true or false  [--set]");
+      EXPECT_EQ(error_in("{}", {key + "=false"}), "");
+    }
+    auto text = std::get_if<std::string*>(&row.value);
+    if (!text || row.allowed.empty()) continue;
+    EXPECT_NE(error_in("{}", {key + "=zzzzzzz"}).find(key + " = \"zzzzzzz\" is unknown ("), std::string::npos) << key;
+    for (auto& name : choices(row.allowed)) {
+      std::string error = error_in("{}", {key + "=" + name});
+      EXPECT_EQ(error.find("is unknown"), std::string::npos) << error;  // cross-checks may have their say
+      accepted++;
+    }
+  }
+  EXPECT_GE(accepted, 50);
+}
+
+// "a, b, c": what the table allows for a key.
+static std::string allowed_names(const std::string& key) {
+  Config config;
+  std::string names;
+  for (auto& row : config_rows(config))
+    for (auto& name : row.key == key ? choices(row.allowed) : std::vector<std::string>())
+      append_item(names, name, ", ");
+  return names;
+}
+
+TEST(ConfigErrors, RefusalsOfValues) {
+  std::string kinds = allowed_names("attention.kind"), variants = allowed_names("attention.variant");
+  EXPECT_EQ(kinds.rfind("softmax, lssa, lssar, sigmoid", 0), 0u) << kinds;
+  expect_error(R"({"attention": {"kind": "lsar"}})", {},
+               "attention.kind = \"lsar\" is unknown (" + kinds + "); did you mean \"lssar\"?  [x.json]");
+  expect_error(R"({"attention": {"kind": 3}})", {}, "attention.kind = 3 must be one of " + kinds + "  [x.json]");
+  expect_error(R"({"model": {"layers": "twelve"}})", {},
+               "model.layers = \"twelve\" must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": 1.5}})", {}, "model.layers = 1.5 must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": null}})", {}, "model.layers = null must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": [12]}})", {}, "model.layers = [12] must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": -1}})", {}, "model.layers = -1 must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": 99999999999}})", {},
+               "model.layers = 99999999999 must be an integer in [1, 1000]  [x.json]");
+  expect_error(R"({"model": {"layers": 4294967297}})", {},
+               "model.layers = 4294967297 must be an integer in [1, 1000]  [x.json]");
+  expect_error("{}", {"model.layers=twelve"}, "model.layers = \"twelve\" must be an integer in [1, 1000]  [--set]");
+  expect_error(R"({"batch": {"micro": -1}})", {},
+               "batch.micro = -1 must be an integer in [1, 65535], or 0 for as many as fit, at most 64  [x.json]");
+  expect_error(R"({"seed": -1})", {}, "seed = -1 must be an integer in [0, 18446744073709551615]  [x.json]");
+  expect_error(R"({"seed": 18446744073709551616})", {},
+               "seed = 1.8446744073709552e+19 must be an integer in [0, 18446744073709551615]  [x.json]");
+  expect_error(R"({"optimizer": {"beta1": 1}})", {},
+               "optimizer.beta1 = 1 must be a number in [0, 0.9999999]  [x.json]");
+  expect_error(R"({"optimizer": {"eps": 0}})", {}, "optimizer.eps = 0 must be a number in [1e-30, 1]  [x.json]");
+  expect_error(R"({"optimizer": {"lr": "6e-4"}})", {},
+               "optimizer.lr = \"6e-4\" must be a number in [0, 1000]  [x.json]");
+  expect_error("{}", {"optimizer.lr=inf"}, "optimizer.lr = \"inf\" must be a number in [0, 1000]  [--set]");
+  expect_error("{}", {"optimizer.lr=nan"}, "optimizer.lr = \"nan\" must be a number in [0, 1000]  [--set]");
+  expect_error(R"({"data": {"shuffle": 1}})", {}, "data.shuffle = 1 must be true or false  [x.json]");
+  expect_error(R"({"data": {"train": [1]}})", {}, "data.train = [1] must be text or a list of texts  [x.json]");
+  expect_error(R"({"data": {"train": {"a": "b"}}})", {},
+               "data.train = {\"a\":\"b\"} must be text or a list of texts  [x.json]");
+  expect_error("{}", {"data.train=a,,b"}, "data.train = [\"a\",\"\",\"b\"] must not contain an empty name  [--set]");
+  expect_error(R"({"init": 5})", {}, "init = 5 must be text  [x.json]");
+  expect_error(R"({"init": "a\u0000b"})", {}, "init = \"a\\u0000b\" must not contain a zero byte  [x.json]");
+  expect_error(R"({"eval": {"lengths": [1, "2"]}})", {},
+               "eval.lengths = [1,\"2\"] must be a list of integers in [1, 16777216]  [x.json]");
+  expect_error(R"({"eval": {"lengths": [0]}})", {},
+               "eval.lengths = [0] must be a list of integers in [1, 16777216]  [x.json]");
+  expect_error(
+    R"({"attention": {"scale": "number"}})", {},
+    "attention.scale = \"number\" is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])  [x.json]");
+  expect_error(R"({"attention": {"scale": 1e7}})", {},
+               "attention.scale = 10000000.0 must be a name or a number in [-1e6, 1e6]  [x.json]");
+  expect_error(
+    R"({"attention": {"variant": "lssr"}})", {},
+    "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
+  for (auto* name : {"", ".", "..", "a/b", "/", "a\\nb", "\\u007f"})
+    expect_error(std::string(R"({"name": ")") + name + "\"}", {},
+                 "name = " +
+                   json_quote(name == std::string("a\\nb")     ? "a\nb"
+                              : name == std::string("\\u007f") ? "\x7f"
+                                                               : name) +
+                   " must be a plain folder name: 1 to 200 bytes, no slash, no control characters  [x.json]");
+  EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
+  EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
+}
+
+TEST(ConfigErrors, RefusalsOfKeys) {
+  expect_error(R"({"model": {"layer": 3}})", {}, "model.layer is unknown; did you mean \"model.layers\"?  [x.json]");
+  expect_error(R"({"layers": 3})", {}, "layers is unknown; did you mean \"model.layers\"?  [x.json]");
+  expect_error(R"({"attention": {"gate": {"activaton": "silu"}}})", {},
+               "attention.gate.activaton is unknown; did you mean \"attention.gate.activation\"?  [x.json]");
+  expect_error(R"({"zzzzzz": {}})", {}, "zzzzzz is unknown; see --help  [x.json]");
+  expect_error(R"({"model": 12})", {}, "model = 12 must be an object: \"model\": {...}  [x.json]");
+  expect_error(R"({"attention": {"gate": "sigmoid"}})", {},
+               "attention.gate = \"sigmoid\" must be an object: \"gate\": {...}  [x.json]");
+  expect_error(R"({"model.layers": 12})", {},
+               "the key \"model.layers\" has a dot; write the objects out: \"model\": {\"layers\": 12}  [x.json]");
+  expect_error("{}", {"optimiser.lr=1"}, "optimiser.lr is unknown; did you mean \"optimizer.lr\"?  [--set]");
+  expect_error("{}", {"attention.gate=softplus"},
+               "attention.gate is a group of keys; set one of attention.gate.activation, attention.gate.granularity, "
+               "attention.gate.op, attention.gate.position, attention.gate.weight_init, attention.gate.bias, "
+               "attention.gate.bias_init  [--set]");
+  expect_error("{}", {"=1"}, "--set =1 has no key; write --set key=value");
+  expect_error("{}", {"model.layers"}, "--set model.layers has no \"=\"; write --set key=value");
+  expect_error("{}", {"name=\xff"}, "--set \"name=\xEF\xBF\xBD\" is not UTF-8");
+}
+
+TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
+  expect_error(
+    "{\n  \"name\": \"x\",\n  \"model\": {\"layers\": 4,,}\n}", {},
+    "not valid JSON at line 3, column 25: while parsing object key - unexpected ','; expected string literal  "
+    "[x.json]\n"
+    "      \"model\": {\"layers\": 4,,}\n"
+    "                            ^");
+  expect_error("", {},
+               "not valid JSON at line 1, column 1: while parsing value - unexpected end of input; expected '[', '{', "
+               "or a literal  [x.json]\n    \n    ^");
+  expect_error("{\"name\": \"ä\", x}", {},
+               "not valid JSON at line 1, column 15: while parsing object key - invalid literal  [x.json]\n"
+               "    {\"name\": \"ä\", x}\n"
+               "                  ^");
+  expect_error("{\"seed\": NaN}", {},
+               "not valid JSON at line 1, column 10: while parsing value - invalid literal  [x.json]\n"
+               "    {\"seed\": NaN}\n             ^");
+  expect_error("{\"optimizer\": {\"lr\": 1e999}}", {},
+               "not valid JSON at line 1, column 22: the number 1e999 is too large  [x.json]\n"
+               "    {\"optimizer\": {\"lr\": 1e999}}\n                         ^");
+  expect_error(
+    "{\"name\": \"\xff\"}", {},
+    "not valid JSON at line 1, column 11: while parsing value - invalid string: ill-formed UTF-8 byte  [x.json]\n"
+    "    {\"name\": \"?\"}\n              ^");
+  expect_error("{} {}", {},
+               "not valid JSON at line 1, column 4: while parsing value - unexpected '{'; expected end of input  "
+               "[x.json]\n    {} {}\n       ^");
+  expect_error("[1]", {}, "the file must hold one JSON object: {...}  [x.json]");
+  expect_error(R"({"model": {"layers": 1, "heads": 1, "layers": 2}})", {},
+               "the key \"layers\" is given twice in one object; remove one  [x.json]");
+  expect_error(R"({"_": {"a": 1, "a": 2}})", {}, "the key \"a\" is given twice in one object; remove one  [x.json]");
+  // A long line is shown around its place, and nothing that a terminal would act upon is shown.
+  std::string error = error_in("{\"name\": \"" + std::string(100000, 'x') + "\x1b[31m\"}");
+  EXPECT_LT(error.size(), 400u);
+  EXPECT_EQ(error.find('\x1b'), std::string::npos);
+}
+
+TEST(ConfigErrors, NestingAndSizeAreLimited) {
+  auto nested = [](int levels) {
+    std::string open(levels - 1, '['), close(levels - 1, ']');
+    return format("{\"_\": %s%s}", open.c_str(), close.c_str());
+  };
+  EXPECT_EQ(error_in(nested(JSON_MAX_DEPTH)), "");
+  expect_error(nested(JSON_MAX_DEPTH + 1), {}, "more than 32 levels of nested JSON  [x.json]");
+  expect_error(std::string(500000, '['), {}, "more than 32 levels of nested JSON  [x.json]");
+  expect_error("{}" + std::string(1 << 20, ' '), {},
+               "1048578 bytes are too many for a configuration (at most 1048576)  [x.json]");
+}
+
+TEST(ConfigErrors, CrossChecks) {
+  expect_error(
+    R"({"model": {"channels": 104}})", {},
+    "model.channels = 104 is not divisible by model.heads = 12; change one of them, or give model.head_dim  [x.json]");
+  EXPECT_EQ(error_in(R"({"model": {"channels": 104, "head_dim": 36}})"), "");
+  expect_error(
+    R"({"model": {"heads": 1}})", {},
+    "model.head_dim would be channels / heads = 768, at most 512 are possible; use more heads or give it  [x.json]");
+  expect_error(R"({"model": {"head_dim": 513}})", {},
+               "model.head_dim = 513 must be an integer in [1, 512], or 0 for channels / heads  [x.json]");
+  expect_error(
+    R"({"model": {"head_dim": 63}})", {},
+    "model.head_dim = 63 must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"  "
+    "[x.json]");
+  EXPECT_EQ(error_in(R"({"model": {"head_dim": 63, "position": "learned"}})"), "");
+  expect_error(R"({"model": {"channels": 36}})", {}, "model.channels = 36 must be a multiple of 8  [x.json]");
+  expect_error(
+    R"({"model": {"mlp_ratio": 3.3}})", {},
+    "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(3.3 x 768) = 2534  "
+    "[x.json]");
+  expect_error(
+    R"({"model": {"mlp_ratio": 1e-9}})", {},
+    "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(1e-09 x 768) = 0  "
+    "[x.json]");
+  EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.501}})"),
+            "user: config: the MLP width must be a multiple of 8, but "
+            "round(model.mlp_ratio x model.channels) = round(3.501 x 768) = 2689  [x.json]");
+  EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
+  expect_error(
+    R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
+    "attention.sink = \"learned\" exists for attention.kind = \"softmax\" only, not \"lssa\"; use sink \"none\"  "
+    "[x.json]");
+  expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
+               "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
+  expect_error(
+    R"({"attention": {"gate": {"granularity": "headwise", "position": "output"}}})", {},
+    "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
+    "heads are mixed already; use \"elementwise\" or another position  [x.json]");
+  expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
+               "train.steps = 100 and train.tokens = 5000 are both given; give one of them  [x.json]");
+  EXPECT_EQ(error_in(R"({"train": {"steps": 100, "tokens": 0}})"), "");
+  expect_error(R"({"eval": {"rope_scaling": "yarn"}, "model": {"position": "none"}})", {},
+               "eval.rope_scaling = \"yarn\" needs model.position = \"rope\", not \"none\"  [x.json]");
+  expect_error(R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 2}})", {},
+               "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not 2  [x.json]");
+  EXPECT_EQ(error_in(R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 4}})"), "");
+}
+
+TEST(ConfigErrors, BatchMustDivide) {
+  expect_error(R"({"batch": {"tokens": 1000}})", {},
+               "batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [x.json]");
+  expect_error(
+    R"({"batch": {"tokens": 524288, "micro": 3}})", {},
+    "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
+    "or batch.micro = 0 for one that divides  [x.json]");
+  expect_error(
+    R"({"batch": {"micro": 65535}, "model": {"context": 65536}})", {},
+    "batch.micro x model.context = 65535 x 65536 tokens at once are too many (at most 2147483647)  [x.json]");
+  Config c = parse_config(R"({"batch": {"tokens": 6144, "micro": 2}})", "x.json");
+  EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
+            "user: config: batch.tokens = 6144 must be a multiple of micro x context x ranks = 2 x 1024 x 2 = 4096; "
+            "use 4096 or 8192, or batch.micro = 0 for one that divides  [x.json]");
+  resolve_batch(c, 3, 1);
+  EXPECT_EQ(c.batch.micro, 2);
+  EXPECT_EQ(micro_steps(c, 3), 1);
+  EXPECT_EQ(micro_steps(c, 1), 3);
+}
+
+TEST(ConfigErrors, EvaluationLengths) {
+  expect_error(
+    R"({"model": {"position": "learned"}, "eval": {"lengths": [1024, 2048]}})", {},
+    "eval.lengths = 2048 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
+    "\"rope\" and \"none\" go further  [x.json]");
+  expect_error(
+    R"({"eval": {"tokens": 1000}})", {},
+    "eval.lengths = 1024 is longer than eval.tokens = 1000, so that not one window would be evaluated; raise "
+    "eval.tokens  [x.json]");
+  EXPECT_EQ(error_in(R"({"eval": {"tokens": 1000, "every": 0}})"), "");  // never evaluated
+  expect_error(R"({"eval": {"lengths": [65536], "batch": 65535}})", {},
+               "eval.lengths = 65536 x eval.batch = 65535 tokens at once are too many (at most 2147483647)  [x.json]");
+  Config c = parse_config(R"({"model": {"position": "learned"}})", "x.json");
+  EXPECT_EQ(
+    error_of([&] {
+      check_lengths(c, {1024, 1025}, "--lengths");
+    }),
+    "user: --lengths = 1025 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
+    "\"rope\" and \"none\" go further  [x.json]");
+  EXPECT_EQ(parse_lengths("1024,2048", "--lengths"), (std::vector<int>{1024, 2048}));
+  for (auto* bad : {"", ",", "1024,", "12a", "-5", "0", "1.5"})
+    EXPECT_EQ(error_of([&] { parse_lengths(bad, "--lengths"); }),
+              std::string("user: --lengths ") + bad + " must be a list of integers in [1, 16777216], as in 1024,2048");
+  c = parse_config("{}", "", {"batch.micro=4"});
+  EXPECT_EQ(eval_batch(c, 1024), 4);
+  EXPECT_EQ(eval_batch(c, 2048), 2);
+  EXPECT_EQ(eval_batch(c, 100000), 1);
+  EXPECT_EQ(eval_batch(c, 128), 32);
+  EXPECT_EQ(eval_batch(parse_config("{}", "", {"eval.batch=3"}), 128), 3);
+}
+
+TEST(ConfigErrors, FilesThatCannotBeRead) {
+  EXPECT_EQ(error_of([] { load_config("no/such.json"); }),
+            "user: config: cannot read the file: No such file or directory  [no/such.json]");
+  EXPECT_EQ(error_of([] { load_config("/"); }), "user: config: cannot read the file: Is a directory  [/]");
+  EXPECT_EQ(error_of([] { load_config("/dev/zero"); }),
+            "user: config: the file has more than 1048576 bytes  [/dev/zero]");
+}
+
+// Whatever the bytes are, the answer is a Config or a UserError.
+TEST(ConfigErrors, UntrustedBytes) {
+  const std::string good = R"({"model":{"layers":4,"mlp_ratio":2.5},"attention":{"variant":"lssar","scale":0.5},
+    "data":{"train":["a","b"],"shuffle":false},"eval":{"lengths":[1,2]},"_c":[null,true,{"x":"\u00e4"}],
+    "seed":18446744073709551615})";
+  ASSERT_EQ(error_in(good), "");
+  int accepted = 0, refused = 0;
+  auto feed = [&](const std::string& bytes) {
+    std::string error = error_in(bytes);
+    EXPECT_TRUE(error.empty() || error.rfind("user: config: ", 0) == 0) << error;
+    EXPECT_LT(error.size(), 2000u);
+    (error.empty() ? accepted : refused)++;
+  };
+  for (size_t n = 0; n < good.size(); n++) feed(good.substr(0, n));
+  EXPECT_EQ(accepted, 0);
+  std::mt19937 random(1);
+  const std::string pieces = "{}[]\",:0123456789eE+-.\\utrue \n\xff\xc3\x00";
+  for (int i = 0; i < 3000; i++) {
+    std::string bytes = good;
+    for (int edits = 1 + random() % 3; edits > 0; edits--) {
+      size_t at = random() % bytes.size();
+      switch (random() % 3) {
+        case 0:
+          bytes[at] = static_cast<char>(random());
+          break;
+        case 1:
+          bytes.insert(at, 1, pieces[random() % pieces.size()]);
+          break;
+        default:
+          bytes.erase(at, 1 + random() % 8);
+      }
+      if (bytes.empty()) bytes.assign(1, ' ');
+    }
+    feed(bytes);
+    feed(bytes.substr(random() % bytes.size()));
+  }
+  EXPECT_GT(accepted, 50);
+  EXPECT_GT(refused, 1000);
+}

@@ -1,0 +1,395 @@
+// The configuration: defaults, variants, every source and its precedence, derived values, output.
+// What it refuses is in config_errors_test.cpp.
+#include "settings/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "settings/config_table.h"
+#include "test/support/error_of.h"
+
+using Sets = std::vector<std::string>;
+
+// {"attention.kind": "\"softmax\"", ...} of the settings that differ from the defaults
+static std::map<std::string, std::string> changes(Config config) {
+  Config defaults = parse_config("{}", "");
+  auto rows = config_rows(config), default_rows = config_rows(defaults);
+  std::map<std::string, std::string> found;
+  for (size_t i = 0; i < rows.size(); i++)
+    if (value_text(rows[i]) != value_text(default_rows[i])) found[rows[i].key] = value_text(rows[i]);
+  return found;
+}
+using Changes = std::map<std::string, std::string>;
+
+TEST(Config, DefaultsAreTheDocumentedOnes) {
+  EXPECT_EQ(config_json(parse_config("{}", "")), R"({
+  "name": "run",
+  "seed": 1337,
+  "init": "",
+  "precision": "",
+  "threads": 0,
+  "model": {
+    "layers": 12,
+    "heads": 12,
+    "channels": 768,
+    "head_dim": 64,
+    "context": 1024,
+    "vocab": 50257,
+    "mlp_ratio": 4,
+    "position": "rope",
+    "rope_base": 10000
+  },
+  "attention": {
+    "variant": "softmax",
+    "qk_norm": "none",
+    "scale": "rsqrt_d",
+    "kind": "softmax",
+    "power": 15,
+    "offset": 1,
+    "offset_free_rows": 3,
+    "sink": "none",
+    "gate": {
+      "activation": "none",
+      "granularity": "elementwise",
+      "op": "multiply",
+      "position": "sdpa",
+      "weight_init": "normal",
+      "bias": true,
+      "bias_init": 0
+    }
+  },
+  "data": {
+    "train": [],
+    "val": [],
+    "shuffle": true
+  },
+  "batch": {
+    "tokens": 524288,
+    "micro": 0
+  },
+  "optimizer": {
+    "lr": 0.0006,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-08,
+    "weight_decay": 0.1,
+    "grad_clip": 1,
+    "schedule": "cosine",
+    "warmup_steps": 700,
+    "final_lr_fraction": 0,
+    "decay_fraction": 0.2,
+    "skip_spikes": 0
+  },
+  "train": {
+    "steps": 18865,
+    "tokens": 0,
+    "recompute": "none",
+    "zero_stage": 1
+  },
+  "eval": {
+    "every": 250,
+    "tokens": 10485760,
+    "lengths": [1024],
+    "batch": 0,
+    "rope_scaling": "none"
+  },
+  "checkpoint": {
+    "every": 5000,
+    "keep": 2,
+    "at_end": true
+  },
+  "generate": {
+    "every": 0,
+    "tokens": 64,
+    "prompt": "",
+    "temperature": 1,
+    "top_k": 0,
+    "tokenizer": "gpt2",
+    "tokenizer_dir": ""
+  },
+  "log": {
+    "every": 1
+  }
+}
+)");
+}
+
+TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
+  auto warnings = [](const std::vector<std::string>& sets) { return parse_config("{}", "x.json", sets).warnings; };
+  EXPECT_EQ(warnings({"attention.power=3"}),
+            std::vector<std::string>{"config: attention.power = 3 has no effect: it needs attention.kind = \"lssar\"  "
+                                     "[--set]"});
+  EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
+            std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
+                                     "\"rope\"  [x.json]"});
+  EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(), 3u);
+  EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
+  EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
+  EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
+  // What a variant sets, also where a run's config.json spells it out.
+  Config ungated = parse_config("{}", "x.json", {"attention.variant=softplus_gated", "attention.gate.activation=none"});
+  EXPECT_TRUE(ungated.warnings.empty());
+  EXPECT_TRUE(parse_config(config_json(ungated), "y.json").warnings.empty());
+
+  auto changes = [](const std::vector<std::string>& before, const std::vector<std::string>& now) {
+    std::string list;
+    for (auto& c : changed_model(parse_config("{}", "x.json", before), parse_config("{}", "x.json", now)))
+      list += c.key + " " + c.was + " " + c.is + "; ";
+    return list;
+  };
+  EXPECT_EQ(changes({"attention.variant=relu"}, {"attention.kind=relu"}), "");
+  EXPECT_EQ(changes({"attention.power=3"}, {"optimizer.lr=1", "attention.gate.weight_init=zero"}), "");
+  EXPECT_EQ(changes({"attention.power=3"}, {"attention.variant=lssa"}),
+            "attention.qk_norm \"none\" \"l2\"; attention.scale \"rsqrt_d\" \"logd_logn\"; attention.kind \"softmax\" "
+            "\"lssa\"; ");
+  EXPECT_EQ(changes({"attention.variant=lssar", "attention.power=3"}, {"attention.variant=lssar", "model.context=2048"}),
+            "model.context 1024 2048; attention.power 3 15; ");
+
+  auto text = [](const std::vector<std::string>& sets) { return mechanism(parse_config("{}", "x.json", sets)); };
+  EXPECT_EQ(text({}), "softmax attention");
+  EXPECT_EQ(text({"attention.variant=lssar_softplus_gated"}), "lssar_softplus_gated attention");
+  EXPECT_EQ(text({"attention.variant=lssar", "attention.power=3", "attention.gate.activation=tanh"}),
+            "lssar attention with power = 3, gate.activation = \"tanh\"");
+  EXPECT_EQ(text({"attention.variant=lssar", "attention.kind=softmax"}), "lssar attention with kind = \"softmax\"");
+}
+
+TEST(Config, ValuesOfEveryType) {
+  Config c = parse_config(R"({"name": "a b", "seed": 18446744073709551615, "precision": "bf16", "threads": 2,
+      "_note": {"anything": [1, {"x": null}]},
+      "model": {"layers": 3, "_x": 1, "context": 1e3, "mlp_ratio": 2, "rope_base": 5e5},
+      "attention": {"scale": 0.125, "gate": {"activation": "tanh", "bias": true, "bias_init": -1.5, "_": "comment"}},
+      "data": {"train": "a_*.bin", "val": ["b.bin", "c.bin"], "shuffle": false},
+      "batch": {"tokens": 64000.0}, "eval": {"lengths": [1000, 2000]}})",
+                          "x.json");
+  EXPECT_EQ(c.name, "a b");
+  EXPECT_EQ(c.seed, 18446744073709551615u);
+  EXPECT_EQ(c.precision, "bf16");
+  EXPECT_EQ(c.model.context, 1000);
+  EXPECT_EQ(c.model.mlp_width(), 1536);
+  EXPECT_EQ(c.attention.scale, (Config::Scale{"number", 0.125}));
+  EXPECT_TRUE(c.attention.gate.bias);
+  EXPECT_EQ(c.attention.gate.bias_init, -1.5);
+  EXPECT_EQ(c.data.train, std::vector<std::string>{"a_*.bin"});
+  EXPECT_EQ(c.data.val, (std::vector<std::string>{"b.bin", "c.bin"}));
+  EXPECT_FALSE(c.data.shuffle);
+  EXPECT_EQ(c.batch.tokens, 64000);
+  EXPECT_EQ(c.eval.lengths, (std::vector<int>{1000, 2000}));
+  EXPECT_TRUE(c.warnings.empty());
+}
+
+TEST(Config, SetParsesByType) {
+  Config c =
+    parse_config(R"({"name": "file", "eval": {"lengths": [5]}})", "x.json",
+                 {"name=true", "seed=7", "model.context=2e3", "model.layers=2", "model.layers=4", "batch.tokens=4000",
+                  "optimizer.lr=1e-3", "attention.gate.bias=false", "data.train=a.bin,b_*.bin", "data.val=v",
+                  "eval.lengths=1000,2000", "attention.scale=-0.5", "generate.prompt=a=b, c", "init="});
+  EXPECT_EQ(changes(c), (Changes{{"name", "\"true\""},
+                                 {"seed", "7"},
+                                 {"model.context", "2000"},
+                                 {"model.layers", "4"},
+                                 {"batch.tokens", "4000"},
+                                 {"optimizer.lr", "0.001"},
+                                 {"attention.gate.bias", "false"},
+                                 {"data.train", "[\"a.bin\", \"b_*.bin\"]"},
+                                 {"data.val", "[\"v\"]"},
+                                 {"eval.lengths", "[1000, 2000]"},
+                                 {"attention.scale", "-0.5"},
+                                 {"generate.prompt", "\"a=b, c\""}}));
+  EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, (Config::Scale{"ssmax", 0}));
+  EXPECT_EQ(parse_config("{}", "", {"seed=18446744073709551615"}).seed, 18446744073709551615u);
+  EXPECT_EQ(parse_config(R"({"data": {"val": "v"}})", "", {"data.val="}).data.val.size(), 0u);
+  Config json = parse_config("{}", "", {"eval.lengths=[5, 6]", R"(data.val=["a,b", "[c]"])"});
+  EXPECT_EQ(json.eval.lengths, (std::vector<int>{5, 6}));
+  EXPECT_EQ(json.data.val, (std::vector<std::string>{"a,b", "[c]"}));
+  EXPECT_EQ(parse_config("{}", "", {"data.val=[ab]*"}).data.val, (std::vector<std::string>{"[ab]*"}));
+}
+
+TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
+  const Changes lssa = {{"attention.qk_norm", "\"l2\""}, {"attention.scale", "\"logd_logn\""}};
+  const Changes softplus = {{"attention.gate.activation", "\"softplus\""},
+                            {"attention.gate.weight_init", "\"zero\""},
+                            {"attention.gate.bias_init", "0.541324855"}};
+  auto with = [](Changes a, const Changes& b) {
+    a.insert(b.begin(), b.end());
+    return a;
+  };
+  const std::map<std::string, Changes> expected = {
+    {"softmax", {}},
+    {"sigmoid_gated", {{"attention.gate.activation", "\"sigmoid\""}, {"attention.gate.bias", "false"}}},
+    {"softplus_gated", softplus},
+    {"lssa", with(lssa, {{"attention.kind", "\"lssa\""}})},
+    {"lssar", with(lssa, {{"attention.kind", "\"lssar\""}})},
+    {"lssar_softplus_gated", with(with(lssa, softplus), {{"attention.kind", "\"lssar\""}})},
+    {"softmax_qknorm", lssa},
+    {"ssmax", {{"attention.scale", "\"ssmax\""}}},
+    {"softmax_sink", {{"attention.sink", "\"learned\""}}},
+    {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
+    {"relu", {{"attention.kind", "\"relu\""}}},
+    {"relu2", {{"attention.kind", "\"relu2\""}}}};
+  EXPECT_EQ(variants().size(), expected.size());
+  for (auto& [name, change] : expected) {
+    Changes whole = change;
+    if (name != "softmax") whole["attention.variant"] = "\"" + name + "\"";
+    EXPECT_EQ(changes(parse_config("{}", "", {"attention.variant=" + name})), whole) << name;
+    EXPECT_EQ(changes(parse_config(R"({"attention": {"variant": ")" + name + "\"}}", "")), whole) << name;
+  }
+}
+
+TEST(Config, KeysBesideAVariantOverrideIt) {
+  Config c =
+    parse_config(R"({"attention": {"kind": "lssa", "variant": "lssar_softplus_gated", "gate": {"bias_init": 2}}})",
+                 "x.json", {"attention.qk_norm=rms"});
+  EXPECT_EQ(c.attention.kind, "lssa");
+  EXPECT_EQ(c.attention.qk_norm, "rms");
+  EXPECT_EQ(c.attention.scale.name, "logd_logn");
+  EXPECT_EQ(c.attention.gate.bias_init, 2);
+  EXPECT_EQ(c.attention.gate.weight_init, "zero");
+  EXPECT_TRUE(c.warnings.empty());
+  // A variant from the command line cannot win over what the file spells out, and says so.
+  c =
+    parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json", {"attention.variant=lssar"});
+  EXPECT_EQ(c.attention.kind, "softmax");
+  EXPECT_EQ(c.warnings,
+            std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over \"lssar\" of --set "
+                                     "attention.variant=lssar  [x.json]"});
+  // What the file spells out because its own variant means it goes with that variant, as over a run's config.json.
+  for (const char* variant : {"softmax", "sigmoid", "softplus_gated", "lssa"}) {
+    std::string set = std::string("attention.variant=") + variant;
+    Config resolved =
+        parse_config(config_json(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
+    EXPECT_EQ(changes(resolved), changes(parse_config("{}", "", {set}))) << variant;
+    EXPECT_TRUE(resolved.warnings.empty());
+  }
+}
+
+TEST(Config, MicroBatchIsTheLargestThatFitsAndDivides) {
+  auto micro = [](int64_t sequences, int ranks, int64_t fits) {
+    Config c = parse_config("{}", "", {"model.context=8", "batch.tokens=" + std::to_string(8 * sequences)});
+    resolve_batch(c, ranks, fits);
+    EXPECT_EQ(c.origins.at("batch.micro"), "as many as fit, at most 64");
+    return c.batch.micro;
+  };
+  EXPECT_EQ(micro(512, 1, 1000), 64);
+  EXPECT_EQ(micro(512, 1, 63), 32);
+  EXPECT_EQ(micro(60, 1, 1000), 60);
+  EXPECT_EQ(micro(60, 4, 14), 5);
+  EXPECT_EQ(micro(131, 1, 100), 1);  // a prime
+  EXPECT_EQ(micro(7, 7, 100), 1);
+  EXPECT_EQ(micro(8, 1, 0), 1);  // whoever knows the memory says more
+  Config c = parse_config("{}", "x.json", {"batch.tokens=3072"});
+  EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
+            "user: config: batch.tokens = 3072 must be a multiple of context x ranks = 1024 x 2 = 2048; use 2048 or "
+            "4096  [--set]");
+}
+
+TEST(Config, StepsFromTokens) {
+  auto steps = [](const char* tokens) {
+    return parse_config("{}", "", {"batch.tokens=2048", std::string("train.tokens=") + tokens}).train.steps;
+  };
+  EXPECT_EQ(steps("1"), 1);
+  EXPECT_EQ(steps("2048"), 1);
+  EXPECT_EQ(steps("2049"), 2);
+  EXPECT_EQ(steps("2048e9"), 1000000000);
+  EXPECT_EQ(error_of([&] { steps("2048000000001"); }),
+            "user: config: train.tokens = 2048000000001 in steps of batch.tokens = 2048 would be 1000000001 steps, at "
+            "most 1e9 are possible  [--set]");
+}
+
+TEST(Config, LongWarmupIsAWarning) {
+  Config c = parse_config(R"({"train": {"steps": 699}})", "x.json");
+  EXPECT_EQ(c.warnings,
+            std::vector<std::string>{"config: optimizer.warmup_steps = 700 is longer than the run's 699 steps, so "
+                                     "that the learning rate never reaches optimizer.lr  [x.json]"});
+  EXPECT_TRUE(parse_config(R"({"train": {"steps": 700}})", "x.json").warnings.empty());
+}
+
+TEST(Config, ResolvedJsonLoadsBackToTheSame) {
+  Config c;
+  std::vector<Sets> cases = {
+    {},
+    {"train.tokens=1e9"},
+    {"attention.scale=0.1"},
+    {"attention.variant=lssar_softplus_gated"},
+    {"name=\"q\\u \xC3\xA4", "generate.prompt=line\nline\ttab\x01", "data.train=a b,\"c\""},
+    {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-30", "model.rope_base=1e12", "seed=18446744073709551615"},
+    {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
+  for (auto& sets : cases) {
+    Config first = parse_config("{}", "", sets);
+    Config second = parse_config(config_json(first), "resolved.json");
+    first.train.tokens = 0;  // became steps
+    EXPECT_EQ(changes(first), changes(second));
+    EXPECT_EQ(config_json(first), config_json(second));
+    EXPECT_EQ(first.optimizer.lr, second.optimizer.lr);
+    EXPECT_EQ(first.generate.prompt, second.generate.prompt);
+  }
+}
+
+TEST(Config, ResolvedJsonOfSomeSections) {
+  EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}),
+            "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
+            "  \"log\": {\n    \"every\": 1\n  }\n}\n");
+}
+
+TEST(Config, PrintShowsValueAndOrigin) {
+  Config c = parse_config(R"({"model": {"layers": 4}, "attention": {"variant": "lssar"}})", "x.json",
+                          {"seed=5", "train.tokens=1e9"});
+  std::string text = print_config(c);
+  auto line = [&](const std::string& key) {
+    size_t begin = text.find("\n" + key + " ") + 1, end = text.find('\n', begin);
+    std::string found = text.substr(begin, end - begin), single;
+    for (char x : found)  // columns come from the widest entry: one space will do
+      if (x != ' ' || single.back() != ' ') single += x;
+    return single;
+  };
+  EXPECT_EQ(line("model.layers"), "model.layers 4 x.json");
+  EXPECT_EQ(line("model.heads"), "model.heads 12 default");
+  EXPECT_EQ(line("seed"), "seed 5 --set");
+  EXPECT_EQ(line("attention.kind"), "attention.kind \"lssar\" variant lssar");
+  EXPECT_EQ(line("model.head_dim"), "model.head_dim 64 channels / heads");
+  EXPECT_EQ(line("train.steps"), "train.steps 1908 train.tokens / batch.tokens");
+  EXPECT_EQ(line("precision"), "precision auto (bf16 on a GPU, fp32 on the CPU) default");
+  Config scratch;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<long>(config_rows(scratch).size()));
+}
+
+TEST(Config, HelpNamesEveryKeyAndVariant) {
+  Config c;
+  std::string help = config_help();
+  for (auto& row : config_rows(c)) {
+    EXPECT_NE(help.find("\n  " + std::string(row.key) + " "), std::string::npos) << row.key;
+  }
+  EXPECT_NE(help.find("seed                          of the initial weights, the data order and sampling\n"
+                      "                                integer, default 1337; [0, 18446744073709551615]\n"),
+            std::string::npos);
+  EXPECT_NE(help.find("  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"), std::string::npos);
+}
+
+TEST(Config, DidYouMean) {
+  auto hint = [](const char* word) { return did_you_mean(word, {"--resume", "--generate", "--eval", "-h"}); };
+  EXPECT_EQ(hint("--resum"), "; did you mean \"--resume\"?");
+  EXPECT_EQ(hint("--reusme"), "; did you mean \"--resume\"?");
+  EXPECT_EQ(hint("--geenrat"), "; did you mean \"--generate\"?");
+  EXPECT_EQ(hint("--verbose"), "");
+  EXPECT_EQ(hint(""), "");
+  EXPECT_EQ(did_you_mean("lsas", {"lssa"}), "; did you mean \"lssa\"?");
+  EXPECT_EQ(did_you_mean("lxxa", {"lssa"}), "");                              // short words must be nearer
+  EXPECT_EQ(did_you_mean(std::string(65, 'x'), {std::string(64, 'x')}), "");  // the cost grows with both lengths
+}
+
+TEST(Config, TheShippedFilesLoad) {
+  int files = 0;
+  for (auto& entry : std::filesystem::directory_iterator("configs")) {
+    Config c = load_config(entry.path().string());
+    EXPECT_TRUE(c.warnings.empty()) << entry.path();
+    EXPECT_EQ(c.name, entry.path().stem().string());
+    // Only what differs from the defaults stands in a file.
+    for (auto& [key, origin] : c.origins) {
+      if (origin != entry.path().string()) continue;
+      EXPECT_EQ(changes(c).count(key), 1u) << entry.path() << " " << key;
+    }
+    files++;
+  }
+  EXPECT_GE(files, 2);
+}

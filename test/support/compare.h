@@ -1,0 +1,143 @@
+// THE comparator of the project. A result x is right when, against a float64 reference ref,
+//     max |x - ref| / max |ref|  <=  2 x (the same figure for the naive formula) + 2 u
+// where the naive formula works op by op on the same inputs, adds left to right in float32 and rounds every op's result
+// to the type the kernel stores; u is the unit roundoff of the output's type. Nothing is tuned by hand. (Tests of
+// whole models that compare two ways to the same float, sums in another order or finite differences, have round bounds
+// of their own.) NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/support/device.h), so what was not
+// written shows.
+//
+// References are templates over one of the two policies here and never mention a type themselves:
+//     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { P::round(a * b) ...
+// real is the type sums are taken in; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's
+// type.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/gpu.cuh"
+
+struct Exact {
+  using real = double;
+  static double round(double x) { return x; }
+};
+
+template <class T>
+struct Naive {
+  using real = float;
+  static float round(float x) { return to_float(from_float<T>(x)); }
+};
+
+// Half the distance from 1 to the next larger number.
+template <class T>
+inline constexpr double unit_roundoff = 0;
+template <>
+inline constexpr double unit_roundoff<float> = 0x1p-24;
+template <>
+inline constexpr double unit_roundoff<bf16> = 0x1p-8;
+template <>
+inline constexpr double unit_roundoff<fp16> = 0x1p-11;
+
+inline double as_double(double x) { return x; }
+inline double as_double(float x) { return x; }
+inline double as_double(int x) { return x; }
+inline double as_double(bf16 x) { return to_float(x); }
+inline double as_double(fp16 x) { return to_float(x); }
+
+// What a reference of policy P reads: the kernel's own (already rounded) inputs, widened.
+template <class P, class T>
+std::vector<typename P::real> widen(const std::vector<T>& x) {
+  std::vector<typename P::real> wide(x.size());
+  for (size_t i = 0; i < x.size(); i++) wide[i] = typename P::real(as_double(x[i]));
+  return wide;
+}
+
+struct Deviation {
+  double error = 0;  // max |x - ref| / max |ref|; infinite when anything is NaN or Inf
+  size_t worst = 0;  // where
+};
+
+// cancels: where an output is a difference of larger terms (an exact zero included), the size of those terms.
+template <class X>
+Deviation deviation(const std::vector<X>& x, const std::vector<double>& ref, double cancels = 0) {
+  double largest = cancels, difference = 0;
+  Deviation result;
+  for (double r : ref) largest = std::max(largest, std::fabs(r));
+  for (size_t i = 0; i < ref.size(); i++) {
+    double d = std::fabs(as_double(x[i]) - ref[i]);
+    if (!std::isfinite(d)) return {std::numeric_limits<double>::infinity(), i};
+    if (d > difference) difference = d, result.worst = i;
+  }
+  result.error = difference == 0 ? 0 : difference / largest;  // largest == 0: only exact zeros are right
+  return result;
+}
+
+// Returns error / bound, for tests that report how much of the bound a kernel uses.
+template <class X, class N>
+double expect_close(const std::string& name, const std::vector<X>& output, const std::vector<double>& exact,
+                    const std::vector<N>& naive, double u, double cancels = 0) {
+  EXPECT_EQ(output.size(), exact.size()) << name;
+  EXPECT_EQ(naive.size(), exact.size()) << name;
+  if (output.size() != exact.size() || naive.size() != exact.size()) return std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < exact.size(); i++) {
+    if (std::isfinite(exact[i]) && std::isfinite(as_double(naive[i]))) continue;
+    ADD_FAILURE() << name << ": the reference itself is not finite at " << i << ": exact " << exact[i] << ", naive "
+                  << as_double(naive[i]);
+    return std::numeric_limits<double>::infinity();
+  }
+  Deviation kernel = deviation(output, exact, cancels), plain = deviation(naive, exact, cancels);
+  double bound = 2 * plain.error + 2 * u;
+  if (!(kernel.error <= bound)) {
+    ADD_FAILURE() << name << ": error " << kernel.error << " is above " << bound << " = 2 x " << plain.error
+                  << " (naive) + 2 x " << u << "; worst at " << kernel.worst << " of " << exact.size() << ": got "
+                  << as_double(output[kernel.worst]) << ", float64 " << exact[kernel.worst] << ", naive "
+                  << as_double(naive[kernel.worst]);
+  }
+  return kernel.error / bound;
+}
+
+// The error of a few numbers is a matter of luck, the naive formula's too. Tests of small shapes therefore repeat them
+// with other random numbers, collect the outputs here and compare them together, when the pool ends.
+class Pool {
+ public:
+  Pool(std::string name, double u, double cancels = 0) : name_(std::move(name)), u_(u), cancels_(cancels) {}
+  Pool(const Pool&) = delete;
+  ~Pool() { expect_close(name_, output_, exact_, naive_, u_, cancels_); }
+
+  template <class X, class N>
+  void add(const std::vector<X>& output, const std::vector<double>& exact, const std::vector<N>& naive) {
+    for (const X& x : output) output_.push_back(as_double(x));
+    for (const N& x : naive) naive_.push_back(as_double(x));
+    exact_.insert(exact_.end(), exact.begin(), exact.end());
+  }
+
+  // for (unsigned seed : Pool::seeds(outputs)): enough of them for some 500 outputs
+  static std::vector<unsigned> seeds(size_t outputs) {
+    std::vector<unsigned> seeds;
+    for (size_t n = 0; seeds.empty() || n < 500; n += outputs) seeds.push_back(1000 * unsigned(seeds.size() + 1));
+    return seeds;
+  }
+
+ private:
+  std::string name_;
+  double u_, cancels_;
+  std::vector<double> output_, exact_, naive_;
+};
+
+template <class X, class Y>
+void expect_same_bits(const std::string& name, const std::vector<X>& a, const std::vector<Y>& b) {
+  static_assert(sizeof(X) == sizeof(Y));
+  ASSERT_EQ(a.size(), b.size()) << name;
+  for (size_t i = 0; i < a.size(); i++) {
+    if (std::memcmp(&a[i], &b[i], sizeof(X)) == 0) continue;
+    ADD_FAILURE() << name << ": bits differ at " << i << " of " << a.size() << ": " << as_double(a[i]) << " and "
+                  << as_double(b[i]);
+    return;
+  }
+}

@@ -1,0 +1,17 @@
+// What a call said when it refused: "user: ..." (exit 2), "failure: ..." (exit 1), or "" when it did not.
+#pragma once
+#include <string>
+
+#include "base/error.h"
+
+template <class F>
+std::string error_of(F call) {
+  try {
+    call();
+  } catch (const UserError& e) {
+    return std::string("user: ") + e.what();
+  } catch (const Failure& e) {
+    return std::string("failure: ") + e.what();
+  }
+  return "";
+}

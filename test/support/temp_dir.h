@@ -1,0 +1,57 @@
+// For tests that need files: a folder that goes away with its object, and the check of a user_error's text.
+#pragma once
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <string>
+
+#include "base/error.h"
+
+struct TempDir {
+  std::string path;
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "plusgpt_test_XXXXXX").string();
+    if (!mkdtemp(name.data())) failure("mkdtemp(%s) failed", name.c_str());
+    path = name;
+    ::chmod(path.c_str(), 0755);  // a test may look at it as another user
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+inline void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// f must throw a UserError whose text has every one of parts.
+template <class F> void expect_user_error(F f, std::initializer_list<std::string> parts) {
+  try {
+    f();
+  } catch (const UserError& error) {
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "\"" << part << "\" is missing in: " << error.what();
+    return;
+  } catch (const std::exception& error) {
+    FAIL() << "not a UserError: " << error.what();
+  }
+  FAIL() << "nothing was thrown";
+}
+
+// Runs f without root's rights, which would make every file readable.
+template <class F> void without_root(F f) {
+  const bool root = ::geteuid() == 0;
+  ASSERT_EQ(::seteuid(root ? 65534 : ::geteuid()), 0);
+  f();
+  ASSERT_EQ(::seteuid(root ? 0 : ::geteuid()), 0);
+}

@@ -1,0 +1,147 @@
+"""For the tests of ./train: a working directory of its own for every test, a tiny model, and ways to run and to look.
+
+TRAIN=build/cpu/train names another program than ./train. Standard library only.
+"""
+import array
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+TRAIN = os.path.abspath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))
+CRASH = re.compile(r"terminate called|what\(\)|Assertion|Aborted|Segmentation|Sanitizer|std::|Traceback|core dumped|"
+                   r"\.(cpp|cuh?|h):\d")
+VOLATILE = ("tokens_per_s", "mfu", "ms")
+CONFIG = {
+    "name": "tiny",
+    "model": {"layers": 2, "heads": 2, "channels": 16, "context": 16, "vocab": 256},
+    "data": {"train": "train*.bin", "val": "val.bin"},
+    "batch": {"tokens": 64, "micro": 2},
+    "optimizer": {"lr": 1e-2, "warmup_steps": 2},
+    "train": {"steps": 4},
+    "eval": {"every": 2, "tokens": 256},
+    "generate": {"tokenizer": "bytes", "tokens": 8},
+    "threads": 1,
+}
+TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
+
+
+def shard(tokens, magic=20240520, version=1, count=None):
+  header = [magic, version, len(tokens) if count is None else count] + [0] * 253
+  return struct.pack("<256i", *header) + array.array("H", list(tokens)).tobytes()
+
+
+def merged(base, changes):
+  """base with dotted keys changed; the value None removes a key."""
+  result = json.loads(json.dumps(base))
+  for key, value in changes.items():
+    *path, last = key.split(".")
+    place = result
+    for part in path:
+      place = place.setdefault(part, {})
+    if value is None:
+      place.pop(last, None)
+    else:
+      place[last] = value
+  return result
+
+
+def read_safetensors(path):
+  """name -> (dtype, shape, bytes)"""
+  with open(path, "rb") as file:
+    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    data = file.read()
+  header.pop("__metadata__", None)
+  return {name: (t["dtype"], t["shape"], data[t["data_offsets"][0]:t["data_offsets"][1]]) for name, t in header.items()}
+
+
+def write_safetensors(path, tensors):
+  header, offset = {}, 0
+  for name, (dtype, shape, data) in tensors.items():
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+    offset += len(data)
+  text = json.dumps(header).encode()
+  text += b" " * (-len(text) % 8)
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with open(path, "wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
+
+
+def floats(data):
+  return array.array("f", data)
+
+
+class Workspace(unittest.TestCase):
+  def setUp(self):
+    if not os.access(TRAIN, os.X_OK):
+      self.fail(f"{TRAIN} is not there; build it with make")
+    self.folder = tempfile.mkdtemp(prefix="plusgpt_cli_")
+    self.addCleanup(shutil.rmtree, self.folder)
+    self.write("train_000000.bin", shard(TEXT * 6))
+    self.write("train_000001.bin", shard(TEXT[10:] * 3))
+    self.write("val.bin", shard(TEXT[30:] * 10))
+
+  def path(self, *parts):
+    return os.path.join(self.folder, *parts)
+
+  def write(self, name, content):
+    with open(self.path(name), "wb") as file:
+      file.write(content if isinstance(content, bytes) else content.encode())
+
+  def call(self, *flags, config=None, **changes):
+    """Runs ./train config.json FLAGS...; the config is CONFIG with changes (a__b=x changes a.b), or the text given."""
+    if config is None:
+      config = json.dumps(merged(CONFIG, {key.replace("__", "."): value for key, value in changes.items()}), indent=1)
+    self.write("config.json", config)
+    return subprocess.run([TRAIN, "config.json", *flags], cwd=self.folder, capture_output=True, text=True, timeout=300)
+
+  def ok(self, *flags, **arguments):
+    done = self.call(*flags, **arguments)
+    self.assertEqual(done.returncode, 0, f"{flags} {arguments}\n{done.stdout}\n{done.stderr}")
+    self.assertNotRegex(done.stderr, CRASH)
+    return done
+
+  def bad(self, *flags, names, wrote_nothing=True, **arguments):
+    """Exit 2, each of `names` in the text, nothing that looks like a crash, nothing under runs/."""
+    done = self.call(*flags, **arguments)
+    said = f"{flags} {arguments}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    self.assertEqual(done.returncode, 2, said)
+    for name in names:
+      self.assertRegex(done.stderr, re.compile(name, re.IGNORECASE), said)
+    self.assertNotRegex(done.stderr, CRASH, said)
+    self.assertLessEqual(len(done.stderr.strip().splitlines()), 16, said)
+    self.assertLess(len(done.stderr), 2000, said)
+    if wrote_nothing:
+      self.assertFalse(os.path.exists(self.path("runs")), said)
+    return done
+
+  def metrics(self, run="tiny", kind=None):
+    with open(self.path("runs", run, "metrics.jsonl")) as lines:
+      entries = [json.loads(line) for line in lines]
+    return [entry for entry in entries if kind in (None, entry["type"])]
+
+  def steady(self, run="tiny"):
+    """All lines that must repeat between equal runs."""
+    return [{key: value for key, value in entry.items() if key not in VOLATILE}
+            for entry in self.metrics(run) if entry["type"] != "start"]
+
+  def model(self, run="tiny", step=4):
+    return self.path("runs", run, f"step_{step:08d}", "model.safetensors")
+
+  def bytes_of(self, path):
+    with open(path, "rb") as file:
+      return file.read()
+
+  def run_files(self):
+    """Path -> content of everything below runs/, but for the lock."""
+    return {name: self.bytes_of(self.path(name)) for name in self.files()
+            if name.startswith("runs") and not name.endswith("lock")}
+
+  def files(self):
+    return sorted(os.path.relpath(os.path.join(folder, name), self.folder)
+                  for folder, _, names in os.walk(self.folder) for name in names)

@@ -1,0 +1,80 @@
+#include "training/agreement.h"
+
+#include <filesystem>
+#include <sstream>
+
+#include "base/checksum.h"
+#include "settings/config_table.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/resume.h"
+
+Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
+               const std::vector<DataFile>& val) {
+  auto given = [](bool flag) { return flag ? "given" : "not given"; };
+  Facts facts = {{"version of the program", version},
+                 {"--resume", flags.resuming ? json_quote(flags.resume) : given(false)},
+                 {"--overwrite", given(flags.overwrite)},
+                 {"--eval", given(flags.eval)},
+                 {"--lengths", json_quote(flags.lengths)},
+                 {"--generate", given(flags.generating)},
+                 {"--dry-run", given(flags.dry_run)},
+                 {"--dump-gradients", json_quote(flags.dump_gradients)}};
+  Config copy = config;
+  for (const ConfigRow& row : config_rows(copy))
+    if (!row.of_a_rank) facts[row.key] = value_text(row);
+  for (auto& [key, files] : {std::pair("data.train", &train), std::pair("data.val", &val)})
+    for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
+  return facts;
+}
+
+Facts init_facts(const Config& config) {
+  Facts facts;
+  std::string weights = config.init + "/model.safetensors";
+  std::error_code ignored;
+  if (!config.init.empty() && std::filesystem::exists(weights, ignored))
+    facts["init, the content of model.safetensors"] = sampled_checksum(weights);
+  return facts;
+}
+
+// "\n  KEY: VALUE here, VALUE at rank 0"...
+static std::string differences(const Facts& first, const Facts& here) {
+  Facts all = here;
+  all.insert(first.begin(), first.end());
+  auto value = [](const Facts& facts, const std::string& key) {
+    auto found = facts.find(key);
+    return found == facts.end() ? std::string("none") : found->second;
+  };
+  std::string list;
+  int count = 0;
+  for (auto& [key, any] : all) {
+    std::string ours = value(here, key), theirs = value(first, key);
+    if (ours != theirs && ++count <= 10)
+      list += format("\n  %s: %s here, %s at rank 0", key.c_str(), shortened(ours, 200).c_str(),
+                     shortened(theirs, 200).c_str());
+  }
+  return count > 10 ? list + format("\n  and %d more", count - 10) : list;
+}
+
+// As ranks send them: no key or value has a newline in it.
+static std::string text_of(const Facts& facts) {
+  std::string text;
+  for (auto& [key, value] : facts) text += key + '\n' + value + '\n';
+  return text;
+}
+
+static Facts facts_in(const std::string& text) {
+  std::istringstream lines(text);
+  Facts facts;
+  for (std::string key, value; std::getline(lines, key) && std::getline(lines, value);) facts[key] = value;
+  return facts;
+}
+
+void check_agreement(Comm& comm, const Facts& facts) {
+  if (comm.size() == 1) return;
+  std::string list = differences(facts_in(comm.agree(text_of(facts))), facts);
+  if (!list.empty())
+    user_error("ranks: this rank was not started as rank 0 was; give all the same program, flags, configuration and "
+               "data:%s", list.c_str());
+  comm.least(0);  // nobody goes on before all have looked
+}
