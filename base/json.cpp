@@ -11,21 +11,6 @@
 
 using nlohmann::json;
 
-std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
-
-static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-
-std::string shortened(std::string text, size_t bytes) {
-  if (text.size() <= bytes) return text;
-  while (bytes > 0 && is_continuation(text[bytes])) bytes--;
-  return text.substr(0, bytes) + "...";
-}
-
-void append_item(std::string& list, std::string_view item, std::string_view separator) {
-  if (!list.empty()) list += separator;
-  list += item;
-}
-
 std::string json_quote(std::string_view text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -58,14 +43,14 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
   begin = begin == std::string_view::npos ? 0 : begin + 1;
   size_t end = std::min(text.find('\n', at), text.size());
   size_t column = 1;
-  for (size_t i = begin; i < at; i++) column += !is_continuation(text[i]);
+  for (size_t i = begin; i < at; i++) column += !is_utf8_continuation(text[i]);
   place = format("line %zu, column %zu", line, column);
 
   constexpr size_t SHOWN = 60;
   if (at - begin > SHOWN) begin = at - SHOWN;
   if (end - at > SHOWN) end = at + SHOWN;
-  while (begin < at && is_continuation(text[begin])) begin++;
-  while (end > at && end < text.size() && is_continuation(text[end])) end--;
+  while (begin < at && is_utf8_continuation(text[begin])) begin++;
+  while (end > at && end < text.size() && is_utf8_continuation(text[end])) end--;
   std::string shown(text.substr(begin, end - begin));
   bool utf8 = is_utf8(shown);
   for (char& c : shown) {
@@ -74,7 +59,7 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
     else if (byte < 32 || byte == 127 || (byte > 127 && !utf8)) c = '?';
   }
   size_t caret = 0;
-  for (size_t i = begin; i < at; i++) caret += utf8 ? !is_continuation(text[i]) : 1;
+  for (size_t i = begin; i < at; i++) caret += utf8 ? !is_utf8_continuation(text[i]) : 1;
   excerpt = "\n    " + shown + "\n    " + std::string(caret, ' ') + "^";
 }
 

@@ -133,7 +133,7 @@ std::vector<DataFile> data_files(const json& object, const char* key, bool check
 
 std::vector<double> numbers(const json& object, const char* key) {
   const json& list = member(object, key, &json::is_array);
-  if (list.size() > SpikeGuard::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
+  if (list.size() > SpikeHistory::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
     throw Damage(std::string("state.json has no valid \"") + key + "\"");
   return list.get<std::vector<double>>();
 }

@@ -16,13 +16,19 @@
 #include <vector>
 
 #include "checkpoint/run_dir.h"
-#include "checkpoint/spikes.h"
 
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
   int64_t tokens = 0;
   std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
   bool operator==(const DataFile&) const = default;
+};
+
+// What the search for loss spikes (training/spikes.h) remembers of the last steps.
+struct SpikeHistory {
+  static constexpr size_t WINDOW = 128;  // steps
+  std::vector<double> loss, grad_norm;   // oldest first
+  int64_t skipped = 0;                   // updates, from the beginning of the run
 };
 
 struct RunState {

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "checkpoint/log.h"
+#include "checkpoint/metrics.h"
 #include "settings/schedule.h"
 
 namespace fs = std::filesystem;

@@ -1,8 +1,10 @@
 #include "eval/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "checkpoint/log.h"
+#include "base/progress.h"
+#include "base/text.h"
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
@@ -66,4 +68,24 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   result.loss /= double(windows) * length;
   result.last_loss /= double(windows) * last;
   return result;
+}
+
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+                      int64_t step, const char* type, MetricsLog* metrics,
+                      const std::function<bool()>& stop) {
+  bool finite = true;
+  for (int length : lengths) {
+    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
+    if (!loss) return finite;
+    LengthLoss& result = *loss;
+    finite = finite && std::isfinite(result.loss);
+    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
+                result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
+    std::fflush(stdout);
+    if (!metrics) continue;
+    if (std::string(type) == "eval")
+      metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
+    else metrics->val(step, length, result.loss, result.tokens);
+  }
+  return finite;
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/metrics.h"
 #include "data/shards.h"
 #include "train_gpt2.h"
 
@@ -30,3 +31,9 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);  // the most rows evaluated at once
+
+// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval") where
+// metrics are given. Returns whether all losses are finite. stop: as evaluate()'s; it ends this too, and a resumed run
+// finds the lengths that are missing.
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
+                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop = {});

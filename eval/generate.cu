@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <random>
+
+#include "base/signals.h"
 
 int sample(const float* logits, int count, double temperature, int top_k, double uniform) {
   if (temperature == 0) return int(std::max_element(logits, logits + count) - logits);
@@ -60,4 +63,16 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
     print(text.substr(0, lead));
     text.erase(0, lead);
   }
+}
+
+void generate_text(Model& model) {
+  if (!model.comm().first()) return;
+  const Config::Generate& settings = model.config().generate;
+  auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
+  auto print = [](const std::string& text) {
+    std::fputs(valid_utf8(text).c_str(), stdout);
+    std::fflush(stdout);
+  };
+  generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
+  std::printf("\n");
 }

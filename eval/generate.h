@@ -18,6 +18,9 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config)
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print, const std::function<bool()>& stop = {});
 
+// Prints the text that generate.* asks for; a signal ends it early. Rank 0 alone prints.
+void generate_text(Model& model);
+
 // The token drawn with probability softmax(logits / temperature) among the top_k; uniform in [0, 1) decides. Exposed
 // for its test.
 int sample(const float* logits, int count, double temperature, int top_k, double uniform);

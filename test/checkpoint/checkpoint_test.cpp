@@ -3,20 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <thread>
 
-#include "base/background.h"
 #include "base/checksum.h"
 #include "base/json.h"
-#include "checkpoint/log.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/safetensors.h"
-#include "base/signals.h"
 #include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
@@ -30,131 +25,6 @@ static void put(const std::string& path, const std::string& bytes) {
   write_file(path, bytes);
 }
 static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// ---- checksum
-
-TEST(Checksum, PublishedValues) {
-  EXPECT_EQ(checksum_text(""), "ef46db3751d8e999");
-  EXPECT_EQ(checksum_text("a"), "d24ec4f1a98c6e5b");
-  EXPECT_EQ(checksum_text("abc"), "44bc2cf5ad770999");
-  EXPECT_EQ(checksum_text("xxhash"), "32dd38952c4bc720");
-  EXPECT_EQ(checksum_text("Nobody inspects the spammish repetition"), "fbcea83c8a378bf1");
-}
-
-TEST(Checksum, DoesNotDependOnThePieces) {
-  std::string text;
-  for (int i = 0; i < 1000; i++) text += static_cast<char>(i * 7);
-  std::mt19937 random(1);
-  for (int i = 0; i < 200; i++) {
-    Checksum sum;
-    for (size_t at = 0; at < text.size();) {
-      size_t count = std::min<size_t>(random() % 70, text.size() - at);
-      sum.add(text.data() + at, count);
-      at += count;
-    }
-    ASSERT_EQ(sum.text(), checksum_text(text));
-  }
-}
-
-TEST(Checksum, OfAFile) {
-  TempDir dir;
-  std::string text(3'000'017, 'x');
-  write_file(dir / "f", text);
-  EXPECT_EQ(file_checksum(dir / "f"), checksum_text(text));
-}
-
-TEST(Checksum, SamplesOfALargeFile) {
-  TempDir dir;
-  std::string text(1'000'003, 'x');
-  auto sampled = [&](const std::string& content) {
-    write_file(dir / "f", content);
-    return sampled_checksum(dir / "f");
-  };
-  std::string expected = sampled(text);
-  for (size_t at : {size_t(0), size_t(4095), text.size() - 4096, text.size() - 1}) {
-    std::string other = text;
-    other[at] = 'y';
-    EXPECT_NE(sampled(other), expected) << at;
-  }
-  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // whatever is longer than a 64th part is met
-    std::string other = text;
-    std::fill_n(other.begin() + at, 20000, 'y');
-    EXPECT_NE(sampled(other), expected) << at;
-  }
-  for (size_t size : {0, 10, 200000}) EXPECT_EQ(sampled(text.substr(0, size)), checksum_text(text.substr(0, size)));
-}
-
-// ---- background
-
-TEST(Background, ThrowsWhereOneWaits) {
-  Background job;
-  job.wait();  // nothing was started
-  std::atomic<int> done = 0;
-  job.start([&] { done++; });
-  job.wait();
-  EXPECT_EQ(done, 1);
-  job.start([] { failure("disk full"); });
-  EXPECT_EQ(error_of([&] { job.wait(); }), "failure: disk full");
-  job.wait();  // said once
-  job.start([] { failure("disk full"); });
-  EXPECT_EQ(error_of([&] {
-              for (int i = 0; i < 10000; i++) {
-                job.check();
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));
-              }
-            }),
-            "failure: disk full");
-}
-
-// ---- spikes
-
-TEST(Spikes, OutliersAreFound) {
-  SpikeGuard guard(6, {});
-  for (int i = 0; i < 40; i++) EXPECT_EQ(guard.judge(3 + 0.1 * (i % 2), 1 - 0.1 * (i % 2)), "") << i;
-  EXPECT_EQ(guard.judge(3.05 + 5.9 * 0.05, 1), "");
-  EXPECT_TRUE(has(guard.judge(9, 1), "loss 9 is "));
-  EXPECT_TRUE(has(guard.judge(3, 40), "gradient norm 40 is "));
-  std::string both = guard.judge(9, 40);
-  EXPECT_TRUE(has(both, "loss 9") && has(both, "; gradient norm 40")) << both;
-  EXPECT_EQ(guard.judge(0, 0), "");  // what falls is welcome
-  EXPECT_EQ(guard.history().skipped, 3);
-}
-
-TEST(Spikes, NothingBeforeEnoughIsKnownAndNothingWhenOff) {
-  SpikeGuard guard(3, {}), off(0, {});
-  for (size_t i = 0; i < SpikeGuard::MINIMUM; i++) EXPECT_EQ(guard.judge(std::pow(10.0, double(i)), 1), "");
-  for (int i = 0; i < 100; i++) EXPECT_EQ(off.judge(std::pow(10.0, i), 1), "");
-  EXPECT_TRUE(off.history().loss.empty());
-}
-
-TEST(Spikes, ANewLevelStopsBeingASpikeAndOneSpikeDoesNotHideTheNext) {
-  SpikeGuard guard(4, {});
-  for (int i = 0; i < 128; i++) guard.judge(3 + 0.1 * (i % 2), 1);
-  EXPECT_NE(guard.judge(1e30, 1), "");
-  EXPECT_NE(guard.judge(5, 1), "");
-  int skipped = 0;
-  while (skipped < 200 && !guard.judge(5 + 0.1 * (skipped % 2), 1).empty()) skipped++;
-  EXPECT_GT(skipped, 3);
-  EXPECT_LT(skipped, 100);
-  EXPECT_EQ(guard.history().loss.size(), SpikeGuard::WINDOW);
-}
-
-TEST(Spikes, HistoryIsAllThereIs) {
-  SpikeGuard whole(3, {});
-  std::mt19937 random(1);
-  std::vector<double> values;
-  for (int i = 0; i < 400; i++) values.push_back(static_cast<float>(random() % 1000) / 300 + (i % 50 == 49) * 20);
-  std::vector<std::string> expected;
-  for (double x : values) expected.push_back(whole.judge(x, x / 3));
-  SpikeHistory kept;
-  for (size_t i = 0; i < values.size(); i++) {
-    SpikeGuard part(3, kept);
-    ASSERT_EQ(part.judge(values[i], values[i] / 3), expected[i]) << i;
-    kept = part.history();
-  }
-  EXPECT_EQ(kept.skipped, whole.history().skipped);
-  EXPECT_GT(kept.skipped, 3);
-}
 
 // ---- folders
 
@@ -293,7 +163,7 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
     EXPECT_TRUE(has(damage(folder), "state.json")) << path;
   }
   json bad = good;
-  bad["spikes"]["loss"] = std::vector<double>(SpikeGuard::WINDOW + 1, 1.0);
+  bad["spikes"]["loss"] = std::vector<double>(SpikeHistory::WINDOW + 1, 1.0);
   write_state(folder, bad);
   EXPECT_TRUE(has(damage(folder), "\"loss\""));
   bad = good;
@@ -508,62 +378,4 @@ TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
 TEST_F(SameRun, ThePositionFitsTheStep) {
   checkpoint.state.next_window++;
   EXPECT_TRUE(has(error(), "the data order: 2561 windows after 20 steps")) << error();
-}
-
-// ---- metrics of a run that goes on
-
-TEST(RewindMetrics, DropsWhatWillBeSaidAgain) {
-  TempDir dir;
-  std::string path = dir / "m";
-  const std::string
-      start = "{\"type\":\"start\",\"step\":99}\n",
-      eval = "{\"type\":\"eval\",\"step\":30,\"length\":8}\n",
-      odd = "not JSON\n[1]\n{\"step\":99}\n{\"type\":7,\"step\":99}\n{\"type\":\"train\",\"step\":\"99\"}\n";
-  auto line = [](const char* type, int step, int length = 0) {
-    return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
-  };
-  std::string kept = start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd;
-  write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
-  EXPECT_EQ(evaluated_lengths(path, 20), (std::set<int>{8, 16}));
-  EXPECT_EQ(evaluated_lengths(path, 19), std::set<int>{});
-  rewind_metrics(path, 20);
-  EXPECT_EQ(bytes_of(path), kept + eval);
-  rewind_metrics(path, 20);
-  EXPECT_EQ(bytes_of(path), kept + eval);
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
-  rewind_metrics(dir / "absent", 3);
-  EXPECT_EQ(bytes_of(dir / "absent"), "");
-  EXPECT_TRUE(evaluated_lengths(dir / "none", 3).empty());
-}
-
-// ---- signals
-
-TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGUSR1);
-        raise(SIGUSR1);
-        _exit(save_requested() && !save_requested() ? 11 : 1);
-      },
-      testing::ExitedWithCode(11), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
-              testing::ExitedWithCode(11), "");
-  auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
-              testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
-              testing::KilledBySignal(SIGTERM), "");
-}
-
-TEST(Signals, OneRequestMayArriveSeveralTimes) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
-        _exit(stop_requested() ? 11 : 1);
-      },
-      testing::ExitedWithCode(11), "");
 }

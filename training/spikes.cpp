@@ -1,10 +1,10 @@
-#include "checkpoint/spikes.h"
+#include "training/spikes.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/text.h"
 
 // Adds x to the window; says by how much it stands out, "" if it does not.
 static std::string add(std::vector<double>& window, double x, double z, const char* name) {
@@ -23,7 +23,7 @@ static std::string add(std::vector<double>& window, double x, double z, const ch
     }
   }
   window.push_back(x);
-  if (window.size() > SpikeGuard::WINDOW) window.erase(window.begin());
+  if (window.size() > SpikeHistory::WINDOW) window.erase(window.begin());
   return outlier;
 }
 

@@ -1,0 +1,34 @@
+// What a run needs before its first step: found, checked, and said where a user got it wrong, before anything of an
+// older run is touched.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/resume.h"
+#include "data/loader.h"
+#include "ranks/comm.h"
+#include "settings/command_line.h"
+#include "training/device.h"
+
+// Chooses this rank's device, describes it, and completes the settings that depend on it (precision, threads).
+DeviceInfo prepare_device(Config& config, const Ranks& ranks);
+
+struct Data {
+  std::vector<int> lengths;  // to evaluate at
+  std::vector<Shard> train, val;
+  std::vector<DataFile> train_files, val_files;
+};
+
+// Opens and checks the shards that the run will read. A user_error names the key.
+Data open_data(const Flags& flags, const Config& config, bool training, bool evaluates);
+std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
+
+struct Beginning {
+  ResumePlace place;
+  std::optional<Checkpoint> from;   // none: the run begins afresh
+  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
+};
+
+// Where --resume asks to start. real_run: steps will be made and written. All ranks find the same.
+Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run);
