@@ -22,8 +22,9 @@ namespace {
 
 constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
-const char* const FILES[] = {"model.safetensors", "config.json", "optimizer.safetensors"};  // that a run continues from
-constexpr size_t WEIGHTS_FILES = 2;  // the first of them: all that evaluation needs
+const char* const MODEL_FILE = "model.safetensors";
+const char* const CONFIG_FILE = "config.json";
+const char* const OPTIMIZER_FILE = "optimizer.safetensors";  // which an evaluation does not need
 
 // Of a checkpoint that was read; never leaves this file.
 struct Damage : std::runtime_error {
@@ -32,19 +33,9 @@ struct Damage : std::runtime_error {
 
 // ---- writing
 
-ordered_json written_arrays(const std::string& path, const std::vector<SavedArray>& arrays) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  for (auto& array : arrays) tensors.push_back({array.name, array.shape});
-  SafetensorsWriter writer(path, tensors);
-  for (auto& array : arrays) {
-    int64_t columns = array.shape.empty() ? 1 : array.shape.back(), count = 1;
-    for (int64_t extent : array.shape) count *= extent;
-    if (array.stride == columns || count == 0) {
-      writer.write(array.values, count);
-      continue;
-    }
-    for (int64_t row = 0; row < count / columns; row++) writer.write(array.values + row * array.stride, columns);
-  }
+ordered_json written_arrays(const std::string& path, const std::vector<ArrayView>& arrays) {
+  SafetensorsWriter writer(path, arrays);
+  for (const ArrayView& array : arrays) writer.write(array);
   writer.finish();
   return {{"bytes", writer.bytes()}, {"xxh64", writer.checksum()}};
 }
@@ -177,12 +168,12 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   try {
     std::string folder = run.begin_step(step);
     ordered_json files;
-    files[FILES[0]] = written_arrays(folder + "/" + FILES[0], content.model);
-    files[FILES[2]] = written_arrays(folder + "/" + FILES[2], content.optimizer);
-    files[FILES[1]] = written_text(folder + "/" + FILES[1], content.config);
-    if (!content.modelling.empty())
-      files[MODELLING_FILE] = written_text(folder + "/" + MODELLING_FILE, content.modelling);
-    write_text_file(folder + "/state.json", state_text(content.state, files));
+    auto path = [&](const char* name) { return folder + "/" + name; };
+    files[MODEL_FILE] = written_arrays(path(MODEL_FILE), content.model);
+    files[OPTIMIZER_FILE] = written_arrays(path(OPTIMIZER_FILE), content.optimizer);
+    files[CONFIG_FILE] = written_text(path(CONFIG_FILE), content.config);
+    if (!content.modelling.empty()) files[MODELLING_FILE] = written_text(path(MODELLING_FILE), content.modelling);
+    write_text_file(path("state.json"), state_text(content.state, files));
     return run.publish_step(step);
   } catch (...) {
     run.abandon_step(step);
@@ -203,8 +194,8 @@ std::string read_checkpoint(const std::string& folder, bool training, Checkpoint
     checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root);
     const json& files = member(root, "files", &json::is_object);
-    for (size_t i = 0; i < (training ? std::size(FILES) : WEIGHTS_FILES); i++)
-      verify_file(folder, FILES[i], member(files, FILES[i], &json::is_object));
+    for (const char* name : {MODEL_FILE, CONFIG_FILE, OPTIMIZER_FILE})
+      if (training || name != OPTIMIZER_FILE) verify_file(folder, name, member(files, name, &json::is_object));
     return "";
   } catch (const Damage& damage) {
     return damage.what();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "checkpoint/run_dir.h"
+#include "checkpoint/safetensors.h"
 
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
@@ -42,16 +43,8 @@ struct RunState {
   std::string config;            // JSON, the resolved settings
 };
 
-// Values that lie in memory row by row, rows `stride` elements apart.
-struct SavedArray {
-  std::string name;
-  std::vector<int64_t> shape;
-  const float* values;
-  int64_t stride;
-};
-
 struct CheckpointContent {
-  std::vector<SavedArray> model, optimizer;
+  std::vector<ArrayView> model, optimizer;
   std::string config;     // config.json
   std::string modelling;  // modeling_plusgpt.py; "": there is none
   RunState state;

@@ -7,40 +7,15 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "checkpoint/safetensors.h"
-
-int64_t NamedArray::count() const {
-  int64_t count = 1;
-  for (int64_t extent : shape) count *= extent;
-  return count;
-}
-
-void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
-                 const std::function<void(size_t i, float* out)>& read) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  for (const NamedArray& array : arrays) tensors.push_back({array.name, array.shape});
-  SafetensorsWriter writer(path, tensors);
-  std::vector<float> values;
-  for (size_t i = 0; i < arrays.size(); i++) {
-    values.resize(arrays[i].count());
-    read(i, values.data());
-    writer.write(values.data(), int64_t(values.size()));
-  }
-  writer.finish();
-}
-
-static bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
 
 // The name without Hugging Face's prefix; "" for what is not a parameter.
 static std::string plain_name(std::string name) {
   if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
-  bool buffer = name == "lm_head.weight" || ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  bool buffer = name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   return buffer ? "" : name;
 }
 
-void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
                  const std::function<void(size_t i, const float* values)>& write) {
   SafetensorsReader file(path);
   std::map<std::string, const TensorInfo*> found;
@@ -54,7 +29,7 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
   auto problem = [&](const std::string& text) {
     if (++count <= 8) problems += "\n  " + text;
   };
-  for (const NamedArray& array : arrays) {
+  for (const ArrayView& array : arrays) {
     auto it = found.find(array.name);
     if (it == found.end()) {
       problem(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
@@ -68,7 +43,7 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
       problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
   for (auto& entry : found)
-    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == entry.first; }))
+    if (std::none_of(arrays.begin(), arrays.end(), [&](const ArrayView& array) { return array.name == entry.first; }))
       problem(format("%s %s is not a parameter of this model", shortened(json_quote(entry.second->name)).c_str(),
                      shortened(shape_text(entry.second->shape)).c_str()));
   if (count > 8) problems += format("\n  and %d more", count - 8);
@@ -101,33 +76,38 @@ static bool is_gpt2(const Config& config) {
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
 
 std::string model_config_json(const Config& config) {
+  using nlohmann::ordered_json;
   const Config::Model& m = config.model;
   constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; others have none
-  std::string end_of_text = m.vocab > END_OF_TEXT ? std::to_string(END_OF_TEXT) : "null";
-  std::string classes =
-    "  \"model_type\": \"gpt2\",\n"
-    "  \"architectures\": [\"GPT2LMHeadModel\"],\n";
-  if (!is_gpt2(config))
-    classes =
-      "  \"model_type\": \"plusgpt\",\n"
-      "  \"architectures\": [\"PlusGPTLMHeadModel\"],\n"
-      "  \"auto_map\": {\"AutoConfig\": \"modeling_plusgpt.PlusGPTConfig\",\n"
-      "               \"AutoModelForCausalLM\": \"modeling_plusgpt.PlusGPTLMHeadModel\"},\n";
-  std::string own = config_json(config, {"model", "attention"});
-  while (!own.empty() && own.back() == '\n') own.pop_back();
-  for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
-  return format(
-    "{\n"
-    "%s"
-    "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d,\n"
-    "  \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
-    "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
-    "  \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0,\n"
-    "  \"tie_word_embeddings\": true, \"torch_dtype\": \"float32\", \"bos_token_id\": %s, \"eos_token_id\": %s,\n"
-    "  \"plusgpt\": %s\n"
-    "}\n",
-    classes.c_str(), m.layers, m.heads, m.channels, m.mlp_width(), m.context, m.context, m.vocab, end_of_text.c_str(),
-    end_of_text.c_str(), own.c_str());
+  ordered_json end_of_text = m.vocab > END_OF_TEXT ? ordered_json(END_OF_TEXT) : ordered_json(), root;
+  if (is_gpt2(config)) {
+    root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
+  } else {
+    root = {{"model_type", "plusgpt"},
+            {"architectures", {"PlusGPTLMHeadModel"}},
+            {"auto_map",
+             {{"AutoConfig", "modeling_plusgpt.PlusGPTConfig"},
+              {"AutoModelForCausalLM", "modeling_plusgpt.PlusGPTLMHeadModel"}}}};
+  }
+  root.update({{"n_layer", m.layers},
+               {"n_head", m.heads},
+               {"n_embd", m.channels},
+               {"n_inner", m.mlp_width()},
+               {"n_positions", m.context},
+               {"n_ctx", m.context},
+               {"vocab_size", m.vocab},
+               {"activation_function", "gelu_new"},
+               {"layer_norm_epsilon", 1e-5},
+               {"initializer_range", 0.02},
+               {"attn_pdrop", 0.0},
+               {"embd_pdrop", 0.0},
+               {"resid_pdrop", 0.0},
+               {"tie_word_embeddings", true},
+               {"torch_dtype", "float32"},
+               {"bos_token_id", end_of_text},
+               {"eos_token_id", end_of_text},
+               {"plusgpt", ordered_json::parse(config_json(config, {"model", "attention"}))}});
+  return root.dump(2) + "\n";
 }
 
 std::vector<std::string> model_differences(const std::string& folder, const Config& config) {

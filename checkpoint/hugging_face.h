@@ -6,23 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/safetensors.h"
 #include "settings/config.h"
 
-struct NamedArray {
-  std::string name;
-  std::vector<int64_t> shape;
-  int64_t count() const;
-};
-
-// Writes the arrays in order; read(i, out) fills out = [arrays[i].count()]. Holds one array at a time. On the disk when
-// it returns.
-void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
-                 const std::function<void(size_t i, float* out)>& read);
-
-// Reads the file and calls write(i, values) for every array. A "transformer." prefix is accepted; lm_head.weight,
+// Reads the file and calls write(i, values) for every array, of which it holds one at a time. A "transformer." prefix is accepted; lm_head.weight,
 // *.attn.bias and *.attn.masked_bias, which Hugging Face keeps beside the parameters, are ignored. Missing, further or
 // mis-shaped tensors are a user_error that lists them, before anything was written.
-void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
                  const std::function<void(size_t i, const float* values)>& write);
 
 // config.json of a folder with model.safetensors. Where the network is exactly GPT-2's (softmax, learned positions, D =

@@ -38,13 +38,9 @@ std::optional<std::vector<int64_t>> natural_numbers(const json& entry, const cha
   return numbers;
 }
 
-struct Entry {
-  TensorInfo tensor;
-  int64_t end;
-};
-
 // The header's entry of one tensor, checked by itself. `data`: where the file's data begin, `bytes`: how many they are.
-Entry parse_entry(const std::string& name, const json& entry, int64_t data, int64_t bytes, const std::string& path) {
+TensorInfo parse_entry(const std::string& name, const json& entry, int64_t data, int64_t bytes,
+                       const std::string& path) {
   auto bad = [&](const std::string& problem) {
     user_error("safetensors: tensor %s %s  [%s]", tensor_name(name).c_str(), problem.c_str(), path.c_str());
   };
@@ -70,7 +66,7 @@ Entry parse_entry(const std::string& name, const json& entry, int64_t data, int6
   if (__builtin_mul_overflow(count, size, &expected) || expected != end - begin)
     bad(format("takes %ld bytes of data, which does not fit %s %s", end - begin, dtype->get<std::string>().c_str(),
                shown_shape.c_str()));
-  return {{name, dtype->get<std::string>(), *shape, count, data + begin}, data + end};
+  return {name, dtype->get<std::string>(), *shape, count, data + begin, data + end};
 }
 
 float half_to_float(uint16_t half) {
@@ -110,10 +106,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
   if (!root.is_object()) user_error("safetensors: the header is not a JSON object  [%s]", path.c_str());
 
   int64_t data = 8 + static_cast<int64_t>(length);
-  std::vector<Entry> entries;
   for (auto& [name, value] : root.items()) {
     if (name != "__metadata__") {
-      entries.push_back(parse_entry(name, value, data, size - data, path));
+      tensors_.push_back(parse_entry(name, value, data, size - data, path));
       continue;
     }
     if (!value.is_object()) user_error("safetensors: __metadata__ is not an object  [%s]", path.c_str());
@@ -124,18 +119,18 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
     }
   }
   // In the order of the data each tensor must begin where the one before ended: no byte is shared, none left over.
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.tensor.offset, a.end) < std::pair(b.tensor.offset, b.end);
+  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.offset, a.end) < std::pair(b.offset, b.end);
   });
   int64_t end = data;
-  for (auto& entry : entries) {
-    if (entry.tensor.offset != end)
+  for (size_t i = 0; i < tensors_.size(); i++) {
+    const TensorInfo& tensor = tensors_[i];
+    if (tensor.offset != end)
       user_error("safetensors: tensor %s begins at byte %ld of the data, the one before ends at %ld: they %s  [%s]",
-                 tensor_name(entry.tensor.name).c_str(), entry.tensor.offset - data, end - data,
-                 entry.tensor.offset < end ? "overlap" : "leave a gap", path.c_str());
-    end = entry.end;
-    index_[entry.tensor.name] = tensors_.size();
-    tensors_.push_back(std::move(entry.tensor));
+                 tensor_name(tensor.name).c_str(), tensor.offset - data, end - data,
+                 tensor.offset < end ? "overlap" : "leave a gap", path.c_str());
+    end = tensor.end;
+    index_[tensor.name] = i;
   }
   if (end != size)
     user_error("safetensors: the file has %ld bytes after the last tensor  [%s]", size - end, path.c_str());
@@ -163,19 +158,23 @@ void SafetensorsReader::read(const TensorInfo& tensor, int64_t first, int64_t co
   }
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors)
+int64_t ArrayView::count() const {
+  int64_t count = 1;
+  for (int64_t length : shape) count *= length;
+  return count;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<ArrayView>& arrays)
     : file_(File::create(path)) {
-  std::string header = R"({"__metadata__":{"format":"pt"})";  // transformers refuses files without it
+  nlohmann::ordered_json root = {{"__metadata__", {{"format", "pt"}}}};  // transformers refuses files without it
   int64_t offset = 0;
-  for (auto& tensor : tensors) {
-    int64_t count = 1;
-    for (int64_t length : tensor.shape) count *= length;
-    header += format(R"(,%s:{"dtype":"F32","shape":%s,"data_offsets":[%ld,%ld]})", json_quote(tensor.name).c_str(),
-                     shape_text(tensor.shape).c_str(), offset, offset + 4 * count);
-    offset += 4 * count;
-    missing_ += count;
+  for (const ArrayView& array : arrays) {
+    int64_t end = offset + 4 * array.count();
+    root[array.name] = {{"dtype", "F32"}, {"shape", array.shape}, {"data_offsets", {offset, end}}};
+    missing_ += array.count();
+    offset = end;
   }
-  header += "}";
+  std::string header = root.dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the data are aligned
   uint64_t length = header.size();
   put(&length, 8);
@@ -193,6 +192,12 @@ void SafetensorsWriter::write(const float* values, int64_t count) {
     failure("%s: %ld values more than its tensors hold were to be written", file_.path().c_str(), count - missing_);
   put(values, count * sizeof(float));
   missing_ -= count;
+}
+
+void SafetensorsWriter::write(const ArrayView& array) {
+  int64_t columns = array.columns(), count = array.count();
+  if (array.stride == columns || count == 0) return write(array.values, count);
+  for (int64_t row = 0; row < count / columns; row++) write(array.values + row * array.stride, columns);
 }
 
 void SafetensorsWriter::finish() {

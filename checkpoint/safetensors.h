@@ -14,12 +14,23 @@
 #include "base/checksum.h"
 #include "base/file.h"
 
+// An array that a file is to hold or must hold, and where its values are in memory: rows `stride` elements apart.
+struct ArrayView {
+  std::string name;
+  std::vector<int64_t> shape;
+  const float* values = nullptr;  // where they are to be written from
+  int64_t stride = 0;
+  int64_t columns() const { return shape.empty() ? 1 : shape.back(); }
+  int64_t count() const;  // the product of the shape, 1 for a scalar
+};
+
+// A tensor in a file.
 struct TensorInfo {
   std::string name;
   std::string dtype;  // "F32", "F16", "BF16", ...
   std::vector<int64_t> shape;
-  int64_t count = 0;   // elements: the product of the shape, 1 for a scalar
-  int64_t offset = 0;  // of the first byte, from the file's beginning
+  int64_t count = 0;            // elements
+  int64_t offset = 0, end = 0;  // bytes offset .. end - 1 of the file
 };
 std::string shape_text(const std::vector<int64_t>& shape);  // "[768, 2304]"
 
@@ -42,12 +53,9 @@ class SafetensorsReader {
 
 class SafetensorsWriter {
  public:
-  struct Tensor {
-    std::string name;
-    std::vector<int64_t> shape;
-  };
-  SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors);
+  SafetensorsWriter(const std::string& path, const std::vector<ArrayView>& arrays);  // their names and shapes
   void write(const float* values, int64_t count);  // the next values, in any pieces
+  void write(const ArrayView& array);              // the next array, from where its values are
   void finish();                                   // everything was written: on the disk when it returns
   int64_t bytes() const { return bytes_; }         // of the file, and their checksum
   std::string checksum() const { return checksum_.text(); }

@@ -46,9 +46,9 @@ TEST_F(Safetensors, WriterWritesTheFormat) {
   writer.write(values + 2, 5);
   writer.finish();
   std::string header =
-    R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]},)"
+    R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
     R"("a\"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]},)"
-    R"("empty":{"dtype":"F32","shape":[0, 4],"data_offsets":[28,28]}})";
+    R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[28,28]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   EXPECT_EQ(bytes_of(path), with_length(header, std::string(reinterpret_cast<const char*>(values), 28)));
 }
