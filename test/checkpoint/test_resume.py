@@ -410,13 +410,14 @@ class Damage(Runs):
   def as_a_user(self, *flags):
     """./train without root's rights, which every file would be open to."""
     self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
-    user = {}
+    user, program = {}, TRAIN
     if os.geteuid() == 0:
+      program = shutil.copy(TRAIN, self.path("program"))  # the checkout may be closed to that user
       user = {"user": 65534, "group": 65534, "extra_groups": []}
       for folder, _, names in os.walk(self.folder):
         for name in ["", *names]:
           os.chown(os.path.join(folder, name), 65534, 65534)
-    return subprocess.Popen([TRAIN, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+    return subprocess.Popen([program, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, **user)
 
   def test_a_file_that_may_not_be_read(self):
