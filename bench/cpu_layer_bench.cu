@@ -155,7 +155,6 @@ int main(int argc, char** argv) {
   report_mma<1, 1, bf16>("mma m16n8k16 bf16, 1 tile", x, threads);
   report_mma<1, 8, bf16>("mma m16n8k16 bf16, 1 x 8 tiles", x, threads);
   report_mma<2, 8, bf16>("mma m16n8k16 bf16, 2 x 8 tiles", x, threads);
-  report_mma<2, 8, fp16>("mma m16n8k16 fp16, 2 x 8 tiles", x, threads);
 #ifdef PLUSGPT_CPU
   report_wgmma<8, false>("wgmma n64, tiles, groups of k 64", x, threads, 64);
   report_wgmma<16, false>("wgmma n128, tiles, groups of k 128", x, threads, 128);

@@ -4,7 +4,6 @@
 // them into the same instructions, the CPU layer pays for one meeting of the warp.
 #pragma once
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <type_traits>
@@ -13,7 +12,6 @@
 #include "base/error.h"
 
 using bf16 = __nv_bfloat16;
-using fp16 = __half;
 constexpr int WARP = 32;
 template <class T> struct TypeTag {};
 
@@ -54,11 +52,9 @@ void set_cpu_poison(bool on);                        // NaN in shared memory bef
 // Conversions round to nearest even; NaN stays NaN.
 __host__ __device__ inline float to_float(float v) { return v; }
 __host__ __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
-__host__ __device__ inline float to_float(fp16 v) { return __half2float(v); }
 template <class T> __host__ __device__ T from_float(float v);
 template <> __host__ __device__ inline float from_float<float>(float v) { return v; }
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
-template <> __host__ __device__ inline fp16 from_float<fp16>(float v) { return __float2half_rn(v); }
 
 // What one 16-byte access moves. load16, store16: the address must be a multiple of 16.
 template <class T>
@@ -164,31 +160,21 @@ template <int X> __device__ inline void quad_max(float (&v)[X]) {
     for (int i = 0; i < X; ++i) v[i] = fmaxf(v[i], shuffle_xor(v[i], mask));
 }
 
-// Two floats rounded to T = bf16 or fp16 in one register, the first in the low half.
+// Two floats rounded to T = bf16 in one register, the first in the low half.
 template <class T> __device__ inline unsigned pack_pair(float low, float high) {
+  static_assert(std::is_same_v<T, bf16>);
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   unsigned bits;
-  if constexpr (std::is_same_v<T, bf16>) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    memcpy(&bits, &pair, 4);
-  } else {
-    __half2 pair = __floats2half2_rn(low, high);
-    memcpy(&bits, &pair, 4);
-  }
+  memcpy(&bits, &pair, 4);
   return bits;
 }
 
-// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16 or fp16, and float32
+// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16, and float32
 // sums. With g = lane / 4, q = lane % 4, two 16-bit elements to a register, the lower row or column in the low half:
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
 //   d[r]: row g + 8 (r / 2), column 2q + r % 2
 __device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<fp16>) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

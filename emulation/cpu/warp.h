@@ -2,7 +2,6 @@
 // Lane numbers, fragment layouts and rounding are the GPU's (kernels/gpu.cuh has the contracts).
 #pragma once
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <emmintrin.h>
 #include <type_traits>
@@ -84,14 +83,10 @@ CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const 
 // The lower and the upper elements of words that hold two.
 template <class T, int n>
 CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
+  static_assert(std::is_same_v<T, __nv_bfloat16>);
   for (int i = 0; i < n; ++i) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      low[i] = __builtin_bit_cast(float, words[i] << 16);
-      high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
-    } else {
-      low[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i])}));
-      high[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i] >> 16)}));
-    }
+    low[i] = __builtin_bit_cast(float, words[i] << 16);
+    high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
   }
 }
 

@@ -41,14 +41,11 @@ template <>
 inline constexpr double unit_roundoff<float> = 0x1p-24;
 template <>
 inline constexpr double unit_roundoff<bf16> = 0x1p-8;
-template <>
-inline constexpr double unit_roundoff<fp16> = 0x1p-11;
 
 inline double as_double(double x) { return x; }
 inline double as_double(float x) { return x; }
 inline double as_double(int x) { return x; }
 inline double as_double(bf16 x) { return to_float(x); }
-inline double as_double(fp16 x) { return to_float(x); }
 
 // What a reference of policy P reads: the kernel's own (already rounded) inputs, widened.
 template <class P, class T>
