@@ -10,28 +10,9 @@
 #include "attention/gate.cuh"
 #include "kernels/adamw.cuh"
 #include "ranks/comm.h"
-#include "settings/config.h"
 #include "kernels/device_memory.h"
-
-// normal: std 0.02; residual: 0.02 / sqrt(2 L), for what is added to the residual stream; ssmax: 0.43; gate_bias:
-// gate.bias_init
-enum class Init { zero, one, normal, residual, ssmax, gate_bias };
-
-// One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
-struct Tensor {
-  std::string name;        // "h.0.attn.c_attn.weight"
-  std::vector<int> shape;  // as in the file
-  Init init;
-  bool decays;             // weight decay: matrices and embeddings only
-  size_t offset;           // of its first element in the parameter, gradient and moment arrays
-  size_t size;             // product of shape
-  size_t stride;  // from row to row there: longer than a row where tensors lie side by side (c_attn and c_gate)
-  size_t columns() const { return size_t(shape.back()); }
-  size_t rows() const { return size / columns(); }
-};
-
-// parameters: the float32 masters; moments: AdamW's m and v
-enum class Part { parameters, gradients, moment1, moment2 };
+#include "parameters.h"
+#include "settings/config.h"
 
 // What one optimizer step reports.
 struct StepResult {
