@@ -71,12 +71,12 @@ struct ParameterLayout {
   size_t snapshot_bytes() const { return 3 * total * sizeof(float); }  // parameters and moments
 };
 
-// The arrays. Work is queued on `stream` unless a line says that the host waits. All ranks must call what says "all
-// ranks", in the same order.
+// The arrays. Work is queued on `stream` unless a line says that the host waits. A function marked "all ranks" must be
+// called by all of them, in the same order.
 class ParameterStore {
  public:
-  // rounds: kernels read the parameters rounded to bf16, not the masters. stream: the model's. The arrays exist once the
-  // plan's memory is allocated.
+  // rounds: kernels read the parameters rounded to bf16, not the masters. stream: the model's. The arrays exist once
+  // the plan's memory is allocated.
   ParameterStore(const ParameterLayout& layout, bool rounds, Comm& comm, cudaStream_t stream);
   ~ParameterStore();
   ParameterStore(const ParameterStore&) = delete;

@@ -1,5 +1,13 @@
-// GPT-2, forward and backward, by hand. Read it from top to bottom: the parameter table, the memory plan, the forward
-// pass, and in reverse order the backward pass, then the update.
+// GPT-2: what it is and what its gradient is, written by hand. Read from top to bottom:
+//   Parameters   the table of everything that is learned, and how a row of qkv is laid out
+//   Memory       the activations that the forward pass leaves for the backward pass
+//   The model    what holds these together; on a first reading, only the names
+//   Forward      a layer in eleven steps, the network, the loss
+//   Backward     the same eleven steps from the last to the first
+//   The step     micro steps, clipping, update
+//   Evaluation   losses and logits alone
+// parameters.h says where the parameters lie and how several ranks divide them, kernels/ and attention/ what each step
+// computes.
 //
 // Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
 // vocabulary, N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients
@@ -43,16 +51,23 @@ int gate_logits(const Config& config) {
   return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
 }
 
-// Columns of the q,k,v product: 3A, and with a gate its logits, padded to whole heads, which Hopper's copy engine wants,
-// or where that is no use to a multiple of 8.
+// Q, the columns of the q,k,v product: 3A and the gate's logits, padded to whole heads (TMA requires it), or to a
+// multiple of 8 where TMA cannot be used anyway.
 static int qkv_width(const Config& config) {
   int D = config.model.head_dim, A = config.model.heads * D, G = gate_logits(config);
   return G ? int(round_up(3 * A + G, D % 8 == 0 ? D : 8)) : 3 * A;
 }
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it.
-// Its columns: id, name, shape, initial values, whether weight decay applies, whether every layer has one; then the shape
+// Its columns: id, name, shape, initial values, whether weight decay applies, whether it is per layer; then the shape
 // in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
+//
+// One product makes all that attention needs: a token's row of qkv, Q columns.
+//   column  0           A           2A          3A             3A+G      Q
+//           | queries   | keys      | values    | gate logits  | padding |
+//           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| by channel   | always  |   h0, h1, ...: heads, D columns each
+//           |           |           |           | or by head   | zero    |
+//           | c_attn.weight, c_attn.bias        | c_gate.*     |         |   the parameters that make these columns
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
@@ -145,15 +160,15 @@ struct LayerActivations {
   float* att_stats;                      // [statistics, B, H, T]
 };
 
-// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (config.train.recompute
-// says which it computes again instead); evaluation has one layer's arrays that all layers use in turn.
+// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
+// computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
 template <class Real>
 struct Activations {
   std::vector<LayerActivations<Real>> layers;
   Real* x_final;            // [N, C]  the residual stream that leaves the last layer
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
-  Real* gated;              // [N, A]  attention's output behind the gate at sdpa; computed again in the backward pass
+  Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
   Real* projected;  // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
   Real* logits;             // [logit_rows, Vp]
   int logit_rows;
@@ -197,8 +212,8 @@ struct Activations {
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
-    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they exist for equal
-    // chunks of rows.
+    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
+    // chunks of rows of equal size.
     size_t Vp = padded_vocab(config), most = size_t(1) << 28;
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
@@ -206,6 +221,7 @@ struct Activations {
   }
 };
 
+// Everything on the device but the parameters.
 template <class Real>
 struct Buffers {
   float2* rope;           // [longest length, D/2]
@@ -321,17 +337,20 @@ class Gpt2 final : public Model {
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
   Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the gate's: columns 3A.. of qkv
-  // What the layer's attention has learned beyond its matrices, and where the gradients go.
+  int gated_part() const {  // of a row of qkv: 0 queries, 1 keys, 2 values; -1: the gate acts on none of them
+    return gated(GatePosition::query) ? 0 : gated(GatePosition::key) ? 1 : gated(GatePosition::value) ? 2 : -1;
+  }
+  // What attention learns beyond the matrices, and where its gradients go.
   AttentionLearned<Real> learned(int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
   }
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
-  void gate_qkv(Layer& a, GatePosition position, int part, int N);
+  void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
-  void layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
+  void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training);
   void classify(Activations<Real>& act, int N, float dloss);
-  void gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N);
+  void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
                        int in, int out, int biased, Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
@@ -355,7 +374,7 @@ class Gpt2 final : public Model {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// inputs, targets [N] -> device. The host waits only if the copy before last has not been done yet.
+// inputs, targets [N] -> device. The host waits only if the copy before the last one is unfinished.
 template <class Real>
 void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
   Staging& s = staging_[next_staging_];
@@ -369,17 +388,18 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* ta
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
-// The gate on q, k or v (part 0, 1, 2 of a row of a.qkv), in place; what it acts on is kept.
+// The gate on queries, keys or values, in place in a.qkv; a.ungated = what it acts on.
 template <class Real>
-void Gpt2<Real>::gate_qkv(Layer& a, GatePosition position, int part, int N) {
-  if (!gated(position)) return;
-  Real* x = a.qkv + part * A;
+void Gpt2<Real>::gate_qkv(Layer& a, int N) {
+  if (gated_part() < 0) return;
+  Real* x = a.qkv + gated_part() * A;
   CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
                                cudaMemcpyDeviceToDevice, stream));
   gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
 }
 
-// What attention's projection reads: a.att, or act.gated = it behind the gate, which is not kept but made again.
+// The input of attention's projection: a.att, or with the gate at sdpa act.gated = the gated output, which both passes
+// compute rather than store.
 template <class Real>
 const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
   if (!gated(GatePosition::sdpa)) return a.att;
@@ -387,39 +407,48 @@ const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act,
   return act.gated;
 }
 
-// A layer from a.x and a.ln1 to a.gelu: all that the backward pass reads of it, and what recompute = block makes again.
-// forward() adds what nobody reads again, the MLP's output projection.
+// From a.x and a.ln1, all activations of a layer that the backward pass reads: steps 2 to 10. Steps 1 and 11 are in
+// forward(). With recompute = block the backward pass runs this again.
 template <class Real>
-void Gpt2<Real>::layer_to_gelu(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
+void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
+  // 2  queries, keys, values and the gate's logits
   matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
-  gate_qkv(a, GatePosition::query, 0, N);
-  gate_qkv(a, GatePosition::key, 1, N);
-  gate_qkv(a, GatePosition::value, 2, N);
+  // 3  the gate, if it acts on queries, keys or values
+  gate_qkv(a, N);
+  // 4  queries and keys rotated by their positions, normalised, scaled
   prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l));
+  // 5  attention
   attention_forward(a.att, a.att_stats, a.qkv, settings_, {B, T, H, D}, training, stream, learned(l));
+  // 6  the gate, if it acts on attention's output (sdpa): projection_input()
+  // 7  the projection of all heads into the residual stream
   Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
   matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
                       .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
+  // 8  the gate, if it acts on the projection (output)
   if (gated(GatePosition::output))
     gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
+  // 9  mid = x + projected, ln2 = its layernorm
   residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
                              C, stream);
+  // 10  the MLP's hidden layer: fc, gelu = GELU(fc)
   matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
 }
 
-// act.lnf = the whole network up to the final layernorm, from act.inputs. The logits are classify()'s.
+// act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
 template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   int N = B * T;
   Layer& first = act.layers[0];
   embedding_forward(first.x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
+  // 1  ln1 = the layernorm of x
   layernorm_forward(first.ln1, first.mean1, first.rstd1, first.x, weight(LN1_W, 0), weight(LN1_B, 0), N, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
-    layer_to_gelu(a, act, l, B, T, training);
+    compute_activations(a, act, l, B, T, training);  // steps 2 to 10
+    // 11  the MLP's output projection; x = mid + projected, and with it step 1 of the next layer
     matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
                         .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
     if (l + 1 < L) {
@@ -433,9 +462,9 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   }
 }
 
-// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because the
-// logits of a chunk are overwritten by the next: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of
-// the losses.
+// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
+// chunk of logits overwrites the one before: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the
+// losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
   for (int row = 0; row < N; row += act.logit_rows) {
@@ -454,15 +483,16 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward: the same steps from the last to the first. Gradients of parameters are +=, gradients of activations =.
 
+// In place in dqkv: the gradient of what the gate acted on, and of its logits.
 template <class Real>
-void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, GatePosition position, int part, int N) {
-  if (!gated(position)) return;
-  Real* dx = dqkv + part * A;
+void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
+  if (gated_part() < 0) return;
+  Real* dx = dqkv + gated_part() * A;
   gate_backward<Real>({dx, Q}, {dqkv + 3 * A, Q}, Q - 3 * A, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                       stream);
 }
 
-// Of output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, through GELU where before_gelu is
+// For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
 // given. The first `biased` columns have a bias.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
@@ -478,25 +508,26 @@ void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* 
 template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
-  bool again = config_.train.recompute == "block";
   zero(b.dx, size_t(N) * C, stream);
   layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
                      weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
-    if (again) {
+    if (config_.train.recompute == "block") {
       layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
-      layer_to_gelu(a, act, l, B, T, true);
+      compute_activations(a, act, l, B, T, true);
     } else if (config_.train.recompute == "gelu") {
       gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     }
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = act.projected;
-    // x + MLP: dx is the gradient of the sum, so of both terms
+    // 11 and GELU: dx is the gradient of mid + projected, so of both terms
     linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, C, a.fc);
+    // 10  the MLP's hidden layer
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
+    // 9  dx += the MLP's part; dx is now the gradient of x + projected, so of both terms
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
                        b.workspace, N, C, stream);
-    // x + attention; the gate's logits are columns 3A.. of qkv, and so are their gradients
+    // 8  the gate at the output; its logits are columns 3A.. of qkv, so their gradients are columns 3A.. of dqkv
     Matrix<Real> dlogits{dqkv + 3 * A, Q};
     Real* dprojected = b.dx;
     if (gated(GatePosition::output)) {
@@ -504,18 +535,23 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
       gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
                           C, stream);
     }
+    // 7  the projection
     linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
+    // 6  the gate at sdpa
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                           stream);
+    // 5  attention
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, {B, T, H, D}, stream,
                        learned(l));
+    // 4  rotation, norms, scale
     prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l), b.workspace);
-    gate_qkv_backward(dqkv, a, GatePosition::query, 0, N);
-    gate_qkv_backward(dqkv, a, GatePosition::key, 1, N);
-    gate_qkv_backward(dqkv, a, GatePosition::value, 2, N);
+    // 3  the gate on queries, keys or values
+    gate_qkv_backward(dqkv, a, N);
+    // 2  queries, keys, values and the gate's logits
     int biased = gradient(GATE_B, l) ? Q : 3 * A;  // a gate may have no bias: its columns must stay zero
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
+    // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l),
                        b.workspace, N, C, stream);
     reduce_from(store_.layout().layer_begin[l]);
@@ -581,6 +617,18 @@ void Gpt2<Real>::update(const AdamW& settings) {
 // Evaluation
 
 template <class Real>
+void Gpt2<Real>::set_rope(int length) {
+  if (!b.rope) return;
+  const Config::Model& m = config_.model;
+  RopeScaling scaling = rope_scaling_from_name(config_.eval.rope_scaling);
+  double factor = std::max(1.0, double(length) / m.context);
+  std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
+  settings_.scale_factor = rope_scale_factor(scaling, factor);
+  CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
 void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
@@ -606,18 +654,6 @@ void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) 
   CUDA_CHECK(cudaMemcpyAsync(row.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
   for (int v = 0; v < V; v++) logits[v] = to_float(row[v]);
-}
-
-template <class Real>
-void Gpt2<Real>::set_rope(int length) {
-  if (!b.rope) return;
-  const Config::Model& m = config_.model;
-  RopeScaling scaling = rope_scaling_from_name(config_.eval.rope_scaling);
-  double factor = std::max(1.0, double(length) / m.context);
-  std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
-  settings_.scale_factor = rope_scale_factor(scaling, factor);
-  CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
-  CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {
