@@ -30,7 +30,7 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := base kernels attention attention/instances data settings ranks checkpoint eval training
-SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+SOURCES := train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif

@@ -79,3 +79,10 @@ class DeviceBlock {
  private:
   char* base_ = nullptr;
 };
+
+// array [count] = 0
+template <class T>
+void zero(T* array, size_t count, cudaStream_t stream) {
+  ProfileScope scope("memset", stream);
+  CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(T), stream));
+}

@@ -92,7 +92,7 @@ class Rules(unittest.TestCase):
 
   def test_files_stay_short(self):
     long = [(path, text.count("\n")) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh")
-            if text.count("\n") > 650 and path != "train_gpt2.cu"]
+            if text.count("\n") > (700 if path == "train_gpt2.cu" else 650)]
     self.assertEqual(long, [])
 
   def test_what_the_documents_name_exists(self):
