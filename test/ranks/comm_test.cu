@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "error_of.h"
+#include "test/support/error_of.h"
 #include "ranks/buckets.h"
 #include "ranks/comm.h"
 #include "ranks/ranks.h"
