@@ -198,10 +198,15 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+# QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
+QUICK_cpu_attention := softmax,lssar 64 128
+QUICK_cpu_step := --variants softmax,lssar
+QUICK_cuda_attention := softmax,lssar 64 1024,4096
+QUICK_cuda_step := --variants softmax,lssar --set batch.tokens=131072
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
-	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
+	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)
-	@python3 scripts/bench_table.py --collect $(BENCHES:%=$(BUILD)/%.json)
+	@python3 scripts/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)
