@@ -97,7 +97,8 @@ else
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
+  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o $(BUILD)/bench/hopper_%.cu.o: \
+    private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
@@ -135,7 +136,7 @@ $(BUILD)/version.h: FORCE
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
-$(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
+$(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/common.h: $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
@@ -199,10 +200,15 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+# QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
+QUICK_cpu_attention := softmax,lssar 64 128
+QUICK_cpu_step := --variants softmax,lssar
+QUICK_cuda_attention := softmax,lssar 64 1024,4096
+QUICK_cuda_step := --variants softmax,lssar --set batch.tokens=131072
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
-	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
+	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)
-	@python3 scripts/bench_table.py --collect $(BENCHES:%=$(BUILD)/%.json)
+	@python3 scripts/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)

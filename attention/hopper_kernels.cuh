@@ -110,7 +110,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     start();
     for (int value = 0; value < VALUES; value++)
       for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] = 0; });
+    if (mine.consumer == 1) stagger<Tile>();
     scores_of(streamed);
+    if (mine.consumer == 0) stagger<Tile>();
     weigh(0);
     pack();
     auto start_output = [&](const bf16* values) {
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       stages.free(keys_number);
       weigh(step);
       if constexpr (OVERLAP) {
-        compute_before_wait(z);
+        if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(z);
         wgmma_wait<0>(out_sums, weights);
       }
       stages.free(values_number);
@@ -223,6 +225,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 #pragma unroll 1
     for (int step = first; step < min(own_first, steps); step++, streamed += 2)
       stages.skip(streamed), stages.skip(streamed + 1);
+    if (mine.consumer == 1) stagger<Tile>();
     for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
       const float* row_values = stages.row_values(streamed);
@@ -231,6 +234,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
       if (i0 < j0 + 15)  // on the diagonal
         for_elements<N>([&](int n, int half, int c) {
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
@@ -311,6 +315,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     }
     for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dq[n][2 * half + c] = 0; });
     stages.await_held(number);
+    if (mine.consumer == 1) stagger<Tile>();
     for (int step = 0; step < own_steps; step++, streamed += 2) {
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
@@ -318,6 +323,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
       mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {
@@ -355,15 +361,22 @@ dim3 hopper_grid(const Shape& s, int B) {
   return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
 }
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums of
-// 128 channels leave registers for 64 streamed rows only.
+// Two sums of 128 channels leave registers for 64 streamed rows only.
+template <class Policy, int DIM>
+using ForwardTile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
+                                       HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
+template <class Policy, int DIM>
+using KeysTile = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROWS>;
+template <int DIM>
+using QueriesTile = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
+
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
 template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   auto run = [&]<int DIM>() {
-    using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
-                                    HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
+    using Tile = ForwardTile<Policy, DIM>;
     launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
            c.settings, shape, B);
@@ -381,10 +394,10 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   prepare_backward_rows<bf16, Policy>(c, shape);
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   auto run = [&]<int DIM>() {
-    using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROWS>;
+    using Keys = KeysTile<Policy, DIM>;
     launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
            Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
-    using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
+    using Queries = QueriesTile<DIM>;
     launch((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
            dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
   };
