@@ -38,11 +38,11 @@ void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
   bool plain = p.epilogue == Epilogue::none;
-  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible.", p.m, p.n, p.k);
-  if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type.");
+  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible", p.m, p.n, p.k);
+  if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
-    failure("matmul: the bias is missing.");
-  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing.");
+    failure("matmul: the bias is missing");
+  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
 }
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
