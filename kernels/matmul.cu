@@ -117,7 +117,6 @@ struct Device {
   cublasLtHandle_t handle = nullptr;
   std::string key;  // "GPU <tab> version <tab>"
   std::map<Shape, std::unique_ptr<Plan>> plans;
-  std::map<cudaStream_t, void*> workspaces;  // one a stream: products on two streams may run at the same time
 
   Device() {
     int device = 0;
@@ -127,17 +126,24 @@ struct Device {
     CUBLAS_CHECK(cublasLtCreate(&handle));
     key = format("%s\t%zu\t", properties.name, cublasLtGetVersion());
   }
-
-  void* workspace(cudaStream_t stream) {
-    void*& memory = workspaces[stream];
-    if (!memory) CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
-    return memory;
-  }
 };
 
+// Neither is ever destroyed: the CUDA runtime may be gone before static objects are.
 Device& device() {
-  static Device* one = new Device;  // never destroyed: the CUDA runtime may be gone before static objects are
+  static Device* one = new Device;
   return *one;
+}
+
+// One a stream: products on two streams may run at the same time.
+std::map<cudaStream_t, void*>& workspaces() {
+  static auto* all = new std::map<cudaStream_t, void*>;
+  return *all;
+}
+
+void* workspace(cudaStream_t stream) {
+  void*& memory = workspaces()[stream];
+  if (!memory) CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
+  return memory;
 }
 
 template <class V>
@@ -186,7 +192,7 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matm
                         cudaStream_t stream) {
   float one = 1;
   return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm.opaque, device().workspace(stream), WORKSPACE, stream);
+                        &algorithm.opaque, workspace(stream), WORKSPACE, stream);
 }
 
 std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
@@ -361,6 +367,13 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
 template void matmul(const Matmul<float, float>&, cudaStream_t);
 template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
+
+void matmul_release(cudaStream_t stream) {
+  auto found = workspaces().find(stream);
+  if (found == workspaces().end()) return;
+  cudaFree(found->second);
+  workspaces().erase(found);
+}
 
 void matmul_cache_file(const std::string& path) {
   cache_path = path;

@@ -50,6 +50,9 @@ void check_matmul(Matmul<TIn, TOut>& p) {
 template <class TIn, class TOut>
 void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 
+// Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.
+void matmul_release(cudaStream_t stream);
+
 // Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the
 // file.
 void matmul_cache_file(const std::string& path);

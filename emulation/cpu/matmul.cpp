@@ -132,6 +132,8 @@ template void matmul(const Matmul<float, float>&, cudaStream_t);
 template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 
+void matmul_release(cudaStream_t) {}  // nothing is allocated for a stream
+
 void matmul_cache_file(const std::string&) {}  // there is nothing to choose between
 std::string matmul_choices() { return ""; }
 void matmul_set_choices(const std::string&) {}

@@ -213,6 +213,36 @@ TEST(Matmul, ChoicesSurviveARoundTrip) {
   expect_same_bits("matmul with the choices read back", after.download(), before.download());
 }
 
+// The workspace of a stream goes with it. (A product on the CPU needs none.)
+TEST(Matmul, ReleasesWhatItAllocatedForAStream) {
+  if (on_cpu) GTEST_SKIP();
+  constexpr int STREAMS = 4;
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), d(n * n);
+  auto multiply = [&](cudaStream_t stream) {
+    matmul<bf16, bf16>({.d = d, .a = a, .b = b, .m = n, .n = n, .k = n}, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  auto free_memory = [] {
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  };
+  multiply(nullptr);  // what the library allocates once
+  size_t before = free_memory();
+  cudaStream_t streams[STREAMS];
+  for (cudaStream_t& stream : streams) CUDA_CHECK(cudaStreamCreate(&stream));
+  for (cudaStream_t stream : streams) multiply(stream);
+  size_t during = free_memory();
+  EXPECT_LT(during, before);
+  for (cudaStream_t stream : streams) {
+    matmul_release(stream);
+    matmul_release(stream);  // which has nothing any more
+    CUDA_CHECK(cudaStreamDestroy(stream));
+  }
+  EXPECT_LT(before - free_memory(), (before - during) / STREAMS);
+}
+
 TEST(Matmul, RefusesWhatHasNoMeaning) {
   DeviceArray<float> x(64);
   EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
