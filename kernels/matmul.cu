@@ -5,16 +5,12 @@
 #include "kernels/matmul.cuh"
 
 #include <cublasLt.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <compare>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -70,61 +66,47 @@ struct Plan {
   }
 };
 
-// The choices as text: "GPU <tab> version <tab> shape <tab> fused <tab> 64 bytes in hexadecimal".
+// An algorithm as MatmulChoices keeps it: "fused" or "plain", and its bytes in hexadecimal.
 struct Choice {
   bool fused;
   Algorithm algorithm;
 };
-std::map<std::string, Choice> choices;  // by "GPU <tab> version <tab> shape"
-std::string cache_path;
 
-std::string choice_line(const std::string& key, const Choice& choice) {
+std::string choice_text(const Choice& choice) {
   unsigned char bytes[sizeof choice.algorithm];
   std::memcpy(bytes, &choice.algorithm, sizeof bytes);
-  std::string line = key + (choice.fused ? "\t1\t" : "\t0\t");
-  for (unsigned char byte : bytes) line += format("%02x", byte);
-  return line + "\n";
+  std::string text = choice.fused ? "fused " : "plain ";
+  for (unsigned char byte : bytes) text += format("%02x", byte);
+  return text;
 }
 
-// Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the
-// later counts, as an algorithm that cuBLASLt no longer takes is measured anew and appended.
-void read_choices(std::istream& in) {
-  for (std::string line; std::getline(in, line);) {
-    size_t hex = line.rfind('\t'), flag = hex == std::string::npos || hex < 3 ? std::string::npos : hex - 2;
-    Choice choice;
-    unsigned char bytes[sizeof choice.algorithm];
-    if (flag == std::string::npos || line[flag] != '\t' || line.size() - hex - 1 != 2 * sizeof bytes) continue;
-    std::string digits = line.substr(hex + 1);
-    if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) continue;
-    for (size_t i = 0; i < sizeof bytes; i++)
-      bytes[i] = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
-    std::memcpy(&choice.algorithm, bytes, sizeof bytes);
-    choice.fused = line[flag + 1] == '1';
-    choices.insert_or_assign(line.substr(0, flag), choice);
-  }
-}
-
-// One write of a whole line at the end of the file: several ranks may do so at once.
-void append_to_cache(const std::string& line) {
-  if (cache_path.empty()) return;
-  int file = open(cache_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-  if (file < 0) return;  // a cache that cannot be written costs a second at the next start, nothing else
-  [[maybe_unused]] ssize_t written = write(file, line.data(), line.size());
-  close(file);
+// false: something else has written this text.
+bool read_choice(const std::string& text, Choice& choice) {
+  unsigned char bytes[sizeof choice.algorithm];
+  constexpr size_t WORD = 6;  // of "fused " and "plain "
+  if (text.size() != WORD + 2 * sizeof bytes) return false;
+  if (text.find_first_not_of("0123456789abcdef", WORD) != std::string::npos) return false;
+  for (size_t i = 0; i < sizeof bytes; i++)
+    bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(WORD + 2 * i, 2), nullptr, 16));
+  std::memcpy(&choice.algorithm, bytes, sizeof bytes);
+  choice.fused = text.rfind("fused ", 0) == 0;
+  return choice.fused || text.rfind("plain ", 0) == 0;
 }
 
 struct Device {
   cublasLtHandle_t handle = nullptr;
-  std::string key;  // "GPU <tab> version <tab>"
+  MatmulChoices choices;
   std::map<Shape, std::unique_ptr<Plan>> plans;
+  int plans_version = 0;  // of the choices that the plans were made from
 
-  Device() {
+  Device() : choices(key()) { CUBLAS_CHECK(cublasLtCreate(&handle)); }
+
+  static std::string key() {
     int device = 0;
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    CUBLAS_CHECK(cublasLtCreate(&handle));
-    key = format("%s\t%zu\t", properties.name, cublasLtGetVersion());
+    return format("%s\t%zu", properties.name, cublasLtGetVersion());
   }
 };
 
@@ -306,6 +288,8 @@ bool runs(const Plan& plan) {
 
 template <class TIn, class TOut>
 const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+  MatmulChoices& choices = device().choices;
+  if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
   bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
   Shape shape{.type_in = int(data_type<TIn>), .type_out = int(data_type<TOut>), .m = p.m, .n = p.n, .k = p.k,
               .trans_a = p.trans_a, .trans_b = p.trans_b, .lda = p.lda, .ldb = p.ldb, .ldd = p.ldd,
@@ -322,12 +306,12 @@ const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
   bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
   auto possible = [&](bool fused) { return fused ? fusible : p.epilogue != Epilogue::none; };
-  std::string key = device().key + shape_text(shape);
-  if (auto known = choices.find(key); known != choices.end() && possible(known->second.fused)) {
-    auto described = describe(p, known->second.fused);
-    described->algorithm = known->second.algorithm;
+  std::string name = shape_text(shape);
+  Choice known;
+  if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
+    auto described = describe(p, known.fused);
+    described->algorithm = known.algorithm;
     if (runs(*described)) return *(plan = std::move(described));
-    choices.erase(known);  // written by something else: measured anew
   }
   float best = FAILED;
   std::unique_ptr<Plan> found;
@@ -340,12 +324,9 @@ const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     described->algorithm = algorithm;
     if (time < best) best = time, found = std::move(described);
   }
-  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s", shape_text(shape).c_str());
-  if (best > 0) {  // else nothing was measured: another run may be able to
-    Choice choice = {found->fused, found->algorithm};
-    choices[key] = choice;
-    append_to_cache(choice_line(key, choice));
-  }
+  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s", name.c_str());
+  // A time of 0: nothing was measured, and another run may be able to.
+  choices.choose(name, choice_text({found->fused, found->algorithm}), best > 0);
   return *(plan = std::move(found));
 }
 
@@ -375,20 +356,4 @@ void matmul_release(cudaStream_t stream) {
   workspaces().erase(found);
 }
 
-void matmul_cache_file(const std::string& path) {
-  cache_path = path;
-  std::ifstream file(path);
-  if (file) read_choices(file);
-}
-
-std::string matmul_choices() {
-  std::string text;
-  for (auto& [key, choice] : choices) text += choice_line(key, choice);
-  return text;
-}
-
-void matmul_set_choices(const std::string& text) {
-  std::istringstream in(text);
-  read_choices(in);
-  device().plans.clear();  // the next products look their choices up again
-}
+MatmulChoices* matmul_choices() { return &device().choices; }

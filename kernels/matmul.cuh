@@ -1,11 +1,11 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
 // kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
-#include <string>
 #include <type_traits>
 
-#include "kernels/gpu.cuh"
 #include "base/error.h"
+#include "kernels/gpu.cuh"
+#include "kernels/matmul_choices.h"
 
 enum class Epilogue {
   none,
@@ -53,9 +53,5 @@ void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 // Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.
 void matmul_release(cudaStream_t stream);
 
-// Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the
-// file.
-void matmul_cache_file(const std::string& path);
-// All choices of this process as text, and back: a checkpoint carries them, so that a resumed run makes the same ones.
-std::string matmul_choices();
-void matmul_set_choices(const std::string& text);
+// What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.
+MatmulChoices* matmul_choices();
