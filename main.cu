@@ -114,6 +114,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
+  agree_on_products(*model, data.val, evaluates ? data.lengths : std::vector<int>{}, training);
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
