@@ -17,11 +17,11 @@
 #include "checkpoint/state.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "kernels/matmul.cuh"
 #include "ranks/launcher.h"
 #include "training/agreement.h"
 #include "training/loop.h"
 #include "training/plan.h"
+#include "training/products.h"
 #include "training/start.h"
 #include "version.h"
 
@@ -85,7 +85,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();
 
-  DeviceInfo device = prepare_device(config, ranks);
+  DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
@@ -106,7 +106,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
-    matmul_set_choices(from->state.matmul_choices);
+    if (!flags.remeasure) take_products(*from, device);
   }
   int micro_before = from ? saved_config(*from).batch.micro : 0;
   Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
@@ -114,6 +114,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
+  agree_on_products(*model, data.val, evaluates ? data.lengths : std::vector<int>{}, training);
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);

@@ -306,6 +306,7 @@ class Gpt2 final : public Model {
   ~Gpt2() override {
     for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
     cudaFreeHost(report_);
+    matmul_release(stream);
     cudaStreamDestroy(stream);
   }
 

@@ -6,11 +6,16 @@
 #include "base/progress.h"
 #include "base/text.h"
 
+// How many windows are computed at once if `windows` are evaluated in all.
+static int batch_of(const Config& config, int length, int64_t windows) {
+  return int(std::min<int64_t>(eval_batch(config, length), windows));
+}
+
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
   for (int length : lengths) {
     int64_t windows = std::max<int64_t>(1, config.eval.tokens / length);
-    rows = std::max(rows, size_t(std::min<int64_t>(eval_batch(config, length), windows)) * length);
+    rows = std::max(rows, size_t(batch_of(config, length, windows)) * length);
   }
   return rows;
 }
@@ -24,12 +29,22 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
   return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
 }
 
+void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
+  const Config& config = model.config();
+  int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
+  std::vector<int> zeros(size_t(batch) * length);
+  std::vector<float> losses(zeros.size());
+  model.set_rope(length);
+  model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
+  model.set_rope(config.model.context);
+}
+
 std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
                                    const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
   WindowReader reader(shards, length, config.model.vocab, "data.val");
-  int batch = int(std::min<int64_t>(eval_batch(config, length), windows));
+  int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
   std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order; then over the ranks

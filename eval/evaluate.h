@@ -27,6 +27,9 @@ struct LengthLoss {
 std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
                                    const std::function<bool()>& stop = {});
 
+// Makes every matrix product of evaluate() with these arguments at least once, at each rank, and discards the results.
+void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
+
 // How many windows of this length will be evaluated; the same user_errors, to be had before a run begins.
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
 

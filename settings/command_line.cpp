@@ -24,12 +24,15 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
+  app.add_flag("--remeasure", flags.remeasure,
+               "measure algorithms for matrix products again instead of using those that earlier runs or the "
+               "checkpoint have kept (GPUs only; a resumed run then rounds differently)");
   app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE");
   app.set_version_flag("--version", "plusgpt " + version);
-  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"})
+  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     app.get_option(flag)->disable_flag_override();
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();

@@ -22,7 +22,7 @@ INCLUDES = {
   "checkpoint": {"base", "settings", "model"},
   "eval": {"base", "data", "model", "checkpoint"},
   "training": {"base", "kernels", "data", "settings", "ranks", "model", "checkpoint", "eval"},
-  "main": {"base", "kernels", "ranks", "checkpoint", "eval", "training"},
+  "main": {"base", "ranks", "checkpoint", "eval", "training"},
 }
 
 

@@ -19,6 +19,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--lengths", json_quote(flags.lengths)},
                  {"--generate", given(flags.generating)},
                  {"--dry-run", given(flags.dry_run)},
+                 {"--remeasure", given(flags.remeasure)},
                  {"--dump-gradients", json_quote(flags.dump_gradients)}};
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))

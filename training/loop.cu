@@ -103,8 +103,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     state.tokens = state.step * config.batch.tokens;
     state.next_window = state.tokens / config.model.context;
     state.spikes = spikes.history();
-    state.matmul_choices = comm.agree(matmul_choices());
-    if (comm.size() > 1) matmul_set_choices(state.matmul_choices);  // rank 0's, as in a run that resumes from here
+    if (const MatmulChoices* choices = matmul_choices()) state.matmul_choices = choices->text();
     save(model, run, state, background);
   };
   metrics.failed = [&](int64_t step, const std::string& error) {

@@ -2,32 +2,20 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
 #include "base/checksum.h"
 #include "data/tokenizer.h"
 #include "eval/evaluate.h"
-#include "kernels/matmul.cuh"
+#include "training/products.h"
 
-// Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
-static void use_matmul_cache() {
-  const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-  if (!xdg && !home) return;
-  std::filesystem::path folder =
-      (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (!error) matmul_cache_file((folder / "matmul.txt").string());
-}
-
-DeviceInfo prepare_device(Config& config, const Ranks& ranks) {
+DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   choose_device(ranks);
   DeviceInfo device = device_info();
   if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
-  if (device.is_gpu) use_matmul_cache();
+  if (ranks.rank == 0) use_product_cache(device, remeasure);
   int cores = int(std::thread::hardware_concurrency());
   set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
   return device;

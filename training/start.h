@@ -12,7 +12,8 @@
 #include "training/device.h"
 
 // Chooses this rank's device, describes it, and completes the settings that depend on it (precision, threads).
-DeviceInfo prepare_device(Config& config, const Ranks& ranks);
+// remeasure: as use_product_cache()'s.
+DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure);
 
 struct Data {
   std::vector<int> lengths;  // to evaluate at

@@ -100,6 +100,12 @@ uint64_t new_global(size_t bytes) {
   return reinterpret_cast<uint64_t>(memory);
 }
 
+uint64_t global_in_use() {
+  uint64_t sum = 0;
+  for (auto& [address, bytes] : allocations()) sum += bytes;
+  return sum;
+}
+
 bool free_global(uint64_t address) {
   if (!allocations().erase(address)) return false;
   recent = {};

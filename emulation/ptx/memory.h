@@ -7,6 +7,7 @@
 namespace ptx {
 
 uint64_t new_global(size_t bytes);   // poisoned; 256-byte aligned
+uint64_t global_in_use();            // bytes that are given out
 bool free_global(uint64_t address);  // false where nothing begins there
 bool is_global(uint64_t address, uint64_t bytes);
 // The same, and noticed where it is not so.

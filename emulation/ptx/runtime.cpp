@@ -160,7 +160,8 @@ cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return cudaMemset(to, byte, bytes); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all_bytes) {
-  *free_bytes = *all_bytes = GLOBAL_BYTES;
+  *all_bytes = GLOBAL_BYTES;
+  *free_bytes = GLOBAL_BYTES - global_in_use();
   return cudaSuccess;
 }
 

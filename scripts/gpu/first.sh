@@ -144,7 +144,7 @@ smi() { timeout 20 nvidia-smi "$@"; }
 row machine "$SECONDS" "$(nproc) cores, $(smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
   --format=csv,noheader 2>/dev/null | head -n 1 || echo 'no GPU')" ""
 
-tests=${FIRST_TESTS-matmul cpu kernels attention prepare gate model}
+tests=${FIRST_TESTS-matmul portability kernels attention prepare gate model}
 if has_hopper; then tests="hopper $tests"; fi
 first_tests='' other_tests=''
 for name in $tests; do

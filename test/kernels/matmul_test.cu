@@ -200,16 +200,20 @@ TEST(Matmul, Reproducible) {
   test_reproducible<bf16, float>();
 }
 
-// A checkpoint hands its choices back; lines that make no sense are skipped. (On the CPU there is nothing to choose.)
+// A checkpoint hands its choices back. (On the CPU there is nothing to choose.)
 TEST(Matmul, ChoicesSurviveARoundTrip) {
+  MatmulChoices* choices = matmul_choices();
+  ASSERT_EQ(choices == nullptr, on_cpu);
+  if (on_cpu) GTEST_SKIP();
   int n = 64;
   DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
   matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
-  std::string choices = matmul_choices();
-  EXPECT_EQ(choices.empty(), on_cpu);
-  matmul_set_choices("no\ttabs\n\t1\tzz\n" + choices + choices);
-  EXPECT_EQ(matmul_choices(), choices);
+  std::string text = choices->text();
+  EXPECT_NE(text, "");
+  choices->take(text);
+  EXPECT_EQ(choices->text(), text);
   matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  EXPECT_EQ(choices->text(), text);  // nothing was chosen again
   expect_same_bits("matmul with the choices read back", after.download(), before.download());
 }
 
@@ -218,14 +222,44 @@ TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
   DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
   matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
   matmul_workspace(0);
-  EXPECT_EQ(matmul_choices(), "");
+  if (matmul_choices()) EXPECT_EQ(matmul_choices()->text(), "");
   matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
-  EXPECT_EQ(matmul_choices().empty(), on_cpu);
+  if (matmul_choices()) EXPECT_NE(matmul_choices()->text(), "");
   matmul_workspace(size_t(32) << 20);
   // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
   std::vector<bf16> x = before.download(), y = after.download();
   for (int i = 0; i < n * n; i++)
     EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
+}
+
+// The workspace of a stream goes with it. (A product on the CPU needs none.)
+TEST(Matmul, ReleasesWhatItAllocatedForAStream) {
+  if (on_cpu) GTEST_SKIP();
+  constexpr int STREAMS = 4;
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), d(n * n);
+  auto multiply = [&](cudaStream_t stream) {
+    matmul<bf16, bf16>({.d = d, .a = a, .b = b, .m = n, .n = n, .k = n}, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  auto free_memory = [] {
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  };
+  multiply(nullptr);  // what the library allocates once
+  size_t before = free_memory();
+  cudaStream_t streams[STREAMS];
+  for (cudaStream_t& stream : streams) CUDA_CHECK(cudaStreamCreate(&stream));
+  for (cudaStream_t stream : streams) multiply(stream);
+  size_t during = free_memory();
+  EXPECT_LT(during, before);
+  for (cudaStream_t stream : streams) {
+    matmul_release(stream);
+    matmul_release(stream);  // which has nothing any more
+    CUDA_CHECK(cudaStreamDestroy(stream));
+  }
+  EXPECT_LT(before - free_memory(), (before - during) / STREAMS);
 }
 
 TEST(Matmul, RefusesWhatHasNoMeaning) {

@@ -606,6 +606,21 @@ TEST(Memory, IsLinearInRowsAndLength) {
   EXPECT_LT(plan_memory(block, 64, 11, 11, true).total(), plan_memory(gelu, 64, 11, 11, true).total());
 }
 
+TEST(Memory, GoesWithTheModel) {
+  if (on_cpu) GTEST_SKIP() << "the CPU's free memory is the whole machine's";
+  Config config = small_config("fp32");
+  auto free_memory_after = [&](int count) {
+    std::vector<std::unique_ptr<Model>> models(count);
+    for (auto& model : models) model = small_model(config), gradients(*model, TestBatch(config));
+    models.clear();
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return double(free);
+  };
+  double once = free_memory_after(1);  // less what the library keeps for the whole process
+  EXPECT_LT(once - free_memory_after(3), 1e6);  // a stream's workspace is 32 MiB
+}
+
 // ---- what benchmarks measure
 
 TEST(Profile, PhasesAndKernelsOfAStep) {

@@ -5,6 +5,7 @@ import array
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import struct
@@ -301,6 +302,67 @@ class Evaluation(Workspace):
       self.ok(name=scaling, eval__lengths=[16, 64], eval__rope_scaling=scaling)
       weights.append(self.bytes_of(self.model(scaling)))
     self.assertEqual(weights[0], weights[1])
+
+
+class Products(Workspace):
+  """Algorithms of matrix products, measured once and kept in the user's cache folder."""
+
+  def setUp(self):
+    super().setUp()
+    self.choosing()
+
+  def weights(self, *flags):
+    done = self.ok("--overwrite", *flags)
+    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (\S+), the oldest measured on (\S+)$", done.stdout,
+                      re.MULTILINE)
+    return self.bytes_of(self.model()), said
+
+  def test_kept_between_runs(self):
+    first, said = self.weights()
+    self.assertEqual(said, [])
+    lines = self.choices()
+    self.assertTrue(all(re.fullmatch(r"\d{4}-\d\d-\d\d", line[4]) for line in lines), lines)
+    lines[3][4] = "2001-02-03"
+    lines.append(["GPU", *lines[0][1:4], "2000-01-01"])  # of no concern
+    file = "cache/plusgpt/matmul.txt"
+    self.write(file, "".join("\t".join(line) + "\n" for line in lines))
+    second, said = self.weights()
+    self.assertEqual(said, [(str(len(lines) - 1), self.path(file), "2001-02-03")])
+    self.assertTrue(second == first)
+    self.assertEqual(self.choices(), lines)
+
+  def test_measured_anew(self):
+    first, _ = self.weights()
+    lines = self.choices()
+    second, said = self.weights("--remeasure")
+    self.assertEqual(said, [])
+    self.assertFalse(second == first)
+    self.assertEqual(self.choices()[:len(lines)], lines)
+    self.assertEqual([line[:3] for line in self.choices()], [line[:3] for line in lines] * 2)
+    third, said = self.weights()  # takes what was measured last
+    self.assertEqual(said[0][0], str(len(lines)))
+    self.assertTrue(third == second)
+
+  def test_a_checkpoint_has_its_own(self):
+    expected, _ = self.weights("--set", "checkpoint.every=2")
+    os.remove(self.path("cache/plusgpt/matmul.txt"))
+    shutil.move(self.path("runs/tiny"), self.path("runs/before"))
+    start = "runs/before/step_00000002"
+    for flags, same in (((), True), (("--remeasure",), False)):
+      weights, said = self.weights("--resume", start, *flags)
+      self.assertEqual([line[1] for line in said], [start] if same else [])
+      self.assertEqual(weights == expected, same)
+
+  def test_a_cache_that_cannot_be_used(self):
+    self.write("cache", "no folder")
+    self.weights()
+    os.remove(self.path("cache"))
+    os.makedirs(self.path("cache/plusgpt/matmul.txt"))
+    self.weights()
+
+  def test_an_unknown_choice(self):
+    os.environ["PLUSGPT_MATMUL"] = "chose"
+    self.bad(names=["PLUSGPT_MATMUL", "chose"])
 
 
 class Comparison(Workspace):

@@ -148,6 +148,53 @@ class Same(Several):
     self.assertIn("warmup_steps", done[1].stderr)
 
 
+class Products(Several):
+  """Each rank measures algorithms for its matrix products by itself: all must use rank 0's from the first step on."""
+
+  def setUp(self):
+    super().setUp()
+    self.choosing()
+    self.changes.update(train__steps=12, checkpoint__every=4, eval__every=3, eval__lengths=[16, 48], eval__batch=3,
+                        generate__every=5)
+
+  def two(self, *flags, **changes):
+    self.run_ok("--gpus", "2", "--overwrite", *flags, **changes)
+    return self.outcome(12)
+
+  def test_cold_and_warm(self):
+    combinations = [{"train__zero_stage": zero, "checkpoint__every": every} for zero in (0, 1) for every in (0, 4)]
+    for shape in ({"batch__micro": 4}, {"batch__micro": 2, "train__recompute": "block", "precision": "bf16"}):
+      for first in combinations:
+        with self.subTest(**shape, **first):
+          shutil.rmtree(self.path("cache"), ignore_errors=True)
+          cold = self.two(**shape, **first)
+          shapes = [line[:3] for line in self.choices()]
+          self.assertEqual(len(shapes), len(set(map(tuple, shapes))))  # rank 0 alone has written
+          for warm in combinations:
+            self.assertEqual(self.two(**shape, **warm), cold)
+          self.assertEqual([line[:3] for line in self.choices()], shapes)  # there was nothing left to choose
+
+  def test_resumed(self):
+    expected = self.two()
+    os.rename(self.path("runs/tiny"), self.path("runs/before"))
+    for changes in ({}, {"eval__lengths": [32]}):  # products that the checkpoint does not know
+      outcomes = []
+      for cache in ("cold", "warm"):
+        if cache == "cold":
+          shutil.rmtree(self.path("cache"))
+        outcomes.append(self.two("--resume", "runs/before/step_00000008", **changes))
+      self.assertEqual(*outcomes)
+      self.assertEqual(outcomes[0][1], expected[1])
+
+  def test_evaluation(self):
+    self.two()
+    lines = []
+    for name in ("cold", "warm"):
+      self.ok("--eval", "--lengths", "8,40", "--gpus", "2", name=name, init="runs/tiny/step_00000012", eval__batch=2)
+      lines.append(self.metrics(name, "eval"))
+    self.assertEqual(*lines)
+
+
 class Continued(Several):
   def test_killed_while_saving(self):
     changes = {**LARGE, "eval__every": 10}

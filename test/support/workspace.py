@@ -89,6 +89,17 @@ class Workspace(unittest.TestCase):
   def path(self, *parts):
     return os.path.join(self.folder, *parts)
 
+  def choosing(self):
+    """From here on ./train has algorithms to choose from for its matrix products, and keeps what it chose in a file of
+    this test; each process chooses by its own number. (It is for the CPU build; on a GPU all this is so anyway.)"""
+    for name, value in (("PLUSGPT_MATMUL", "choose"), ("XDG_CACHE_HOME", self.path("cache"))):
+      os.environ[name] = value
+      self.addCleanup(os.environ.pop, name, None)
+
+  def choices(self):
+    """The lines of that file, split into fields: device, library, shape, algorithm, date."""
+    return [line.split("\t") for line in self.bytes_of(self.path("cache/plusgpt/matmul.txt")).decode().splitlines()]
+
   def write(self, name, content):
     with open(self.path(name), "wb") as file:
       file.write(content if isinstance(content, bytes) else content.encode())
