@@ -27,7 +27,7 @@ void at_ranks(int ranks, const std::function<void(ncclComm_t, int)>& f) {
   for (int rank = 0; rank < ranks; rank++)
     threads.emplace_back([&, rank] {
       ncclComm_t comm;
-      ASSERT_EQ(ncclCommInitRank(&comm, ranks, id, rank), ncclSuccess) << ncclGetLastError(nullptr);
+      ASSERT_EQ(ncclCommInitRankConfig(&comm, ranks, id, rank, nullptr), ncclSuccess) << ncclGetLastError(nullptr);
       f(comm, rank);
       EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
     });
@@ -132,14 +132,14 @@ TEST(StandIn, RefusesWhatCannotBe) {
   ncclComm_t comm;
   ncclUniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-  EXPECT_EQ(ncclCommInitRank(&comm, 65, id, 0), ncclInvalidArgument);
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 2), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 65, id, 0, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, 2, nullptr), ncclInvalidArgument);
   ncclUniqueId wrong = {"/proc/self/exe"};
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, wrong, 1, nullptr), ncclSystemError);
   EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("one machine"), std::string::npos);
   std::fill(std::begin(wrong.internal), std::end(wrong.internal), 'x');
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
-  EXPECT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, wrong, 1, nullptr), ncclSystemError);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, nullptr), ncclSuccess);
   EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
 }
 
@@ -159,7 +159,7 @@ TEST(Comm, OneRankThroughTheLibrary) {
   ncclUniqueId id;
   ncclComm_t comm;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-  ASSERT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  ASSERT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, nullptr), ncclSuccess);
   float *x, values[] = {1, 2, 3, 4};
   CUDA_CHECK(cudaMalloc(&x, sizeof values));
   CUDA_CHECK(cudaMemcpy(x, values, sizeof values, cudaMemcpyHostToDevice));
