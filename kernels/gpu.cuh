@@ -107,6 +107,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   }
   KernelResources resources;
   if (profile_on) resources = resources_of(kernel, block, shared_bytes);  // before the clock runs
+  resources.launched = static_cast<int>(grid.x * grid.y * grid.z);
   ProfileScope scope(name, stream, resources);
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();

@@ -50,8 +50,13 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
   std::string shared = channel.share(std::string(id.internal, sizeof id.internal));
   std::memcpy(id.internal, shared.data(), std::min(shared.size(), sizeof id.internal));
-  ncclResult_t connected = ncclCommInitRankConfig(&comm_, size_, id, rank_, nullptr);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = MULTIPROCESSORS;
+  ncclResult_t connected = ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
   check(settled(connected, comm_), nullptr, "connecting the ranks");
+  // NCCL takes this variable in place of the configuration's number, and by now has set it from its own files.
+  const char* most = getenv("NCCL_MAX_CTAS");
+  multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
   channel.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
