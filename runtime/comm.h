@@ -25,10 +25,11 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }  // prints and writes
-  // That the collectives hold at most while they run; 0 with one rank. What runs beside them may leave that many free.
+  // The most multiprocessors that collectives hold while they run; 0 with one rank. Kernels beside them may leave that
+  // many free.
   int multiprocessors() const { return multiprocessors_; }
-  // Few, because they are missing to the backward pass, which leaves the gradients (4 bytes a parameter) much time; and
-  // not fewer than a machine of eight GPUs usually has network cards: a ring goes through each.
+  // Few, because the backward pass lacks them, and gives the gradients (4 bytes a parameter) plenty of time. But not
+  // fewer than the eight network cards that a machine with eight GPUs usually has: each needs a block.
   static constexpr int MULTIPROCESSORS = 8;
 
   void after(cudaStream_t stream);     // what is called from here on begins when `stream` has done what it was given
