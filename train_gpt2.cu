@@ -564,7 +564,9 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
 // Gradients from this offset on are complete: the ranks sum them while the rest of the backward pass runs.
 template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
-  if (last_micro_step()) store_.reduce_from(offset);
+  if (!last_micro_step()) return;
+  store_.reduce_from(offset);
+  settings_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -601,6 +603,7 @@ template <class Real>
 StepResult Gpt2<Real>::finish(float grad_clip) {
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
+  settings_.spare_multiprocessors = 0;
   const float* norm = store_.clip(grad_clip);
   CUDA_CHECK(cudaMemcpyAsync(report_, b.loss_sum, sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaMemcpyAsync(report_ + 1, norm, sizeof(float), cudaMemcpyDeviceToHost, stream));

@@ -19,7 +19,7 @@ template <class Policy, class Tile>
 static void forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
+  launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS),
          Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink, c.settings,
          shape, B);
 }
@@ -30,7 +30,7 @@ static void backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
-  launch(kernel, hopper_grid<Tile>(shape, B), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+  launch(kernel, hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
          qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
          B);
 }

@@ -397,6 +397,33 @@ TYPED_TEST(AttentionTest, ManyHeads) {
   }
 }
 
+// Multiprocessors left to other kernels change who computes a tile, and no bit. Only Hopper's kernels leave any.
+TEST(HopperAttention, SpareMultiprocessors) {
+  if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  family = Kernels::hopper;
+  int all = device_properties().multiProcessorCount;
+  AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
+  auto qkv = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
+  for (Kind kind : built_kinds()) {
+    Result<bf16> expected;
+    for (int spare : {0, 1, all + 3}) {
+      profile_start();
+      auto result = run_attention<bf16>({.kind = kind, .spare_multiprocessors = spare}, shape, qkv, dout);
+      int seen = 0;
+      for (const ProfileLine& line : profile_collect()) {
+        if (line.name.find("_hopper_") == std::string::npos) continue;
+        EXPECT_EQ(line.resources.launched, std::max(1, all - spare)) << line.name;
+        seen++;
+      }
+      EXPECT_EQ(seen, 3);
+      if (spare == 0) expected = result;
+      expect_same_bits("out", result.out, expected.out);
+      expect_same_bits("dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits("stats", result.stats, expected.stats);
+    }
+  }
+}
+
 // What comes later changes no bit of the output.
 TYPED_TEST(AttentionTest, Causal) {
   using T = typename TypeParam::T;
