@@ -62,14 +62,14 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
+  constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
-  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [VALUES]
-  float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;           // [SUMS][SHARERS][HELD]
-  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [VALUES][HELD]
-  float* constants = factors + VALUES * Tile::HELD;                      // [CONSTANTS][HELD]
+  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [OUTPUTS]
+  float* partial = weight_tile + OUTPUTS * Tile::WEIGHT_FLOATS;          // [SUMS][SHARERS][HELD]
+  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [OUTPUTS][HELD]
+  float* constants = factors + OUTPUTS * Tile::HELD;                     // [CONSTANTS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -79,7 +79,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
 
-  float out_sum[VALUES][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
+  float out_sum[OUTPUTS][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
   // f(the sums of row e): they stand apart by sum, so that loops over e become vector code.
   auto with_sums = [&](int e, auto f) {
     float s[SUMS + 1];
@@ -87,23 +87,23 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
     f(s);
     for (int n = 0; n < SUMS; n++) sums[n][e] = s[n];
   };
-  for (int pass = 0; pass < Policy::PASSES; pass++) {
-    bool weighing = pass == Policy::PASSES - 1;
-    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start(s, mine.first == 0); });
+  for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
+    bool weighing = sweep == Policy::SWEEPS - 1;
+    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(s, mine.first == 0); });
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
-      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, pass == 0 && j0 == 0);
+      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == 0);
       if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.look(z[0][x][e], s); });
+          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.first_sweep(z[0][x][e], s); });
         continue;
       }
 
       // the largest score of each row so far, and by what that lowers what was summed before
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         float top[E];
         for (int e = 0; e < E; e++) top[e] = z[0][0][e];
         for (int x = 1; x < X; x++)
@@ -112,7 +112,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       }
       __syncthreads();  // the keys have been read, the maxima written
       load_stream<Tile>(stream_tile, v, j0, chunk0);
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         float top[E], factor[E];
         read_neighbours(top, partial + mine.held);
 #pragma unroll 2
@@ -121,7 +121,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
           for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
         }
-        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.raise(s, top[e]); });
+        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.rescale(s, top[e]); });
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
 
@@ -131,25 +131,25 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
         for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
-          float weights[VALUES][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
+          float weights[OUTPUTS][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
           for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held + e0);
           for (int e = 0; e < AT_ONCE; e++) {
-            float c[CONSTANTS + 1], w[VALUES];
+            float c[CONSTANTS + 1], w[OUTPUTS];
             for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
             with_sums(e0 + e, [&](float* s) { policy.weigh(z[0][x][e0 + e], c, s, w); });
-            for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
+            for (int n = 0; n < OUTPUTS; n++) weights[n][e] = w[n];
           }
-          for (int n = 0; n < VALUES; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
+          for (int n = 0; n < OUTPUTS; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
         }
       }
       __syncthreads();
       if (ours.channel >= width) continue;
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         for (int r = 0; r < R; r++)
-          for (int n = 0; n < VALUES; n++)
+          for (int n = 0; n < OUTPUTS; n++)
             for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
       }
-      for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
+      for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
     // one of the threads that share a row puts together what they have seen, always in the same order, and ends the row
@@ -165,20 +165,20 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int e = 0; e < E; e++) {
         float o[SUMS + 1];
         for (int n = 0; n < SUMS; n++) o[n] = other[n][e];
-        with_sums(e, [&](float* s) { policy.merge(pass, s, o); });
+        with_sums(e, [&](float* s) { policy.merge(sweep, s, o); });
       }
     }
     for (int e = 0; e < E; e++) {
       int r = mine.held + e, i = i0 + r;
-      float c[CONSTANTS + 1], factor[VALUES], saved[Policy::SAVED + 1];
+      float c[CONSTANTS + 1], factor[OUTPUTS], saved[Policy::SAVED + 1];
       if (!weighing) {
-        with_sums(e, [&](float* s) { policy.turn(i + 1, s, c); });
+        with_sums(e, [&](float* s) { policy.row_constants(i + 1, s, c); });
         for (int n = 0; n < CONSTANTS; n++) constants[n * Tile::HELD + r] = c[n];
         continue;
       }
       for (int n = 0; n < CONSTANTS; n++) c[n] = constants[n * Tile::HELD + r];
       with_sums(e, [&](float* s) { policy.finish(i + 1, c, s, factor, saved); });
-      for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + r] = factor[n];
+      for (int n = 0; n < OUTPUTS; n++) factors[n * Tile::HELD + r] = factor[n];
       if (!stats || place.chunk != 0 || i >= shape.T) continue;
       for (int n = 0; n < Policy::SAVED; n++)
         stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
@@ -189,11 +189,11 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   for (int r = 0; r < R; r++) {
     int i = i0 + ours.held + r;
     if (i >= shape.T || ours.channel >= width) continue;
-    for (int n = 0; n < VALUES; n++)
+    for (int n = 0; n < OUTPUTS; n++)
       for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
     T* to = out + (size_t(place.b) * shape.T + i) * A + size_t(place.h) * shape.D;
     store_channels(to, out_sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
-    if constexpr (VALUES > 1)
+    if constexpr (OUTPUTS > 1)
       if (stats) {
         float* second = stats + Policy::SAVED * shape.rows(gridDim.z);
         second += ((size_t(place.b) * shape.H + place.h) * shape.T + i) * shape.D;
@@ -209,7 +209,7 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                    Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                       // k, v
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // q, dO
@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
-      float row[ROWS + 1];
-      for (int n = 0; n < ROWS; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
+      float row[ROW_VALUES + 1];
+      for (int n = 0; n < ROW_VALUES; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
       int to = mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
@@ -267,12 +267,12 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                   Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                       // q, dO
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // k, v
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
-  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROWS][HELD]
+  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROW_VALUES][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -285,7 +285,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   Policy policy(settings, 0);
 
   float dq[R][E] = {}, z[2][X][E];
-  for (int n = threadIdx.x; n < ROWS * Tile::HELD; n += Tile::THREADS) {
+  for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
   }
@@ -300,11 +300,11 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
       float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
-        float dz[AT_ONCE], row[ROWS + 1][AT_ONCE];
-        for (int n = 0; n < ROWS; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
+        float dz[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
+        for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
         for (int e = 0; e < AT_ONCE; e++) {
-          float r[ROWS + 1], p;
-          for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
+          float r[ROW_VALUES + 1], p;
+          for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
           policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
@@ -344,12 +344,12 @@ void general_forward(const ForwardCall<T>& c) {
   int B = c.shape.B;
   // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the
   // same tiles.)
-  constexpr bool few = Policy::PASSES == 1 || on_cpu;
+  constexpr bool few = Policy::SWEEPS == 1 || on_cpu;
   using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
   using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
   with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.shape.D, [&]<class Tile>() {
-    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
-                    (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
+    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::OUTPUTS * Tile::WEIGHT_FLOATS +
+                    (Policy::SUMS * Tile::SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * Tile::HELD;
     launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
@@ -366,18 +366,18 @@ void general_backward(const BackwardCall<T>& c) {
     launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
     launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
            c.workspace, c.qkv, c.settings, shape);
   });
 }
 
 template <class Policy>
 bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
+  static_assert(Policy::ROW_VALUES <= 8, "attention_backward_workspace() has 8 floats per row");
   KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
-  k.vectors = Policy::VALUES - 1;
+  k.vectors = Policy::OUTPUTS - 1;
   k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>,
                      general_backward<float, Policy>};
   k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>};

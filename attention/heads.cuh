@@ -50,7 +50,7 @@ __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
 
 namespace {
 
-// rows [ROWS][B, H, row_pitch] = what the backward's kernels read per row, from what the forward saved and the dot
+// rows [ROW_VALUES][B, H, row_pitch] = what the backward's kernels read per row, from what the forward saved and the dot
 // products dO_i . O_i (and dO_i . O2_i), 0 past T. A thread has a row; its 16-byte pieces come through the first-level
 // cache.
 template <class T, class Policy>
@@ -61,12 +61,12 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   rows += pitched;
   int t = pitched % shape.row_pitch, h = pitched / shape.row_pitch % shape.H, b = pitched / shape.row_pitch / shape.H;
   if (t >= shape.T) {
-    for (int n = 0; n < Policy::ROWS; n++) rows[n * shape.row_values(B)] = 0;
+    for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = 0;
     return;
   }
   size_t r = (size_t(b) * shape.H + h) * shape.T + t;
   Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
-  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROWS + 1];
+  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROW_VALUES + 1];
   const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
   constexpr int W = Pack<T>::size;
   if (shape.wide) {
@@ -77,14 +77,14 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   } else {
     for (int c = 0; c < shape.D; c++) dot[0] += to_float(x[c]) * to_float(dx[c]);
   }
-  if constexpr (Policy::VALUES > 1) {
+  if constexpr (Policy::OUTPUTS > 1) {
     const float* second = stats + Policy::SAVED * count + r * shape.D;
     for (int c = 0; c < shape.D; c++) dot[1] += second[c] * to_float(dx[c]);
   }
   Policy policy(settings, 0);
   for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
-  policy.backward_row(t + 1, saved, dot, row);
-  for (int n = 0; n < Policy::ROWS; n++) rows[n * shape.row_values(B)] = row[n];
+  policy.row_for_backward(t + 1, saved, dot, row);
+  for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = row[n];
 }
 
 // dS_h -= sum over rows of P_sink D, P_sink = e^(S_h - lse) the sink's weight. One block per head.

@@ -15,8 +15,8 @@ template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
                                     float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, DIM = Tile::DIM, VALUES = Policy::VALUES, LOOKS = Policy::PASSES - 1;
-  constexpr bool OVERLAP = VALUES == 1;  // two sums leave no registers for it
+  constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS, LOOKS = Policy::SWEEPS - 1;
+  constexpr bool OVERLAP = OUTPUTS == 1;  // two sums leave no registers for it
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
   int streamed = 0;  // tiles before this row tile's
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
   registers_grow<Tile::CONSUMER_REGISTERS>();
   HopperFragment mine;
-  float z[N][4], out_sums[VALUES][DIM / 8][4] = {};
-  unsigned weights[VALUES][Tile::K][4];
+  float z[N][4], out_sums[OUTPUTS][DIM / 8][4] = {};
+  unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1];
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
     int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
     auto start = [&] {
-      for (int half = 0; half < 2; half++) policy.start(sums[half], mine.quad == 0);
+      for (int half = 0; half < 2; half++) policy.start_sweep(sums[half], mine.quad == 0);
     };
     auto scores_of = [&](int keys_number) {  // z =
       const bf16* keys = stages.await(keys_number);
@@ -63,31 +63,32 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     float factor[2];
     auto weigh = [&](int step) {
       mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         float top[2] = {-INFINITY, -INFINITY};
         for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
         quad_max(top);
-        for (int half = 0; half < 2; half++) factor[half] = policy.raise(sums[half], top[half]);
+        for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
       }
 #pragma unroll
       for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int n = 0; n < N; n++) {
-          float low[VALUES], high[VALUES];
+          float low[OUTPUTS], high[OUTPUTS];
           policy.weigh(z[n][2 * half], constants[half], sums[half], low);
           policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
           if constexpr (OVERLAP) {
             z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
           } else {
-            for (int value = 0; value < VALUES; value++) keep_weights(weights[value], n, half, low[value], high[value]);
+            for (int output = 0; output < OUTPUTS; output++)
+              keep_weights(weights[output], n, half, low[output], high[output]);
           }
         }
     };
     auto pack = [&] {
       if constexpr (OVERLAP) pack_weights(weights[0], z);
     };
-    auto scale = [&](int value, const float (&by)[2]) {
-      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] *= by[half]; });
+    auto scale = [&](int output, const float (&by)[2]) {
+      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[output][n][2 * half + c] *= by[half]; });
     };
 
     stages.await_held(number);
@@ -96,25 +97,25 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
         mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
-        for_elements<N>([&](int n, int half, int c) { policy.look(z[n][2 * half + c], sums[half]); });
+        for_elements<N>([&](int n, int half, int c) { policy.first_sweep(z[n][2 * half + c], sums[half]); });
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
       for (int half = 0; half < 2; half++) {
         merge_quad(policy, 0, sums[half]);
-        policy.turn(block_row + mine.row(half) + 1, sums[half], constants[half]);
+        policy.row_constants(block_row + mine.row(half) + 1, sums[half], constants[half]);
       }
       streamed += steps;
     }
 
     start();
-    for (int value = 0; value < VALUES; value++)
-      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] = 0; });
+    for (int output = 0; output < OUTPUTS; output++)
+      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[output][n][2 * half + c] = 0; });
     scores_of(streamed);
     weigh(0);
     pack();
     auto start_output = [&](const bf16* values) {
-      for (int value = 0; value < VALUES; value++) start_sums<Tile>(out_sums[value], weights[value], values);
+      for (int output = 0; output < OUTPUTS; output++) start_sums<Tile>(out_sums[output], weights[output], values);
       wgmma_commit();
     };
     for (int step = 1; step < own_steps; step++) {
@@ -133,8 +134,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         wgmma_wait<0>(out_sums, weights);
       }
       stages.free(values_number);
-      if constexpr (Policy::RAISES) {
-        for (int value = 0; value < VALUES; value++) scale(value, factor);
+      if constexpr (Policy::RESCALES) {
+        for (int output = 0; output < OUTPUTS; output++) scale(output, factor);
       }
       pack();
     }
@@ -148,18 +149,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     streamed += 2 * steps;
 
     size_t rows = shape.rows(B), first = size_t(head) * shape.T;
-    float last[VALUES][2];
+    float last[OUTPUTS][2];
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
-      merge_quad(policy, Policy::PASSES - 1, sums[half]);
-      float f[VALUES], saved[Policy::SAVED + 1];
+      merge_quad(policy, Policy::SWEEPS - 1, sums[half]);
+      float f[OUTPUTS], saved[Policy::SAVED + 1];
       policy.finish(i + 1, constants[half], sums[half], f, saved);
-      for (int value = 0; value < VALUES; value++) last[value][half] = f[value];
+      for (int output = 0; output < OUTPUTS; output++) last[output][half] = f[output];
       if (stats && mine.quad == 0 && i < shape.T)
         for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
     }
-    for (int value = 0; value < VALUES; value++) scale(value, last[value]);
-    if constexpr (VALUES > 1) {
+    for (int output = 0; output < OUTPUTS; output++) scale(output, last[output]);
+    if constexpr (OUTPUTS > 1) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int i = block_row + mine.row(half);
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
                                           const __grid_constant__ TensorMap dout,
                                           const __grid_constant__ TensorMap qkv, const float* rows,
                                           PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
+  constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
   int steps = steps_to<Tile>(shape.T, shape.T);
@@ -237,9 +238,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         });
 #pragma unroll
       for (int n = 0; n < N; n++) {
-        float row[2][ROWS + 1];
+        float row[2][ROW_VALUES + 1];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROW_VALUES; r++)
 #pragma unroll
           for (int c = 0; c < 2; c++) row[c][r] = row_values[r * STREAM + mine.column(n) + c];
 #pragma unroll
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
                                              const __grid_constant__ TensorMap dout,
                                              const __grid_constant__ TensorMap qkv, const float* rows,
                                              PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
+  constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
   int streamed = 0;  // tiles before this query tile's
@@ -303,10 +304,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
     int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16 *queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *douts = queries + Tile::HELD_SIZE;
-    float row[2][ROWS + 1];
+    float row[2][ROW_VALUES + 1];
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
-      for (int n = 0; n < ROWS; n++)
+      for (int n = 0; n < ROW_VALUES; n++)
         row[half][n] = i < shape.T ? rows[n * shape.row_values(B) + size_t(head) * shape.row_pitch + i] : 0;
     }
     for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dq[n][2 * half + c] = 0; });
@@ -362,7 +363,7 @@ void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   auto run = [&]<int DIM>() {
-    using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
+    using Tile = std::conditional_t<Policy::OUTPUTS == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
                                     HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
     launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
@@ -381,7 +382,7 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   prepare_backward_rows<bf16, Policy>(c, shape);
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   auto run = [&]<int DIM>() {
-    using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROWS>;
+    using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROW_VALUES>;
     launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
            Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
     using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;

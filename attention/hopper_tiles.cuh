@@ -12,10 +12,11 @@
 constexpr int BOX = 64;  // rows that one copy brings, and that a consumer holds
 
 // DIM: channels, 64 or 128; heads with fewer are padded with zeros by the copy engine. STREAM: streamed rows at a time.
-// ROWS: floats per streamed row that come with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, int STREAM_, int SLOTS_, int HELD_TENSORS_, int ROWS_ = 0>
+// ROW_VALUES: floats per streamed row that come with every second tile (queries, in the kernel for dK and dV).
+template <int DIM_, int STREAM_, int SLOTS_, int HELD_TENSORS_, int ROW_VALUES_ = 0>
 struct HopperTile {
-  static constexpr int DIM = DIM_, STREAM = STREAM_, SLOTS = SLOTS_, HELD_TENSORS = HELD_TENSORS_, ROWS = ROWS_;
+  static constexpr int DIM = DIM_, STREAM = STREAM_, SLOTS = SLOTS_;
+  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
   // A block begins with 168 for each thread; what the producer gives back must be enough for what the consumers take.
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -25,7 +26,7 @@ struct HopperTile {
   static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
   static constexpr int BARRIERS = 2 * (SLOTS + 2);
   static constexpr size_t SHARED_BYTES =
-      TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROWS * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
+      TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
@@ -54,9 +55,9 @@ struct Stages {
   __device__ __forceinline__ bf16* slot(int number) const {
     return tiles + 2 * Tile::HELD_TENSORS * Tile::HELD_SIZE + number % Tile::SLOTS * Tile::SLOT_SIZE;
   }
-  // [ROWS][STREAM], beside tile `number` and the next
+  // [ROW_VALUES][STREAM], beside tile `number` and the next
   __device__ __forceinline__ float* row_values(int number) const {
-    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) + number % Tile::SLOTS / 2 * Tile::ROWS * Tile::STREAM;
+    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) + number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
   }
 
   // The producer's side, called by its whole warp: what is the same for all lanes then costs none of its few registers.
@@ -71,16 +72,16 @@ struct Stages {
     }
     warp_sync();  // no lane may run ahead by two phases, which look alike
   }
-  // With `rows` come STREAM floats from each of ROWS arrays, `pitch` apart, to row_values(number).
+  // With `rows` come STREAM floats from each of ROW_VALUES arrays, `pitch` apart, to row_values(number).
   __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head,
                                         const float* rows = nullptr, size_t pitch = 0) {
     constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
     if (threadIdx.x == 0) {
-      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROWS * row_bytes : 0));
+      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROW_VALUES * row_bytes : 0));
       fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
-      for (int n = 0; rows && n < Tile::ROWS; n++)
+      for (int n = 0; rows && n < Tile::ROW_VALUES; n++)
         bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
     }
     warp_sync();

@@ -27,7 +27,7 @@ struct ForwardCall {
 // Rows of a head in the backward's workspace: whole tiles, so that the copy engine can bring them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 
-// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t < workspace_rows(T))
+// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T))
 template <class T>
 struct BackwardCall {
   T* dqkv;
