@@ -148,13 +148,13 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
   bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld}) && aligned16(y.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
-      launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
+      LAUNCH((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
              stream, y, x, logits, N, H, D);
     else if (wide)
-      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
+      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
              H * D);
     else
-      launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
+      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
              H * D);
   });
 }
@@ -169,13 +169,13 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
               aligned16(dx.data, dlogits.data, dy.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.headwise)
-      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
+      LAUNCH((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
              0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)
-      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
+      LAUNCH((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
              x, logits, N, width, columns);
     else
-      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
+      LAUNCH((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
              logits, N, width, columns);
   });
 }

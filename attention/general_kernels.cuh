@@ -350,7 +350,7 @@ void general_forward(const ForwardCall<T>& c) {
   with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.shape.D, [&]<class Tile>() {
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::OUTPUTS * Tile::WEIGHT_FLOATS +
                     (Policy::SUMS * Tile::SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * Tile::HELD;
-    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
@@ -363,9 +363,9 @@ void general_backward(const BackwardCall<T>& c) {
   prepare_backward_rows<T, Policy>(c, shape);
   with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.shape.D, [&]<class Tile>() {
     size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
-    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
-    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
            c.workspace, c.qkv, c.settings, shape);
   });

@@ -105,11 +105,11 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   size_t rows = shape.row_values(c.shape.B);
-  launch((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace,
+  LAUNCH((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace,
          c.dout, c.out, c.stats, c.settings, shape, c.shape.B);
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)
-      launch((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
+      LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
              c.workspace, shape, c.shape.B);
 }
 

@@ -365,7 +365,7 @@ void hopper_forward(const ForwardCall<bf16>& c) {
   auto run = [&]<int DIM>() {
     using Tile = std::conditional_t<Policy::OUTPUTS == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
                                     HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
-    launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
            c.settings, shape, B);
   };
@@ -383,10 +383,10 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   auto run = [&]<int DIM>() {
     using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROW_VALUES>;
-    launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
+    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
            Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
     using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
-    launch((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
+    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
            dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
   };
   if (c.shape.D <= 64) run.template operator()<64>();

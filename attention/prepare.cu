@@ -217,7 +217,7 @@ void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSe
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
-  launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
+  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
          row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, length, H, D, stride,
          can_be_wide<T>(D, stride, rope, qkv, qkv));
 }
@@ -236,11 +236,11 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
-  launch(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
+  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
          settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, length, H, D,
          stride, can_be_wide<T>(D, stride, rope, dqkv, qkv));
   if (row_dots)
-    launch(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
+    LAUNCH(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
            static_cast<const float*>(row_dots), B, length, H);
 }
 

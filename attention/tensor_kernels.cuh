@@ -305,7 +305,7 @@ void tensor_forward(const ForwardCall<T>& c) {
     constexpr bool one_sum = Policy::SWEEPS == 1;
     using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
     size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
-    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            elements * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
@@ -319,10 +319,10 @@ void tensor_backward(const BackwardCall<T>& c) {
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : DIM == 128 && Policy::HEAVY ? 16 : 32>;
     size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
-    launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
            c.settings, shape);
-    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
+    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }

@@ -94,7 +94,7 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
   s.eps = a.eps;
   // The 16-bit parameter is written 8 bytes at a time.
   bool aligned = aligned16(master, m, v, grad) && reinterpret_cast<uintptr_t>(param) % 8 == 0;
-  launch(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
+  LAUNCH(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
          master, m, v, grad, grad_scale, n, aligned, s);
 }
 

@@ -123,10 +123,10 @@ void cross_entropy(float* losses, T* logits, const int* targets, float dloss, in
                    cudaStream_t stream) {
   if (n == 0) return;
   if (Vp <= 4096) {
-    launch(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
+    LAUNCH(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
            losses, logits, targets, dloss, n, V, Vp);
   } else {
-    launch(cross_entropy_block_kernel<T>, dim3(n), dim3(CE_BLOCK), 0, stream, losses, logits, targets, dloss, V, Vp);
+    LAUNCH(cross_entropy_block_kernel<T>, dim3(n), dim3(CE_BLOCK), 0, stream, losses, logits, targets, dloss, V, Vp);
   }
 }
 

@@ -88,6 +88,6 @@ __global__ void elementwise_kernel(TOut* out, size_t n, bool aligned, F f, const
 template <class F, class TOut, class... TIn>
 void elementwise(F f, TOut* out, size_t n, cudaStream_t stream, const TIn*... in) {
   if (n == 0) return;
-  launch((elementwise_kernel<F, TOut, TIn...>), dim3(blocks_for(n, 256 * UNIT)), dim3(256), 0, stream, out, n,
+  LAUNCH((elementwise_kernel<F, TOut, TIn...>), dim3(blocks_for(n, 256 * UNIT)), dim3(256), 0, stream, out, n,
          aligned16(out, in...), f, in...);
 }

@@ -39,7 +39,7 @@ __device__ inline unsigned lanes_with_digit(unsigned digit) {
 #pragma unroll
   for (int bit = 0; bit < DIGIT_BITS; bit++) {
     bool set = digit >> bit & 1;
-    unsigned lanes = ballot(set);
+    unsigned lanes = warp_ballot(set);
     same &= set ? lanes : ~lanes;
   }
   return same;
@@ -243,7 +243,7 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
   size_t units = size_t(B) * T_ * C / UNIT;
   if (units == 0) return;
   if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call.", B, T_, C);
-  launch(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
+  LAUNCH(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
          unsigned(units), T_, C);
 }
 
@@ -278,9 +278,9 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
   unsigned tiles = blocks_for(N, SORT_TILE), chunks = blocks_for(N, RUN_ROWS);
   const int *keys = tokens, *rows = nullptr;
   for (int shift = 0, to = 0; shift == 0 || (shift < 32 && (Vp - 1) >> shift != 0); shift += DIGIT_BITS, to ^= 1) {
-    launch(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
-    launch(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
-    launch(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
+    LAUNCH(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
+    LAUNCH(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
+    LAUNCH(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
            w.counts, N, shift);
     keys = w.keys[to];
     rows = w.rows[to];
@@ -290,14 +290,14 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
     return std::pair(dim3(x, blocks_for(columns, threads)), dim3(threads));
   };
   auto [blocks, threads] = grid(Pack<T>::size, chunks);
-  launch(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, w.edges, dout, keys, rows, N, C);
+  LAUNCH(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, w.edges, dout, keys, rows, N, C);
   if (chunks > 1) {
     auto [edge_blocks, edge_threads] = grid(4, chunks - 1);
-    launch(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, w.edges, keys, N, C);
+    LAUNCH(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, w.edges, keys, N, C);
   }
   if (dwpe) {
     size_t TC = size_t(T_) * C;
-    launch(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B,
+    LAUNCH(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B,
            TC);
   }
 }

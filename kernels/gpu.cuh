@@ -36,18 +36,15 @@ inline const cudaDeviceProp& device_properties() {
   return properties;
 }
 
-// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
-// take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
-#define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
+// take parentheses: LAUNCH((k<float, 4>), ...). Throws Failure with the kernel's name.
+#define LAUNCH(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
 
 // What only the CPU layer can vary; a GPU ignores all three. Results must not depend on them.
 enum class CpuOrder { forward, reverse, random };
 void set_cpu_threads(int n);                         // OS threads that run kernels; n < 1: one per core
 void set_cpu_order(CpuOrder, unsigned seed = 1);     // of blocks, warps and lanes
 void set_cpu_poison(bool on);                        // NaN in shared memory before each block and in new device memory
-
-// CUDA keeps an obsolete function of this name.
-#define ballot(v) warp_ballot(v)
 
 // Both sides ----------------------------------------------------------------------------------------------------------
 

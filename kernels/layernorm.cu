@@ -362,13 +362,13 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
                   size_t(LN_WARPS) * 2 * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
   } else {
     if (C <= SHORT) {
-      launch(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
+      LAUNCH(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
              gamma, N, C);
     } else {
-      launch(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
+      LAUNCH(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
              dx, dout, x, mean, rstd, gamma, N, C);
     }
-    launch(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
+    LAUNCH(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
            partial, dout, x, mean, rstd, N, C);
   }
   add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);

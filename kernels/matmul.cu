@@ -236,7 +236,7 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 template <class TIn, class TOut>
 void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
   if constexpr (std::is_same_v<TIn, TOut>)
-    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
+    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
 }
 

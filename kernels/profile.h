@@ -1,4 +1,4 @@
-// Time by kernel and by phase, for benchmarks. Off unless a benchmark switches it on: then launch() and matmul() put an
+// Time by kernel and by phase, for benchmarks. Off unless a benchmark switches it on: then LAUNCH() and matmul() put an
 // event before and after what they start, and profile_collect() adds up the times by name.
 //   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
 // Phases cost an event each where one begins, so a step may be timed while they are on.
