@@ -328,28 +328,15 @@ dim3 grid_of(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
 }
 
-// f.operator()<Tile>() with the smaller of the tiles whose channels hold D, else with the last.
-template <class Tile, class... More, class F>
-void with_tile(int D, F f) {
-  if constexpr (sizeof...(More) == 0) f.template operator()<Tile>();
-  else if (D <= Tile::CHANNELS) f.template operator()<Tile>();
-  else with_tile<More...>(D, f);
-}
-
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
 template <class T, class Policy>
 void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the
-  // same tiles.)
-  constexpr bool few = Policy::SWEEPS == 1 || on_cpu;
-  using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
-  using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
-  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.shape.D, [&]<class Tile>() {
-    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::OUTPUTS * Tile::WEIGHT_FLOATS +
-                    (Policy::SUMS * Tile::SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * Tile::HELD;
+  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, on_cpu)>;
+    size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
@@ -361,8 +348,9 @@ void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.shape.D, [&]<class Tile>() {
-    size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
+  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+    size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
     LAUNCH((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),

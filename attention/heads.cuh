@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "attention/kernel_table.h"
+#include "attention/tile_sizes.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
@@ -21,7 +22,7 @@ struct Shape {
   int T, H, D;
   bool wide;
   size_t qkv_stride;
-  int row_pitch;  // from head to head of the backward's row values: T, or more
+  int row_pitch;  // rows of a head in the workspace: T or more
   __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
   __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
   __host__ __device__ size_t row_values(int B) const { return size_t(B) * H * row_pitch; }
@@ -50,9 +51,16 @@ __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
 
 namespace {
 
-// rows [ROW_VALUES][B, H, row_pitch] = what the backward's kernels read per row, from what the forward saved and the dot
-// products dO_i . O_i (and dO_i . O2_i), 0 past T. A thread has a row; its 16-byte pieces come through the first-level
-// cache.
+// f.operator()<WIDTH>() with the first of the rising widths that holds D, else with the last.
+template <int WIDTH, int... MORE, class F>
+void with_width(int D, F f) {
+  if constexpr (sizeof...(MORE) == 0) f.template operator()<WIDTH>();
+  else if (D <= WIDTH) f.template operator()<WIDTH>();
+  else with_width<MORE...>(D, f);
+}
+
+// rows [ROW_VALUES][B, H, row_pitch] = Policy::row_for_backward() of what the forward saved and of the dot products
+// dO_i . O_i (and dO_i . O2_i); 0 past T. Each thread has a row; its 16-byte pieces come through the first-level cache.
 template <class T, class Policy>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
                                       PolicySettings settings, Shape shape, int B) {

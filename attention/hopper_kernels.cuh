@@ -356,21 +356,24 @@ dim3 hopper_grid(const Shape& s, int B) {
   return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
 }
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums of
-// 128 channels leave registers for 64 streamed rows only.
+template <class Policy, int DIM>
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
+template <class Policy, int DIM>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
+template <int DIM>
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
+
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
 template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  auto run = [&]<int DIM>() {
-    using Tile = std::conditional_t<Policy::OUTPUTS == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
-                                    HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
+  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
+    using Tile = ForwardTile<Policy, DIM>;
     LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
            c.settings, shape, B);
-  };
-  if (c.shape.D <= 64) run.template operator()<64>();
-  else run.template operator()<128>();
+  });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
@@ -381,16 +384,14 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   shape.row_pitch = workspace_rows(c.shape.T);
   prepare_backward_rows<bf16, Policy>(c, shape);
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
-  auto run = [&]<int DIM>() {
-    using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROW_VALUES>;
+  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
+    using Keys = KeysTile<Policy, DIM>;
     LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
            Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
-    using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
+    using Queries = QueriesTile<DIM>;
     LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
            dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
-  };
-  if (c.shape.D <= 64) run.template operator()<64>();
-  else run.template operator()<128>();
+  });
 }
 
 template <class Policy>

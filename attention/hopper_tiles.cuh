@@ -13,9 +13,9 @@ constexpr int BOX = 64;  // rows that one copy brings, and that a consumer holds
 
 // DIM: channels, 64 or 128; heads with fewer are padded with zeros by the copy engine. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that come with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, int STREAM_, int SLOTS_, int HELD_TENSORS_, int ROW_VALUES_ = 0>
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0>
 struct HopperTile {
-  static constexpr int DIM = DIM_, STREAM = STREAM_, SLOTS = SLOTS_;
+  static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
   static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
   // A block begins with 168 for each thread; what the producer gives back must be enough for what the consumers take.
@@ -57,7 +57,8 @@ struct Stages {
   }
   // [ROW_VALUES][STREAM], beside tile `number` and the next
   __device__ __forceinline__ float* row_values(int number) const {
-    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) + number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
+    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) +
+           number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
   }
 
   // The producer's side, called by its whole warp: what is the same for all lanes then costs none of its few registers.

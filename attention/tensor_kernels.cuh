@@ -285,14 +285,6 @@ dim3 tensor_grid(const Shape& s, int B) {
 #endif
 constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 
-// f.operator()<DIM>() with the least of the widths that holds D.
-template <int DIM, int... MORE, class F>
-void with_width(int D, F f) {
-  if constexpr (sizeof...(MORE) == 0) f.template operator()<DIM>();
-  else if (D <= DIM) f.template operator()<DIM>();
-  else with_width<MORE...>(D, f);
-}
-
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction: with M = 1 just what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave
@@ -302,11 +294,9 @@ void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
-    constexpr bool one_sum = Policy::SWEEPS == 1;
-    using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
-    size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
+    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           elements * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+           Tile::shared_elements(1) * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
@@ -317,8 +307,8 @@ void tensor_backward(const BackwardCall<T>& c) {
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : DIM == 128 && Policy::HEAVY ? 16 : 32>;
-    size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
+    using Tile = TensorTile<DIM, tensor_backward_size(DIM, Policy::HEAVY)>;
+    size_t bytes = Tile::shared_elements(2) * sizeof(T);
     LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
            c.settings, shape);

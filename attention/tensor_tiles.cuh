@@ -8,16 +8,18 @@
 #pragma once
 #include "attention/heads.cuh"
 
-// DIM: channels, head dimensions below it are padded with zeros; M: 16-row groups of a warp; STREAM: streamed rows at a
-// time.
-template <int DIM_, int M_, int STREAM_>
+// DIM: channels, of which those beyond the head's are zeros; M: groups of 16 held rows for a warp; STREAM: streamed
+// rows at a time.
+template <int DIM_, TensorSize SIZE>
 struct TensorTile {
-  static constexpr int DIM = DIM_, M = M_, STREAM = STREAM_, WARPS = 4, THREADS = WARPS * WARP;
+  static constexpr int DIM = DIM_, M = SIZE.groups, STREAM = SIZE.stream, WARPS = 4, THREADS = WARPS * WARP;
   static constexpr int WARP_ROWS = 16 * M, HELD = WARPS * WARP_ROWS;
   static constexpr int CHUNKS = DIM / 8;                   // of 16 bytes, in a row
   static constexpr int WIDTH = DIM % 64 == 0 ? 64 : 32;    // channels of a product of the sums
   static constexpr int PARTS = DIM / WIDTH, N = STREAM / 8, K = STREAM / 16;
   static_assert(DIM % 32 == 0 && STREAM % 16 == 0);
+  // of shared memory: the held tensors, and two stages of two streamed tiles
+  static constexpr size_t shared_elements(int held_tensors) { return (held_tensors * HELD + 4 * STREAM) * DIM; }
 };
 
 // Where 16-byte chunk c of row r lies in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'

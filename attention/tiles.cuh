@@ -38,9 +38,9 @@ __device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* s
 __host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
-template <int CHANNELS_, int HELD_, int STREAM_, int THREADS_>
-struct Tile {
-  static constexpr int CHANNELS = CHANNELS_, HELD = HELD_, STREAM = STREAM_, THREADS = THREADS_;
+template <int CHANNELS_, GeneralSize SIZE>
+struct GeneralTile {
+  static constexpr int CHANNELS = CHANNELS_, HELD = SIZE.held, STREAM = SIZE.stream, THREADS = SIZE.threads;
   // streamed rows begin in 8 different banks (an odd multiple of 4 floats apart)
   static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (at(CHANNELS) % 8 ? 0 : 4);
   static constexpr int HELD_FLOATS = CHANNELS * HELD_STRIDE, STREAM_FLOATS = STREAM * STREAM_STRIDE,
@@ -49,8 +49,13 @@ struct Tile {
   static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
   // sums: a thread has R held rows x E channels
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
-  // blocks on a multiprocessor at least: at most 255 registers a thread, and leave for all of them (the compiler aims
-  // lower)
+  // of shared memory: the forward, and the backward by keys
+  template <class Policy>
+  static constexpr int FORWARD_FLOATS = HELD_FLOATS + STREAM_FLOATS + Policy::OUTPUTS * WEIGHT_FLOATS +
+                                        (Policy::SUMS * SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * HELD;
+  static constexpr int BACKWARD_FLOATS = 2 * (HELD_FLOATS + STREAM_FLOATS + WEIGHT_FLOATS);
+  // at least this many blocks on a multiprocessor: that permits the 255 registers that a thread can have (without it
+  // the compiler aims lower)
   static constexpr int BLOCKS = 256 / THREADS;
   static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
   static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
