@@ -22,8 +22,8 @@ struct Relu {
   __device__ static float value(float g) { return max(g, 0.0f); }
   __device__ static float slope(float g) { return g > 0 ? 1.0f : 0.0f; }
 };
-struct Tanh {  // 2 sigmoid(2g) - 1 would lose small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses them only below
-               // 1e-4, where g is right
+struct Tanh {  // 2 sigmoid(2g) - 1 would lose the digits of a small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses
+               // them only below 1e-4, where g itself is accurate
   __device__ static float value(float g) {
     float size = fabsf(g), e = expf(-2 * size), t = (1 - e) / (1 + e);
     t = size < 0.02f ? size * (1 - size * size * (1.0f / 3 - size * size * (2.0f / 15))) : t;
@@ -75,7 +75,7 @@ __global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<con
   }
 }
 
-// ---- headwise: a warp has a head of a row; in the backward also a warp for each column of padding
+// ---- headwise: a warp has a head of a row; in the backward each column of padding has a warp too
 
 constexpr int WARPS = 4;
 

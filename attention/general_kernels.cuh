@@ -1,16 +1,17 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
-// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a
-// thread makes E neighbours by one to four of a product in registers. The backward is two kernels, dK and dV by tiles of
-// keys and dQ by tiles of queries, so that every number is summed by one thread in one order. Heads of more than 128
-// channels are done 128 output channels at a time, each of which computes the scores anew. A kind's own file
-// general_KIND.cu enters them into the table, so that kinds compile side by side.
+// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched. Each
+// thread computes E by one to four elements of a product in registers. The backward has two kernels, dK and dV by tiles
+// of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
+// channels are done 128 output channels at a time, and each time the scores are computed again.
+// instances/general_KIND.cu enters them into the table, so that kinds compile in parallel.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tiles.cuh"
 
 namespace {
 
-// Which tile of rows and which chunk of channels a block makes; rows with the most to do come first.
+// The tile of rows and the chunk of channels that a block computes. With last_rows_first, the rows that see the most
+// keys come first.
 struct Place {
   int b, h, row, chunk, chunks;
 };
@@ -22,8 +23,8 @@ __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
 }
 
 // z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time
-// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies what they differ
-// by. The held tiles stay where one chunk is all; they are loaded when `fresh`. Begins with a barrier.
+// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
+// If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
                                             const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
@@ -46,7 +47,7 @@ __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* he
   }
 }
 
-// After score_tiles(): the stream tiles hold the block's own chunk of channels again. A barrier must follow.
+// After score_tiles(): loads the block's own chunk of channels into the stream tiles again. A barrier must follow.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0,
                                                  const Place& place) {
@@ -80,7 +81,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
 
   float out_sum[OUTPUTS][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
-  // f(the sums of row e): they stand apart by sum, so that loops over e become vector code.
+  // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
   auto with_sums = [&](int e, auto f) {
     float s[SUMS + 1];
     for (int n = 0; n < SUMS; n++) s[n] = sums[n][e];
@@ -102,7 +103,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         continue;
       }
 
-      // the largest score of each row so far, and by what that lowers what was summed before
+      // the largest score of each row so far, and the factor that it means for the older sums
       if constexpr (Policy::RESCALES) {
         float top[E];
         for (int e = 0; e < E; e++) top[e] = z[0][0][e];
@@ -152,7 +153,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
-    // one of the threads that share a row puts together what they have seen, always in the same order, and ends the row
+    // one of the threads that share a row merges their sums, always in the same order, and finishes the row
     for (int n = 0; n < SUMS; n++)
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
@@ -329,7 +330,7 @@ dim3 grid_of(const Shape& s, int B) {
 }
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
-// Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
+// If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
 template <class T, class Policy>
 void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});

@@ -1,6 +1,6 @@
-// Where the rows of one head of one sequence lie, for all three families of kernels, and what
-// their backward reads per row besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart,
-// out, dout [B, T, H, D].
+// For all three families of kernels: where the rows of one head of one sequence are, and the numbers per row that the
+// backward kernels read besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart, out, dout
+// [B, T, H, D].
 #pragma once
 #include <initializer_list>
 
@@ -9,7 +9,7 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
-// One head of one sequence in memory: row r at x + r stride, D channels. wide: 16-byte accesses are possible.
+// One head of one sequence: row r begins at x + r stride and has D channels. wide: 16-byte accesses are possible.
 template <class T>
 struct Head {
   const T* x;
@@ -28,7 +28,7 @@ struct Shape {
   __host__ __device__ size_t row_values(int B) const { return size_t(B) * H * row_pitch; }
 };
 
-// wide only if every one of the arrays begins at a multiple of 16 bytes
+// wide only if every array begins at a multiple of 16 bytes
 template <class T>
 Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<const void*> arrays) {
   if (qkv_stride == 0) qkv_stride = 3 * s.H * s.D;
@@ -37,7 +37,7 @@ Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<co
   return {s.T, s.H, s.D, wide, size_t(qkv_stride), s.T};
 }
 
-// Part 0 q, 1 k, 2 v of qkv, and a tensor [B, T, H, D].
+// A head of qkv (part 0: q, 1: k, 2: v), and of a tensor [B, T, H, D].
 template <class T>
 __device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
   size_t A = size_t(s.H) * s.D;
@@ -95,7 +95,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = row[n];
 }
 
-// dS_h -= sum over rows of P_sink D, P_sink = e^(S_h - lse) the sink's weight. One block per head.
+// dS_h -= sum over rows of P_sink D, where P_sink = e^(S_h - lse) is the sink's weight. One block per head.
 constexpr int SINK_THREADS = 128;
 template <class T, class Policy>
 __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, Shape shape, int B) {
@@ -109,7 +109,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
   if (threadIdx.x == 0) dsink[h] += sum;
 }
 
-// The first part of every backward: workspace = the rows above; dsink += where there is one. Bytes: out and dout once.
+// The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
 template <class T, class Policy>
 void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   size_t rows = shape.row_values(c.shape.B);

@@ -93,7 +93,7 @@ struct Softmax : PolicyDefaults {
 
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
-// P = softplus(z) / S, S = sum softplus(z). A row whose S underflows (every z below -87) has weight 0 everywhere.
+// P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
 template <class Maths>
 struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
@@ -122,8 +122,8 @@ struct Lssa : PolicyDefaults {
   }
 };
 
-// x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known here, for integers up to 32 by multiplications
-// without a branch, for any other.
+// x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known at compile time, for integers up to 32 (by
+// multiplications, without branches), and for any power.
 template <int POWER>
 struct FixedPower {
   static_assert(POWER > 1);
@@ -144,9 +144,10 @@ struct AnyPower {
 };
 
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
-// finds S and max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs
-// two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is
-// degenerate (offset > 0, m < 1e-3) gets 1 / m = 0, and with it 0 everywhere. Power: how x^(power - 1) is taken.
+// finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second
+// needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A
+// degenerate row (offset > 0, m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Power: how x^(power - 1) is
+// computed.
 template <class Maths, class Power, bool TRAINING = true>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
@@ -262,7 +263,7 @@ struct Relu2 : Relu<Maths> {
   }
 };
 
-// On tensor cores four neighbouring lanes share a row: they put together what they have seen; all get the same bits.
+// On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.
 template <class Policy>
 __device__ __forceinline__ void merge_quad(const Policy& policy, int sweep, float (&sums)[Policy::SUMS + 1]) {
 #pragma unroll

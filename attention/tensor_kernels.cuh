@@ -1,9 +1,9 @@
 // Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32
 // scores, statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream
-// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward is two
-// kernels, dK and dV by tiles of keys and dQ by tiles of queries: 7 products in place of 5, and every number is summed
-// by one lane in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the row's
-// statistics have been taken from them in float32.
+// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward has two
+// kernels, dK and dV by tiles of keys and dQ by tiles of queries. So it takes 7 products instead of 5, but one lane
+// computes each sum, in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the
+// row's statistics have been taken from them in float32.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tensor_tiles.cuh"
@@ -279,7 +279,7 @@ dim3 tensor_grid(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
 }
 
-// The widths that are built, in rising order: make HEAD_DIM=64 builds one.
+// The widths that are built, in rising order; make HEAD_DIM=64 builds just one.
 #ifndef TENSOR_WIDTHS
 #define TENSOR_WIDTHS 32, 64, 96, 128
 #endif
@@ -287,8 +287,7 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
-// instruction: with M = 1 just what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave
-// registers for M = 1 only, at DIM 128 with shorter tiles.
+// instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
 template <class T, class Policy>
 void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
@@ -300,7 +299,7 @@ void tensor_forward(const ForwardCall<T>& c) {
   });
 }
 
-// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
+// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class T, class Policy>
 void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});

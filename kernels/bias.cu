@@ -4,7 +4,8 @@
 #include "kernels/reduce.cuh"
 
 // Stage 1: a thread sums one 16-byte column of a chunk of rows; no thread waits for another. Stage 2: add_column_sums.
-// At most MOST_CHUNKS chunks, so that stage 2 reads little; at least LEAST_ROWS rows each, so that stage 1 dominates.
+// There are at most MOST_CHUNKS chunks, so that stage 2 reads little, of at least LEAST_ROWS rows, so that stage 1
+// dominates.
 constexpr int MOST_CHUNKS = 512, LEAST_ROWS = 64;
 
 static int chunk_rows(int N) {

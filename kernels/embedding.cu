@@ -45,7 +45,7 @@ __device__ inline unsigned lanes_with_digit(unsigned digit) {
   return same;
 }
 
-// Past the end stands the largest digit: in a stable order those keys come after all real ones, at positions >= n.
+// Keys past the end get the largest digit: in a stable order they come after all real ones, at positions >= n.
 __device__ inline unsigned digit_at(const int* keys, int i, int n, int shift) {
   return i < n ? unsigned(keys[i]) >> shift & (DIGITS - 1) : DIGITS - 1;
 }
@@ -64,7 +64,7 @@ __device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], 
       count[digit[round]] = before + __popc(same);
     }
     rank[round] = shuffle(before, first) + __popc(same & ((1u << lane) - 1));
-    warp_sync();  // the next round's first lane may be another one
+    warp_sync();  // in the next round another lane may be the first
   }
 }
 
@@ -136,10 +136,10 @@ __global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* key
 }
 
 // ---- backward, step 2: sum the rows of equal tokens -----------------------------------------------------------------
-// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte there and
-// then. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
-// [.., 0, ..] in those it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins. So
-// each row of dwte has one writer.
+// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte at
+// once. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
+// [.., 0, ..] in those that it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins.
+// So each row of dwte has one writer.
 
 constexpr int RUN_ROWS = 32, RUN_LOADS = 8;
 

@@ -15,8 +15,8 @@ __global__ void square_sums_kernel(float* partial, const float* __restrict__ x, 
     Pack<float> p = load16(x + begin + 4 * i);
     for (int k = 0; k < 4; k++) sum[k] = fmaf(p[k], p[k], sum[k]);
   }
-  // The same element belongs to the same thread and sum whether the array is aligned or not, and fmaf leaves the
-  // compiler no choice of rounding: equal values, equal bits.
+  // An element belongs to the same thread and sum whether the array is aligned or not, and fmaf leaves the compiler no
+  // choice of rounding: equal values give equal bits.
   for (; begin + 4 * i < end; i += NORM_THREADS) {
     for (int k = 0; k < 4; k++) {
       float v = begin + 4 * i + k < end ? x[begin + 4 * i + k] : 0.0f;

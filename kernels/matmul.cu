@@ -86,8 +86,8 @@ std::string choice_line(const std::string& key, const Choice& choice) {
   return line + "\n";
 }
 
-// Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the
-// later counts, as an algorithm that cuBLASLt no longer takes is measured anew and appended.
+// Lines that do not parse are skipped: at worst a shape is measured again. Of two lines for one shape the later counts,
+// because a shape whose algorithm cuBLASLt no longer takes is measured again and appended.
 void read_choices(std::istream& in) {
   for (std::string line; std::getline(in, line);) {
     size_t hex = line.rfind('\t'), flag = hex == std::string::npos || hex < 3 ? std::string::npos : hex - 2;
@@ -214,7 +214,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   return algorithms;
 }
 
-// What a plan without a fused epilogue leaves to do, in place on d.
+// The epilogue for a plan that does not fuse it, in place on d.
 template <class T>
 __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int ld, bool dgelu, bool with_gelu) {
   int column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -241,7 +241,8 @@ void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
 }
 
 // The fastest candidate and its milliseconds, FAILED if none of them runs: the time of several products in a row, with
-// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few again.
+// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
+// again.
 template <class TIn, class TOut>
 std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
                                     const Matmul<TIn, TOut>& p, cudaStream_t stream) {
@@ -311,8 +312,8 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   set_epilogue(plan, p);  // the pointers of this call
   if (plan.settled) return plan;
 
-  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
-  // backward pass is then what the forward pass had, to the bit.
+  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
+  // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
   bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float);
   std::string key = device().key + shape_text(shape);

@@ -23,7 +23,7 @@ void sum_to(float* out, const float* x, size_t n, cudaStream_t stream) {
   LAUNCH(sum_to_kernel, dim3(1), dim3(SUM_THREADS), 0, stream, out, x, n, aligned16(x));
 }
 
-// Few rows: a thread per column and no barrier. Many rows: 32 columns a block, its warps share the rows.
+// Few rows: a thread per column, no barrier. Many rows: 32 columns per block, whose warps share the rows.
 constexpr int FEW_ROWS = 64, COLUMN_WARPS = 8;
 
 __device__ inline void add_column(float* out0, int n0, float* out1, int column, float sum) {
