@@ -1,5 +1,5 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
-#   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
+#   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90"    GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
 #   NCCL=0                  build without NCCL (default where it is missing) SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
@@ -16,9 +16,11 @@ endif
 ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif
-GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
-ARCH ?= $(or $(patsubst 90,90a,$(filter-out 0,$(GPU_ARCH))),80 90a)
-ifneq ($(filter 1% 2% 3% 4% 5% 6% 7%,$(filter-out 10% 12%,$(ARCH))),)
+GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u))
+ARCH ?= $(or $(filter-out 0,$(GPU_ARCH)),80 90)
+# Hopper's own kernels need 90a.
+override ARCH := $(patsubst 90,90a,$(ARCH))
+ifneq ($(filter 10 11 12 13 2% 3% 5% 6% 7%,$(ARCH)),)
   $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
 endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
@@ -91,7 +93,11 @@ ifeq ($(BACKEND),cpu)
   LIBRARIES += -lopenblas
 else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
-  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a))
+  # A program that is built without a GPU may run on one newer than its targets: it carries PTX of the last of them, which
+  # the driver compiles there. (PTX of 90a runs on 9.0 alone.)
+  WITH_PTX := $(if $(filter ptx,$(BACKEND))$(GPU_ARCH),,$(lastword $(filter-out %a %f,$(ARCH))))
+  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
+            $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
@@ -173,7 +179,8 @@ FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
-PTX_ARCH ?= 90a
+PTX_ARCH ?= 90
+override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
 PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper) attention kernels gate prepare $(if $(FULL),matmul model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed

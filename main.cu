@@ -537,6 +537,18 @@ static int ended(Channel* channel, int code, const char* text) {
   return code;
 }
 
+// Rank 0 prints. NCCL and cuBLASLt print to stdout too, what their variables ask for: then it becomes stderr, with this
+// rank's lines among theirs. (Naming /dev/stderr in NCCL_DEBUG_FILE would not do: a log file would be emptied.)
+static void turn_off_stdout() {
+  auto set = [](const char* name) { return std::getenv(name) != nullptr; };
+  bool wanted = (set("NCCL_DEBUG") && !set("NCCL_DEBUG_FILE")) ||
+                ((set("CUBLASLT_LOG_LEVEL") || set("CUBLASLT_LOG_MASK")) && !set("CUBLASLT_LOG_FILE"));
+  if (!wanted && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");
+  if (!wanted) return;
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what is said before a crash must be seen
+}
+
 int main(int argc, char** argv) {
   // Whoever started this may have closed standard input or output: no file of a run may take their numbers.
   for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)
@@ -550,7 +562,7 @@ int main(int argc, char** argv) {
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || channel) return;
     prctl(PR_SET_NAME, format("train rank %d", ranks.rank).c_str());
-    if (ranks.rank > 0 && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");  // rank 0 prints
+    if (ranks.rank > 0) turn_off_stdout();
     channel = std::make_unique<Channel>(ranks);
   };
   try {

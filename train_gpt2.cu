@@ -651,6 +651,7 @@ template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (comm_.size() == 1 || !last_micro_step() || unreduced_ == 0 || buckets_.begin(unreduced_ - 1) < offset) return;
   comm_.after(stream);
+  settings_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
   for (; unreduced_ > 0 && buckets_.begin(unreduced_ - 1) >= offset; unreduced_--) {
     size_t k = unreduced_ - 1;
     comm_.reduce_scatter(b.gradients + buckets_.begin(k), buckets_.share(k));
@@ -694,6 +695,7 @@ StepResult Gpt2<Real>::finish(float grad_clip) {
   float *norm = b.norm_and_scale, *scale = b.norm_and_scale + 1;
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
+  settings_.spare_multiprocessors = 0;
   if (zero_) zero(b.norm_partials, buckets_.padded() / NORM_BLOCK);
   for (const Share& own : own_)
     square_sums(b.norm_partials + own.begin / NORM_BLOCK, b.gradients + own.begin, own.size, stream);

@@ -37,6 +37,7 @@ struct AttentionSettings {
   Sink sink = Sink::none;     // softmax
   Kernels kernels = Kernels::automatic;
   int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
+  int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
 // The learned numbers of a layer, if the settings have any, and their gradients, [H] each.

@@ -99,7 +99,8 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettin
   const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward
             : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                   policy_settings(settings), shape, settings.qkv_stride, stream});
+                                   policy_settings(settings), shape, settings.qkv_stride,
+                                   settings.spare_multiprocessors, stream});
 }
 
 template <class T>
@@ -109,7 +110,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   attention_check(settings, shape.D);
   launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
-                 policy_settings(settings), shape, settings.qkv_stride, stream});
+                 policy_settings(settings), shape, settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
 #define INSTANTIATE(T)                                                                                              \

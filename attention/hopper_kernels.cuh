@@ -350,10 +350,14 @@ inline TensorMap out_map(const bf16* x, const Shape& s, int B) {
   return tensor_map(x, {B, s.T, s.H, s.D, s.T * A, A, size_t(s.D)}, BOX);
 }
 
+// A block takes a whole multiprocessor. While another kernel holds some, as NCCL's do beside the backward pass, blocks
+// without a place wait until others have ended, and the time doubles: so `spare` multiprocessors are left free. (Blocks
+// could take their tiles from a counter instead: an atomic and a broadcast within the block for every tile, always.)
 template <class Tile>
-dim3 hopper_grid(const Shape& s, int B) {
+dim3 hopper_grid(const Shape& s, int B, int spare) {
   int tiles = (s.T + Tile::HELD - 1) / Tile::HELD;
-  return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
+  int most = std::max(1, device_properties().multiProcessorCount - spare);
+  return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
 template <class Policy, int DIM>
@@ -370,9 +374,9 @@ void hopper_forward(const ForwardCall<bf16>& c) {
   int B = c.shape.B;
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
     using Tile = ForwardTile<Policy, DIM>;
-    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
-           c.settings, shape, B);
+    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
+           dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B),
+           c.stats, c.sink, c.settings, shape, B);
   });
 }
 
@@ -386,11 +390,12 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
     using Keys = KeysTile<Policy, DIM>;
-    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
-           Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
+           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
     using Queries = QueriesTile<DIM>;
-    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
-           dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
+           hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
+           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
   });
 }
 

@@ -19,7 +19,7 @@ struct ForwardCall {
   const T* sink;
   PolicySettings settings;
   AttentionShape shape;
-  int qkv_stride;
+  int qkv_stride, spare_multiprocessors;
   cudaStream_t stream;
 };
 
@@ -38,7 +38,7 @@ struct BackwardCall {
   float* dsink;
   PolicySettings settings;
   AttentionShape shape;
-  int qkv_stride;
+  int qkv_stride, spare_multiprocessors;
   cudaStream_t stream;
 };
 

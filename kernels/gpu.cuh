@@ -19,8 +19,17 @@ template <class T> struct TypeTag {};
 
 // Host side -----------------------------------------------------------------------------------------------------------
 
+// An error of a kernel is reported by a later call, whatever that is, and by every call after it. which: the kernels that
+// may have caused it.
+inline std::string cuda_error_text(cudaError_t error, const char* which) {
+  bool of_a_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
+                     (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
+  return cudaGetErrorString(error) +
+         (of_a_kernel ? format(", in %s (CUDA_LAUNCH_BLOCKING=1 tells which)", which) : std::string());
+}
 inline void cuda_check(cudaError_t error, const char* what, const char* file, int line) {
-  if (error != cudaSuccess) failure("%s failed at %s:%d: %s.", what, file, line, cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    failure("%s failed at %s:%d: %s", what, file, line, cuda_error_text(error, "a kernel before it").c_str());
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
@@ -99,17 +108,20 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
                                              static_cast<int>(shared_bytes));
     if (error != cudaSuccess) {
       cudaGetLastError();  // clears it: the next launch would report it again
-      failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
+      failure("kernel %s: %zu bytes of shared memory were refused: %s", name, shared_bytes,
+              cuda_error_text(error, "a kernel before this one").c_str());
     }
   }
   KernelResources resources;
   if (profile_on) resources = resources_of(kernel, block, shared_bytes);  // before the clock runs
+  resources.launched = static_cast<int>(grid.x * grid.y * grid.z);
   ProfileScope scope(name, stream, resources);
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)
-    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads, %zu bytes of shared memory, failed: %s.",
-            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, cudaGetErrorString(error));
+    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads, %zu bytes of shared memory, failed: %s",
+            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
+            cuda_error_text(error, "this kernel or one before it").c_str());
 }
 
 // DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.

@@ -10,8 +10,9 @@
 #include <utility>
 #include <vector>
 
-// What a block of a kernel takes on a GPU; all 0 on the CPU, and for what is no kernel of ours.
+// A launch: its blocks, and what one of them takes on a GPU (on the CPU 0). All 0 for what is not a kernel of ours.
 struct KernelResources {
+  int launched = 0;   // blocks of the grid
   int threads = 0;
   int registers = 0;  // of a thread
   int spilled = 0;    // bytes of a thread in local memory

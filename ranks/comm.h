@@ -25,6 +25,11 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }  // prints and writes
+  // That the collectives hold at most while they run; 0 with one rank. What runs beside them may leave that many free.
+  int multiprocessors() const { return multiprocessors_; }
+  // Few, because they are missing to the backward pass, which leaves the gradients (4 bytes a parameter) much time; and
+  // not fewer than a machine of eight GPUs usually has network cards: a ring goes through each.
+  static constexpr int MULTIPROCESSORS = 8;
 
   void after(cudaStream_t stream);     // what is called from here on begins when `stream` has done what it was given
   void before(cudaStream_t stream);    // and `stream` goes on when that is done
@@ -50,7 +55,7 @@ class Comm {
   }
   void broadcast(void* host, size_t bytes);       // = rank 0's
 
-  int rank_ = 0, size_ = 1;
+  int rank_ = 0, size_ = 1, multiprocessors_ = 0;
   Channel* channel_ = nullptr;
   ncclComm* comm_ = nullptr;
   cudaStream_t stream_ = nullptr;

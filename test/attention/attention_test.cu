@@ -393,6 +393,34 @@ TYPED_TEST(AttentionTest, ManyHeads) {
   }
 }
 
+// Multiprocessors left to others change who computes a tile, and no bit. Only Hopper's kernels, which take whole ones,
+// leave any.
+TYPED_TEST(AttentionTest, SpareMultiprocessors) {
+  using T = typename TypeParam::T;
+  int all = device_properties().multiProcessorCount;
+  AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
+  auto qkv = random_qkv<T>(shape, 1), dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds()) {
+    AttentionSettings settings{.kind = kind};
+    auto expected = run_attention<T>(settings, shape, qkv, dout);
+    for (int spare : {0, 1, all / 2, all + 3}) {
+      settings.spare_multiprocessors = spare;
+      profile_start();
+      auto result = run_attention<T>(settings, shape, qkv, dout);
+      int seen = 0;
+      for (const ProfileLine& line : profile_collect())
+        if (line.name.find("_hopper_") != std::string::npos) {
+          EXPECT_EQ(line.resources.launched, std::max(1, all - spare)) << line.name;
+          seen++;
+        }
+      EXPECT_EQ(seen, family == Kernels::hopper ? 3 : 0);
+      expect_same_bits("out", result.out, expected.out);
+      expect_same_bits("dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits("stats", result.stats, expected.stats);
+    }
+  }
+}
+
 // What comes later changes no bit of the output.
 TYPED_TEST(AttentionTest, Causal) {
   using T = typename TypeParam::T;

@@ -36,9 +36,12 @@ class Several(Runs):
       for key in {"loss", "grad_norm"} & mine.keys():
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
 
+  def set(self, variable, value):
+    os.environ[variable] = str(value)
+    self.addCleanup(os.environ.pop, variable, None)
+
   def impatient(self, seconds):
-    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
-    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
+    self.set("PLUSGPT_PATIENCE", seconds)
 
   def ranks(self):
     """rank -> process id, of the ranks that this test's launcher has started."""
@@ -146,6 +149,29 @@ class Same(Several):
     self.assertEqual(len(lines[0]), len(lines[1]), lines)
     self.assertEqual(done[0].stderr, done[1].stderr)
     self.assertIn("warmup_steps", done[1].stderr)
+
+  def test_what_libraries_print(self):
+    said = "NCCL INFO rank {} of 2, maxCTAs 8\n".format
+    self.set("NCCL_DEBUG", "INFO")
+    done = self.run_ok("--gpus", "2", train__steps=3)
+    self.assertEqual((done.stdout.count(said(0)), done.stderr.count(said(1))), (1, 1), done)
+    self.assertNotIn(said(1), done.stdout)
+    self.set("NCCL_DEBUG_FILE", "elsewhere")
+    self.assertEqual(self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr, "")
+    for variable in ("CUBLASLT_LOG_LEVEL", "CUBLASLT_LOG_MASK"):
+      self.set(variable, "1")
+      self.assertIn(said(1), self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr)
+      del os.environ[variable]
+    self.set("CUBLASLT_LOG_MASK", "1")
+    self.set("CUBLASLT_LOG_FILE", "elsewhere")
+    self.assertEqual(self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr, "")
+
+  def test_calls_that_answer_before_their_end(self):
+    self.impatient(2)  # and the ranks' health is asked for every 0.2 s
+    self.run_ok("--gpus", "2", name="blocking", train__steps=60)
+    self.set("NCCL_COMM_BLOCKING", 0)
+    self.run_ok("--gpus", "2", train__steps=60)
+    self.assertEqual(self.outcome(60), self.outcome(60, "blocking"))
 
 
 class Continued(Several):
