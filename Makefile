@@ -103,7 +103,7 @@ else
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
+  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o $(BUILD)/bench/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
@@ -141,7 +141,7 @@ $(BUILD)/version.h: FORCE
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
-$(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
+$(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/common.h: $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@

@@ -111,7 +111,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     start();
     for (int output = 0; output < OUTPUTS; output++)
       for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[output][n][2 * half + c] = 0; });
+    if (mine.consumer == 1) stagger<Tile>();
     scores_of(streamed);
+    if (mine.consumer == 0) stagger<Tile>();
     weigh(0);
     pack();
     auto start_output = [&](const bf16* values) {
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       stages.free(keys_number);
       weigh(step);
       if constexpr (OVERLAP) {
-        compute_before_wait(z);
+        if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(z);
         wgmma_wait<0>(out_sums, weights);
       }
       stages.free(values_number);
@@ -224,6 +226,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 #pragma unroll 1
     for (int step = first; step < min(own_first, steps); step++, streamed += 2)
       stages.skip(streamed), stages.skip(streamed + 1);
+    if (mine.consumer == 1) stagger<Tile>();
     for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
       const float* row_values = stages.row_values(streamed);
@@ -232,6 +235,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
       if (i0 < j0 + 15)  // on the diagonal
         for_elements<N>([&](int n, int half, int c) {
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
@@ -312,6 +316,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     }
     for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dq[n][2 * half + c] = 0; });
     stages.await_held(number);
+    if (mine.consumer == 1) stagger<Tile>();
     for (int step = 0; step < own_steps; step++, streamed += 2) {
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
@@ -319,6 +324,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
       mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {

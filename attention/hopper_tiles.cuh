@@ -27,6 +27,9 @@ struct HopperTile {
   static constexpr int BARRIERS = 2 * (SLOTS + 2);
   static constexpr size_t SHARED_BYTES =
       TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
+  // What bench/hopper_bench.cu tries the other way, in tiles of its own: compute_before_wait() in the forward pass, and
+  // stagger() below.
+  static constexpr bool COMPUTE_BEFORE_WAIT = true, STAGGER = false;
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
@@ -138,6 +141,13 @@ struct HopperFragment {
   __device__ __forceinline__ int row(int half) const { return first + 8 * half + lane_row; }
   __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
 };
+
+// The consumers meet once a row tile: the second before its first products, the first when it has its own. So the second
+// is half a step behind, and its products run beside the first one's arithmetic.
+template <class Tile>
+__device__ __forceinline__ void stagger() {
+  if constexpr (Tile::STAGGER) named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);
+}
 
 // f(n, half, c) for every element [n][2 half + c] of a product's result that a thread has.
 template <int N, class F>

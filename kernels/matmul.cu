@@ -29,7 +29,7 @@ void cublas_check(cublasStatus_t status, const char* what, int line) {
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-constexpr size_t WORKSPACE = size_t(32) << 20;
+size_t workspace_size = size_t(32) << 20;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
 constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
@@ -130,7 +130,7 @@ struct Device {
 
   void* workspace(cudaStream_t stream) {
     void*& memory = workspaces[stream];
-    if (!memory) CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
+    if (!memory) CUDA_CHECK(cudaMalloc(&memory, workspace_size));
     return memory;
   }
 };
@@ -185,7 +185,7 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matm
                         cudaStream_t stream) {
   float one = 1;
   return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm.opaque, device().workspace(stream), WORKSPACE, stream);
+                        &algorithm.opaque, device().workspace(stream), workspace_size, stream);
 }
 
 std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
@@ -194,7 +194,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_size));
   // Parts of a split k are added up in float32, never in bf16.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -323,7 +323,7 @@ Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     cublasLtMatmulHeuristicResult_t check;
     plan.settled = cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
                                            &known->second.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
-                   check.workspaceSize <= WORKSPACE;
+                   check.workspaceSize <= workspace_size;
     plan.algorithm = known->second.algorithm;
     if (plan.settled) return plan;
     choices.erase(known);  // written by something else: measured anew
@@ -385,4 +385,13 @@ void matmul_set_choices(const std::string& text) {
   std::istringstream in(text);
   read_choices(in);
   device().plans.clear();  // the next products look their choices up again
+}
+
+void matmul_workspace(size_t bytes) {
+  CUDA_CHECK(cudaDeviceSynchronize());  // products may still use the memory
+  for (auto& [stream, memory] : device().workspaces) CUDA_CHECK(cudaFree(memory));
+  device().workspaces.clear();
+  device().plans.clear();
+  choices.clear();
+  workspace_size = bytes;
 }

@@ -56,3 +56,6 @@ void matmul_cache_file(const std::string& path);
 // All choices of this process as text, and back: a checkpoint carries them, so that a resumed run makes the same ones.
 std::string matmul_choices();
 void matmul_set_choices(const std::string& text);
+// For measurements: from now on a product may use this many bytes of memory beside its arrays, 32 MiB by default, and
+// all choices are forgotten, so that they are made anew. Without effect on the CPU.
+void matmul_workspace(size_t bytes);

@@ -135,3 +135,4 @@ template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 void matmul_cache_file(const std::string&) {}  // there is nothing to choose between
 std::string matmul_choices() { return ""; }
 void matmul_set_choices(const std::string&) {}
+void matmul_workspace(size_t) {}

@@ -213,6 +213,21 @@ TEST(Matmul, ChoicesSurviveARoundTrip) {
   expect_same_bits("matmul with the choices read back", after.download(), before.download());
 }
 
+TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
+  matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  matmul_workspace(0);
+  EXPECT_EQ(matmul_choices(), "");
+  matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  EXPECT_EQ(matmul_choices().empty(), on_cpu);
+  matmul_workspace(size_t(32) << 20);
+  // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
+  std::vector<bf16> x = before.download(), y = after.download();
+  for (int i = 0; i < n * n; i++)
+    EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
+}
+
 TEST(Matmul, RefusesWhatHasNoMeaning) {
   DeviceArray<float> x(64);
   EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
