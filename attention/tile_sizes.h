@@ -9,7 +9,7 @@
 struct GeneralSize {
   int held, stream, threads;
 };
-// Kinds of two sweeps have two outputs in training; their evaluation takes the same tiles, so that it gives the same bits.
+// Kinds of two sweeps have two outputs in training. Evaluation takes the same tiles, and so gives the same bits.
 constexpr GeneralSize general_forward_size(int width, int sweeps, bool cpu) {
   bool two_outputs = sweeps > 1 && !cpu;                 // a CPU has no registers to save
   if (width == 32 && two_outputs) return {64, 32, 128};  // half the scores and half the outputs for each thread
