@@ -92,10 +92,13 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
     bool weighing = sweep == Policy::SWEEPS - 1;
     for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(s, mine.first == 0); });
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
+      // Scores, masked on the diagonal
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == 0);
-      if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+      if (j0 + Tile::STREAM - 1 > i0)
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+
+      // First of two sweeps
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
@@ -103,7 +106,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         continue;
       }
 
-      // the largest score of each row so far, and the factor that it means for the older sums
+      // Largest score of each row so far, factor for older sums
       if constexpr (Policy::RESCALES) {
         float top[E];
         for (int e = 0; e < E; e++) top[e] = z[0][0][e];
@@ -126,7 +129,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
 
-      // the weights, and with them the values
+      // Weights
 #pragma unroll
       for (int x = 0; x < X; x++) {
         float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
@@ -144,6 +147,8 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
         }
       }
       __syncthreads();
+
+      // Outputs
       if (ours.channel >= width) continue;
       if constexpr (Policy::RESCALES) {
         for (int r = 0; r < R; r++)
@@ -153,7 +158,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
-    // one of the threads that share a row merges their sums, always in the same order, and finishes the row
+    // End of the sweep: one of the threads that share a row merges their sums, always in the same order
     for (int n = 0; n < SUMS; n++)
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
@@ -186,6 +191,8 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
     }
   }
   __syncthreads();
+
+  // Store outputs
   size_t A = size_t(shape.H) * shape.D;
   for (int r = 0; r < R; r++) {
     int i = i0 + ours.held + r;
@@ -229,11 +236,14 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E];
   int first = j0 / Tile::STREAM * Tile::STREAM;
   for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
+    // Scores, masked on the diagonal, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
     reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
-    if (i0 < j0 + Tile::HELD - 1)  // on the diagonal
+    if (i0 < j0 + Tile::HELD - 1)
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.held + e > i0 + mine.streamed(x) ? -INFINITY : z[0][x][e];
+
+    // P and dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
@@ -249,6 +259,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       }
     }
     __syncthreads();
+
+    // Sums for dk and dv
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
@@ -291,11 +303,14 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
   }
   for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
+    // Scores, masked on the diagonal, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
     reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
-    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+    if (j0 + Tile::STREAM - 1 > i0)
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+
+    // dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
@@ -312,6 +327,8 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
       }
     }
     __syncthreads();
+
+    // Sums for dq
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
   for (int r = 0; r < R; r++) {

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
+  // Copies of the queries and of the first tiles
   int tiles = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM, steps = SWEEPS * tiles;
   auto fetch = [&](int step) {
     if (step < steps) {
@@ -45,15 +46,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Sums<Tile> out_sum[OUTPUTS] = {};
   float z[M][N][4], sums[M][2][Policy::SUMS + 1], constants[M][2][Policy::CONSTANTS + 1];
   for (int step = 0; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     bool weighing = step >= steps - tiles;
     int j0 = step % tiles * Tile::STREAM;
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
+
+    // Scores, masked on the diagonal
     if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start_sweep(sums[m][half], mine.quad == 0); });
     scores<Tile>(z, my_queries, keys);
-    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+    if (j0 + Tile::STREAM - 1 > i0)
       for_rows<M>([&](int m, int half) {
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -61,6 +65,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           for (int c = 0; c < 2; c++)
             if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
       });
+
+    // First of two sweeps
     if (SWEEPS > 1 && !weighing) {
       for_rows<M>([&](int m, int half) {
 #pragma unroll
@@ -72,6 +78,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         policy.row_constants(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
       });
     } else {
+      // Larger scores: older outputs shrink
       if constexpr (Policy::RESCALES) {
         float top[2 * M], factor[M][2];
         for_rows<M>([&](int m, int half) {
@@ -84,6 +91,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         for_rows<M>([&](int m, int half) { factor[m][half] = policy.rescale(sums[m][half], top[2 * m + half]); });
         for (int n = 0; n < OUTPUTS; n++) scale_rows<Tile>(out_sum[n], factor);
       }
+
+      // Weights, and the outputs that they add
       Weights<Tile> weights[OUTPUTS];
       for_rows<M>([&](int m, int half) {
 #pragma unroll
@@ -102,6 +111,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     __syncthreads();  // all have read this step's tiles
   }
 
+  // End of the rows: factors and what is saved
   size_t rows = shape.rows(gridDim.z), first = (size_t(b) * shape.H + h) * shape.T, A = size_t(shape.H) * shape.D;
   float factor[OUTPUTS][M][2];
   for_rows<M>([&](int m, int half) {
@@ -114,6 +124,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
       for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
   });
   for (int output = 0; output < OUTPUTS; output++) scale_rows<Tile>(out_sum[output], factor[output]);
+
+  // The output; the second one, for the backward pass, in float32
   store_rows<Tile>(out + size_t(b) * shape.T * A + size_t(h) * shape.D, A, i0, shape, out_sum[0], my_queries);
   if constexpr (OUTPUTS > 1)
     if (stats)
@@ -147,6 +159,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
+  // Copies of keys, values and the first tiles
   int first = block_row / Tile::STREAM, steps = (shape.T + Tile::STREAM - 1) / Tile::STREAM;
   auto fetch = [&](int step) {
     if (step < steps) {
@@ -167,12 +180,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Sums<Tile> dk = {}, dv = {};
   float z[M][N][4], dp[M][N][4];
   for (int step = first; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     int i0 = step * Tile::STREAM;
     const T *queries = stages + step % 2 * 2 * TILE, *douts = queries + TILE;
     const float* row_values = row_stages + step % 2 * ROW_VALUES * Tile::STREAM;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
+
+    // Scores and dP, P and dz
     scores<Tile>(z, my_keys, queries);
     scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
@@ -194,6 +210,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
       });
     }
+
+    // Sums
     add_weighted<Tile>(dv, p, douts);
     add_weighted<Tile>(dk, dz, queries);
     __syncthreads();  // all have read this step's tiles
@@ -224,6 +242,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
+  // Copies of queries, dO and the first tiles
   int steps = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
   auto fetch = [&](int step) {
     if (step < steps) {
@@ -245,11 +264,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Sums<Tile> dq = {};
   float z[M][N][4], dp[M][N][4];
   for (int step = 0; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     int j0 = step * Tile::STREAM;
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
+
+    // Scores and dP, dz
     scores<Tile>(z, my_queries, keys);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
@@ -265,6 +287,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
       }
     });
+
+    // Sums
     add_weighted<Tile>(dq, dz, keys);
     __syncthreads();  // all have read this step's tiles
   }
