@@ -1,38 +1,38 @@
-// The kinds of attention: one struct each, its policy, turns scores z_ij = q_i . k_j into weights P_ij and gradients of
-// weights into those of scores. Kernels know nothing else of a kind. Norms (l2, rms) and scales, the scale by length
-// included, were applied to q and k before (prepare.cu). README.md has the equations. Row i = 1..T sees the n = i keys
-// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. This is the forward pass of a row, in
-// every family of kernels:
+// The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
+// gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
+// norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
+// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations.
 //
-//   for each sweep over the keys:                            // one; two where weights need a number of the whole row
-//     start_sweep(sums =, first)
+// The forward pass of a row, in every family of kernels:
+//   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
+//     start_sweep(sums =, first)                          // first: of the threads of a row, one adds the sink
 //     for each key:
 //       first of two sweeps: first_sweep(z, sums +=)
-//       last sweep: before a tile of keys outputs *= rescale(sums, top); then weigh(z, constants, sums +=, weights =)
-//                   and outputs += weights x the key's value
-//     merge(sweep, sums +=, other)                           // several threads share a row: each has sums of its own
+//       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
+//                   weigh(z, constants, sums +=, weights =), outputs += weights x value
+//     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
 //     first of two sweeps: row_constants(n, sums, constants =)
 //     last sweep: finish(n, constants, sums, factors =, saved =), outputs *= factors
 //
-// and this is the backward pass: row_for_backward(n, saved, dots, row =) once for each row, with dots = dO . output for
-// each of OUTPUTS; then grad(z, dp, row, p =, dz =) for each key, with dp = dO . v and the results P and dz.
+// The backward pass of a row:
+//   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
+//   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
 //
-// The constructor, Policy(settings, sink), runs on the device, once for each head. Of the threads that share a row one
-// alone has `first` set: it adds the sink. `top` is the largest score of the tile in this row.
+// The constructor, Policy(settings, sink), runs on the device, once for each head. Constants of a policy:
 //
 //   SWEEPS      over the keys in the forward pass: 1 or 2
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
-//   RESCALES    weights are relative to the largest score so far, and rescale() says by what older sums are multiplied
-//   HAS_SINK    the constructor's second argument, a sink's logit, has an effect, and sink_grad() exists (see Softmax)
+//   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
+//   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   HEAVY       grad() leaves few registers for tiles
-//   Evaluation  the policy of a forward pass without a backward pass
-//   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (what the forward pass keeps) and
-//               row (what the backward kernels read); kernels give each array one element more, so that none is empty
+//   Evaluation  a type: the policy of a forward pass that no backward pass follows
+//   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
+//               row (read by the backward kernels); kernels give each array one element more, so that none is empty
 #pragma once
 #include "attention/kernel_table.h"
 #include "attention/maths.cuh"
 
-// What a policy need not write: one sweep, one output, nothing summed, nothing kept.
+// Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
   static constexpr bool RESCALES = false, HAS_SINK = false, HEAVY = false;
