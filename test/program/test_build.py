@@ -29,7 +29,7 @@ class Targets(unittest.TestCase):
   def test_without_a_gpu(self):
     for gpu in (None, "No devices were found"):
       self.assertEqual(self.targets(gpu=gpu), ["sm_80", "sm_90a", "compute_80"])
-      self.assertEqual(self.targets(gpu=gpu, source="attention/hopper_softmax.cu"), ["sm_90a"])
+      self.assertEqual(self.targets(gpu=gpu, source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
 
   def test_of_the_gpu_present(self):
     self.assertEqual(self.targets(gpu="9.0"), ["sm_90a"])
@@ -38,7 +38,7 @@ class Targets(unittest.TestCase):
 
   def test_by_hand(self):
     self.assertEqual(self.targets("ARCH=90"), ["sm_90a"])
-    self.assertEqual(self.targets("ARCH=90", source="attention/hopper_softmax.cu"), ["sm_90a"])
+    self.assertEqual(self.targets("ARCH=90", source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
     self.assertEqual(self.targets("ARCH=80 90a 110"), ["sm_80", "sm_90a", "sm_110", "compute_110"])
     for arch in ("13", "75"):
       self.assertIn(f"ARCH={arch}: the kernels need sm_80", self.make(f"ARCH={arch}").stderr)
