@@ -1,5 +1,5 @@
-// What attention and the gate can be: the enumerators, and in the same order their names. The configuration's table,
-// the kernels, tests and benchmarks all take them from here. Plain C++, for files that know nothing of CUDA.
+// The choices for attention and its gate: enumerators, and their names in the same order. The configuration's table,
+// the kernels, tests and benchmarks all take them from here. Plain C++, for files that do not include CUDA.
 #pragma once
 #include <string>
 
@@ -19,10 +19,10 @@ enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, exp };
 inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus", "silu", "relu", "tanh", "exp"};
 enum class GatePosition { sdpa, value, key, query, output };
 inline constexpr const char* gate_position_names[] = {"sdpa", "value", "key", "query", "output"};
-enum class Kernels { automatic, general, tensor, hopper };  // which family runs, for tests and benchmarks
+enum class Kernels { automatic, general, tensor, hopper };  // the family that runs, for tests and benchmarks
 inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
 
-// The enumerator of that name; another name is a user_error that lists the table.
+// The enumerator of that name; any other name is a user_error that lists the allowed ones.
 template <class Enum, size_t N>
 Enum from_name(const char* key, const char* const (&names)[N], const std::string& name) {
   std::string allowed;

@@ -52,7 +52,7 @@ class Held {
     CUDA_CHECK(cudaMallocHost(&stop_, sizeof(int)));
     *stop_ = 0;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    launch(hold_kernel, dim3(blocks), dim3(1024), 0, stream_, stop_);
+    LAUNCH(hold_kernel, dim3(blocks), dim3(1024), 0, stream_, stop_);
   }
   ~Held() {
     *static_cast<volatile int*>(stop_) = 1;

@@ -19,7 +19,7 @@ template <class Policy, class Tile>
 static void forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS),
+  LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS),
          Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink, c.settings,
          shape, B);
 }
@@ -30,7 +30,7 @@ static void backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
-  launch(kernel, hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+  LAUNCH(kernel, hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
          qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
          B);
 }
@@ -116,7 +116,7 @@ static void bench(int argc, char** argv) {
   compare("forward without compute_before_wait", Kind::softmax, 128, 2, forward<Usual, ForwardTile<Usual, 128>>,
           forward<Usual, WithoutFence<ForwardTile<Usual, 128>>>);
   compare("dK dV, 128 streamed queries for 64", Kind::softmax, 64, 4, keys<Usual, KeysTile<Usual, 64>>,
-          keys<Usual, HopperTile<64, 128, 4, 2, Usual::ROWS>>);
+          keys<Usual, HopperTile<64, HopperSize{128, 4}, 2, Usual::ROW_VALUES>>);
   stagger_all<Usual>(Kind::softmax, 2);
   stagger_all<Lssar<FastMaths, FixedPower<15>>>(Kind::lssar, 4);
 }

@@ -1,7 +1,7 @@
-// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's) and
-// on the CPU layer (g++ with -Icpu; emulation/cpu/device.h has that half). Kernels include this and contain no #ifdef. Warp
-// operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
-// them into the same instructions, the CPU layer pays for one meeting of the warp.
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's)
+// and on the CPU layer (g++ with -Iemulation/cpu; emulation/cpu/device.h has that half). Kernels include this and
+// contain no #ifdef. All 32 lanes of a warp execute a warp operation together, at the same line. Warp operations take
+// several tiles at once: a GPU unrolls them into the same instructions, and the CPU layer stops the warp only once.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -31,7 +31,7 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
-// Of the device that is current at the first call: a process works on one.
+// Properties of the device that is current at the first call: a process uses one device.
 inline const cudaDeviceProp& device_properties() {
   static const cudaDeviceProp properties = [] {
     int device = 0;
@@ -43,18 +43,15 @@ inline const cudaDeviceProp& device_properties() {
   return properties;
 }
 
-// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
-// take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
-#define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
+// take parentheses: LAUNCH((k<float, 4>), ...). Throws Failure with the kernel's name.
+#define LAUNCH(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
 
-// What only the CPU layer can vary; a GPU ignores all three. Results must not depend on them.
+// Only the CPU layer can vary these; a GPU ignores all three. Results must not depend on them.
 enum class CpuOrder { forward, reverse, random };
 void set_cpu_threads(int n);                         // OS threads that run kernels; n < 1: one per core
 void set_cpu_order(CpuOrder, unsigned seed = 1);     // of blocks, warps and lanes
 void set_cpu_poison(bool on);                        // NaN in shared memory before each block and in new device memory
-
-// CUDA keeps an obsolete function of this name.
-#define ballot(v) warp_ballot(v)
 
 // Both sides ----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +62,7 @@ template <class T> __host__ __device__ T from_float(float v);
 template <> __host__ __device__ inline float from_float<float>(float v) { return v; }
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
 
-// What one 16-byte access moves. load16, store16: the address must be a multiple of 16.
+// The elements of one 16-byte access. load16, store16: the address must be a multiple of 16.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int size = 16 / sizeof(T);
@@ -102,11 +99,11 @@ template <class... P, class... A>
 void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
-  if (shared_bytes > 48 * 1024) {  // beyond this a kernel has to ask
+  if (shared_bytes > 48 * 1024) {  // more than this a kernel has to request
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(shared_bytes));
     if (error != cudaSuccess) {
-      cudaGetLastError();  // forgets it: the next launch would report it
+      cudaGetLastError();  // clears it: the next launch would report it again
       failure("kernel %s: %zu bytes of shared memory were refused: %s", name, shared_bytes,
               cuda_error_text(error, "a kernel before this one").c_str());
     }
@@ -139,7 +136,7 @@ template <class T> __device__ inline T shuffle_up(T v, int delta) { return __shf
 __device__ inline unsigned warp_ballot(bool v) { return __ballot_sync(all_lanes, v); }
 __device__ inline void warp_sync() { __syncwarp(); }
 
-// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max drops NaN,
+// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max ignores NaN,
 // as fmaxf does.
 template <int X> __device__ inline void warp_sum(float (&v)[X]) {
 #pragma unroll
@@ -164,7 +161,7 @@ __device__ inline float warp_max(float v) {
   return one[0];
 }
 
-// The largest of each group of four neighbouring lanes, for all of them.
+// Each group of four neighbouring lanes gets its largest value.
 template <int X> __device__ inline void quad_max(float (&v)[X]) {
 #pragma unroll
   for (int mask = 2; mask > 0; mask /= 2)
@@ -218,7 +215,7 @@ template <int X> __device__ inline void ldmatrix_x4_trans(unsigned (&r)[X][4], c
                  : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
 }
 
-// 16 bytes from global to shared memory behind the thread's back; valid = false writes zeros and reads nothing. Copies
+// Copies 16 bytes from global to shared memory asynchronously; valid = false writes zeros and reads nothing. Copies
 // since the last commit form a group; wait<N> returns when all but the newest N groups of this thread have arrived.
 __device__ inline void cp_async16(void* shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -229,10 +226,10 @@ template <int N> __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
-// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU emulation/cpu/libm.h inlines and vectorises them (not tanhf,
-// erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
-// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
-// 2^-23, fast_log2 2^-22 (near 1 that is absolute).
+// Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/cpu/libm.h inlines and vectorises them
+// (but not tanhf, erff, powf, which are calls). The fast ones are for loops bound by a GPU's special-function unit: one
+// or two instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more,
+// fast_reciprocal 2^-23, fast_log2 2^-22 (near 1 an absolute error).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -203,7 +203,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   return algorithms;
 }
 
-// What a plan without a fused epilogue leaves to do, in place on d.
+// The epilogue for a plan that does not fuse it, in place on d.
 template <class T>
 __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int ld, bool dgelu, bool with_gelu) {
   int column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -225,12 +225,13 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 template <class TIn, class TOut>
 void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
   if constexpr (std::is_same_v<TIn, TOut>)
-    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
+    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
 }
 
 // The fastest candidate and its milliseconds, FAILED if none of them runs: the time of several products in a row, with
-// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few again.
+// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
+// again.
 template <class TIn, class TOut>
 std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
                                     const Matmul<TIn, TOut>& p, cudaStream_t stream) {
@@ -301,8 +302,8 @@ const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
     return *plan;
   }
 
-  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
-  // backward pass is then what the forward pass had, to the bit.
+  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
+  // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
   bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
   auto possible = [&](bool fused) { return fused ? fusible : p.epilogue != Epilogue::none; };

@@ -31,7 +31,7 @@ struct Matmul {
   TIn* aux = nullptr;         // [m, n]
 };
 
-// Fills in contiguous leading dimensions; refuses what has no meaning.
+// Fills in contiguous leading dimensions; fails on a combination that has no meaning.
 template <class TIn, class TOut>
 void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.ldd == 0) p.ldd = p.n;

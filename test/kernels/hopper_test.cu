@@ -97,7 +97,7 @@ TEST_F(Hopper, TileLoadPutsEveryElementInItsPlaceAndZerosAround) {
             for (int c = 0; c < TILE_COLUMNS; c++)
               if (box.inside(r, c)) expected[size_t(tile_place(r, c))] = values[box.index(r, c)];
           DeviceArray<bf16> x(values), out(expected.size());
-          launch(load_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
+          LAUNCH(load_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
                  out);
           expect_same_bits("tile_load", out.download(), expected);
         }
@@ -114,7 +114,7 @@ TEST_F(Hopper, TileStoreWritesWhatIsInsideAndNothingElse) {
             for (int c = 0; c < TILE_COLUMNS; c++)
               if (box.inside(r, c)) expected[box.index(r, c)] = tile[size_t(tile_place(r, c))];
           DeviceArray<bf16> in(tile), x(expected.size());
-          launch(store_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
+          LAUNCH(store_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
                  in);
           expect_same_bits("tile_store", x.download(), expected);
         }
@@ -141,7 +141,7 @@ TEST_F(Hopper, BulkLoadBringsBytes) {
       std::vector<char> values(2 * size_t(bytes));
       for (size_t i = 0; i < values.size(); i++) values[i] = char(i % 251);
       DeviceArray<char> in(values), out(values.size());
-      launch(load_bytes, 1, 64, values.size(), nullptr, in, bytes, out);
+      LAUNCH(load_bytes, 1, 64, values.size(), nullptr, in, bytes, out);
       EXPECT_EQ(out.download(), values);
     }
 }
@@ -175,7 +175,7 @@ TEST_F(Hopper, MbarriersOpenPhaseByPhase) {
   int rounds = 9, threads = 4 * WARP;
   expect_reproducible("pass_on", [&] {
     DeviceArray<int> out(size_t(rounds * threads));
-    launch(pass_on, 1, threads, 0, nullptr, out, rounds);
+    LAUNCH(pass_on, 1, threads, 0, nullptr, out, rounds);
     std::vector<int> values = out.download();
     for (int i = 0; i < rounds; i++)
       for (int t = WARP; t < threads; t++) EXPECT_EQ(values[size_t(i * threads + t)], 7 * i + 1);
@@ -208,7 +208,7 @@ TEST_F(Hopper, NamedBarriersDoNotWaitForOthers) {
       expected[size_t(t)] = float(from ^ (WARPGROUP - 1)) + float(from < WARPGROUP ? 3 : 7);
     }
     DeviceArray<float> x(values);
-    launch(turn_around, 1, 2 * WARPGROUP + WARP, 0, nullptr, x);
+    LAUNCH(turn_around, 1, 2 * WARPGROUP + WARP, 0, nullptr, x);
     expect_same_bits("turn_around", x.download(), expected);
     return bits_of(x);
   });
@@ -273,7 +273,7 @@ std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& 
       for (size_t j = 0; j < n; j++) given[j * DEPTH + k] = b[k * n + j];
   DeviceArray<float> sums(d);
   DeviceArray<bf16> left(a), right(given);
-  launch((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
+  LAUNCH((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
   return sums.download();
 }
 
@@ -388,7 +388,7 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
   expect_reproducible("two_products", [&] {
     DeviceArray<bf16> left(a), right(v);
     DeviceArray<float> s(a.size()), o(a.size());
-    launch(two_products, 1, 2 * WARPGROUP, 4 * 64 * TILE_ROW_BYTES, nullptr, s, o, left, right);
+    LAUNCH(two_products, 1, 2 * WARPGROUP, 4 * 64 * TILE_ROW_BYTES, nullptr, s, o, left, right);
     expect_close("s", s.download(), s_exact, s_naive, unit_roundoff<float>);
     expect_close("o", o.download(), o_exact, o_naive, unit_roundoff<float>);
     return bits_of(s, o);
@@ -459,7 +459,7 @@ struct Ring {
   std::vector<bf16> x = random_normal<bf16>(m * depth, 6), w = random_normal<bf16>(n * depth, 7);
   DeviceArray<bf16> run(bool early) const {
     DeviceArray<bf16> left(x), right(w), out(m * n);
-    launch(ring, (m + 127) / 128, 3 * WARPGROUP, (SLOTS * SLOT_ROWS + 256) * TILE_ROW_BYTES, nullptr,
+    LAUNCH(ring, (m + 127) / 128, 3 * WARPGROUP, (SLOTS * SLOT_ROWS + 256) * TILE_ROW_BYTES, nullptr,
            tensor_map(left, {1, m, 1, depth, m * depth, depth, depth}, 64),
            tensor_map(right, {1, n, 1, depth, n * depth, depth, depth}, 128),
            tensor_map(out, {1, m, 1, n, m * n, n, n}, 64), int(depth), early);
@@ -594,7 +594,7 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       set_cpu_order(order, 3);
       std::string what;
       try {
-        launch(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out);
+        LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out);
       } catch (const Failure& e) {
         what = e.what();
       }
@@ -602,7 +602,7 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       for (const std::string& part : mistake.parts)
         EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ": " << what << ", without "
                                                       << part;
-      launch(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
+      LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
       for (float v : out.download()) EXPECT_EQ(v, 0);
     }
 }
@@ -634,12 +634,12 @@ TEST_F(Hopper, WhatIsNotWaitedForIsNotThere) {
   if (!on_cpu) GTEST_SKIP() << "a GPU may be quick";
   DeviceArray<float> out(WARPGROUP);
   for (bool wait : {true, false}) {
-    launch(read_early, 1, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, out, wait);
+    LAUNCH(read_early, 1, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, out, wait);
     for (float v : out.download()) EXPECT_TRUE(wait ? v == 16 : std::isnan(v)) << v;
   }
   for (int way = 0; way < 4; way++) {
     DeviceArray<bf16> x(64);
-    launch(store_and_go, 1, 64, TILE_ROW_BYTES, nullptr, tensor_map(x, {1, 1, 1, 64, 64, 64, 64}, 1), way / 2, way % 2);
+    LAUNCH(store_and_go, 1, 64, TILE_ROW_BYTES, nullptr, tensor_map(x, {1, 1, 1, 64, 64, 64, 64}, 1), way / 2, way % 2);
     for (bf16 v : x.download()) EXPECT_EQ(to_float(v) == 1, way == 3);
   }
 }

@@ -57,7 +57,7 @@ template <class T> __global__ void round_all(T* out, const float* in) {
 template <class T> void check_conversions() {
   constexpr int n = 1 << 16;
   DeviceArray<float> widened(n);
-  launch(widen_all<T>, n / 256, 256, 0, nullptr, widened);
+  LAUNCH(widen_all<T>, n / 256, 256, 0, nullptr, widened);
   std::vector<float> values = widened.download();
   int wrong = 0;
   for (unsigned i = 0; i < n; ++i) {
@@ -97,7 +97,7 @@ template <class T> void check_conversions() {
   while (inputs.size() % 256) inputs.push_back(0), expected.push_back(0);
   DeviceArray<float> in(inputs);
   DeviceArray<T> rounded(inputs.size());
-  launch(round_all<T>, inputs.size() / 256, 256, 0, nullptr, rounded, in);
+  LAUNCH(round_all<T>, inputs.size() / 256, 256, 0, nullptr, rounded, in);
   std::vector<T> outputs = rounded.download();
   for (size_t i = 0; i < inputs.size(); ++i) {
     unsigned host = bits_of(from_float<T>(inputs[i])), device = bits_of(outputs[i]);
@@ -125,7 +125,7 @@ __global__ void who(int* out) {
 TEST(Launch, EveryThreadOfEveryBlockOnce) {
   dim3 grid(3, 4, 2), block(5, 3, 7);
   DeviceArray<int> out(6 * 24 * 105);
-  launch(who, grid, block, 0, nullptr, out);
+  LAUNCH(who, grid, block, 0, nullptr, out);
   std::vector<int> seen = out.download();
   for (int b = 0, i = 0; b < 24; ++b)
     for (int t = 0; t < 105; ++t) {
@@ -139,14 +139,14 @@ __global__ void convert_arguments(double* out, size_t n, float x, const int* not
 }
 TEST(Launch, ArgumentsAreConvertedToParameters) {
   DeviceArray<double> out(1);
-  launch(convert_arguments, 1, 1, 0, nullptr, out, 3, 0.5, nullptr);
+  LAUNCH(convert_arguments, 1, 1, 0, nullptr, out, 3, 0.5, nullptr);
   EXPECT_EQ(out.download()[0], 3.5);
 }
 
 template <int A, class T> __global__ void two_parameters(T* out) { *out = A; }
 TEST(Launch, TemplatesInParentheses) {
   DeviceArray<float> out(1);
-  launch((two_parameters<7, float>), 1, 1, 0, nullptr, out);
+  LAUNCH((two_parameters<7, float>), 1, 1, 0, nullptr, out);
   EXPECT_EQ(out.download()[0], 7.0f);
 }
 
@@ -163,10 +163,10 @@ TEST(Launch, ImpossibleOnesNameTheKernel) {
   struct { dim3 grid, block; size_t shared; } impossible[] = {
       {1, 1025, 0}, {1, 0, 0}, {0, 32, 0}, {dim3(1, 70000), 32, 0}, {1, 32, 300000}};
   for (auto& i : impossible) {
-    std::string what = failure_of([&] { launch(nothing, i.grid, i.block, i.shared, nullptr); });
+    std::string what = failure_of([&] { LAUNCH(nothing, i.grid, i.block, i.shared, nullptr); });
     EXPECT_NE(what.find("kernel nothing"), std::string::npos) << what;
   }
-  launch(nothing, 1, 32, 0, nullptr);  // and nothing is left behind
+  LAUNCH(nothing, 1, 32, 0, nullptr);  // and nothing is left behind
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
@@ -184,7 +184,7 @@ TEST(Launch, SharedMemoryAndBarriers) {
     std::vector<float> values(static_cast<size_t>(3 * n));
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
     DeviceArray<float> x(values);
-    launch(reverse_block, 3, n, sizeof(float) * n, nullptr, x);
+    LAUNCH(reverse_block, 3, n, sizeof(float) * n, nullptr, x);
     std::vector<float> out = x.download();
     for (int b = 0; b < 3; ++b)
       for (int t = 0; t < n; ++t)
@@ -201,7 +201,7 @@ __global__ void fill_large(unsigned char* out, int bytes) {
 TEST(Launch, DynamicSharedMemoryBeyond48K) {
   int bytes = 96 << 10;
   DeviceArray<unsigned char> out(static_cast<size_t>(bytes));
-  launch(fill_large, 1, 128, bytes, nullptr, out, bytes);
+  LAUNCH(fill_large, 1, 128, bytes, nullptr, out, bytes);
   std::vector<unsigned char> seen = out.download();
   for (int i = 0; i < bytes; ++i) ASSERT_EQ(seen[i], static_cast<unsigned char>((bytes - 1 - i) * 7 + 3));
 }
@@ -218,7 +218,7 @@ template <class T> void check_packs() {
   std::vector<T> values(n);
   for (size_t i = 0; i < n; ++i) values[i] = from_float<T>(static_cast<float>(i));
   DeviceArray<T> in(values), out(n);
-  launch(copy16<T>, 2, 32, 0, nullptr, out, in);
+  LAUNCH(copy16<T>, 2, 32, 0, nullptr, out, in);
   std::vector<T> seen = out.download();
   for (size_t i = 0; i < n; ++i) ASSERT_EQ(to_float(seen[i]), to_float(values[i ^ Pack<T>::size]));
 }
@@ -234,7 +234,7 @@ __global__ void shuffle_all(Shuffled* out, int lane, int mask, int delta) {
   s.mixed = shuffle_xor(v, mask);
   s.up = shuffle_up(v, delta);
   s.from_lane = static_cast<int>(shuffle(static_cast<unsigned>(v), (5 * t + lane) % WARP));
-  s.vote = ballot(t % (lane + 2) == 1);
+  s.vote = warp_ballot(t % (lane + 2) == 1);
   s.real = shuffle_xor(0.5f * v, mask);
   out[t] = s;
 }
@@ -244,7 +244,7 @@ TEST(Warp, ShufflesAndBallot) {
   for (int lane : {0, 1, 13, 31})
     for (int mask : {1, 2, 5, 16, 31})
       for (int delta : {0, 1, 7, 31}) {
-        launch(shuffle_all, 1, n, 0, nullptr, out, lane, mask, delta);
+        LAUNCH(shuffle_all, 1, n, 0, nullptr, out, lane, mask, delta);
         std::vector<Shuffled> seen = out.download();
         for (int t = 0; t < n; ++t) {
           int w = t / WARP, l = t % WARP;
@@ -278,7 +278,7 @@ template <int X> void check_reductions() {
   std::vector<float> values(n * X);
   for (float& v : values) v = normal(random);
   DeviceArray<float> in(values), out(n * X * 4);
-  launch(reduce_all<X>, 1, n, 0, nullptr, out, in);
+  LAUNCH(reduce_all<X>, 1, n, 0, nullptr, out, in);
   std::vector<float> seen = out.download();
   for (int w = 0; w < n / WARP; ++w)
     for (int x = 0; x < X; ++x) {
@@ -366,7 +366,7 @@ template <int M, int N, class T> void check_mma() {
   }
   DeviceArray<unsigned> device_a(a), device_b(b);
   DeviceArray<float> device_d(d);
-  launch((multiply<M, N, T>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
+  LAUNCH((multiply<M, N, T>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
   EXPECT_EQ(device_d.download(), expected) << M << " x " << N << " tiles";
 }
 template <class T> void check_mma_shapes() {
@@ -384,7 +384,7 @@ TEST(Fragments, MmaAccumulatesInFloat) {
   for (unsigned& v : b) v = bits_of(from_float<bf16>(1.0f)) * 0x10001u;
   DeviceArray<unsigned> device_a(a), device_b(b);
   DeviceArray<float> device_d(d);
-  launch((multiply<1, 1, bf16>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
+  LAUNCH((multiply<1, 1, bf16>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
   for (float v : device_d.download()) EXPECT_EQ(v, 1.0f + 16 * tiny);
 }
 
@@ -415,7 +415,7 @@ template <int X, bool transposed> void check_ldmatrix() {
   DeviceArray<unsigned short> in(values);
   DeviceArray<int> rows(order);
   DeviceArray<unsigned> out(X * WARP * 4);
-  launch((load_matrices<X, transposed>), 1, WARP, 0, nullptr, out, in, rows);
+  LAUNCH((load_matrices<X, transposed>), 1, WARP, 0, nullptr, out, in, rows);
   std::vector<unsigned> seen = out.download();
   for (int x = 0; x < X; ++x)
     for (int lane = 0; lane < WARP; ++lane)
@@ -457,7 +457,7 @@ TEST(CpAsync, ArrivesAtItsWaitAndNotBeforeOnTheCpu) {
   std::vector<float4> values(3 * WARP);
   for (size_t i = 0; i < values.size(); ++i) values[i] = make_float4(i + 1.0f, i + 2.0f, i + 3.0f, i + 4.0f);
   DeviceArray<float4> in(values), out(9 * WARP);
-  launch(copy_in_groups, 1, WARP, 0, nullptr, out, in);
+  LAUNCH(copy_in_groups, 1, WARP, 0, nullptr, out, in);
   std::vector<float4> seen = out.download();
   for (int step = 0; step < 3; ++step)
     for (int i = 0; i < 3; ++i)
@@ -483,7 +483,7 @@ __global__ void commit_twice(float4* out, const float4* in) {
 TEST(CpAsync, EmptyGroupsCount) {
   std::vector<float4> values(WARP, make_float4(1, 2, 3, 4));
   DeviceArray<float4> in(values), out(WARP);
-  launch(commit_twice, 1, WARP, 0, nullptr, out, in);
+  LAUNCH(commit_twice, 1, WARP, 0, nullptr, out, in);
   for (const float4& v : out.download()) EXPECT_EQ(v.w, 4.0f);
 }
 
@@ -506,7 +506,7 @@ TEST(Maths, CloseToExact) {
   while (inputs.size() < 1 << 16) inputs.push_back(std::uniform_real_distribution<float>(0.5f, 2)(random));
   int n = static_cast<int>(inputs.size());
   DeviceArray<float> in(inputs), out(9 * inputs.size());
-  launch(all_maths, n / 256, 256, 0, nullptr, out, in, n);
+  LAUNCH(all_maths, n / 256, 256, 0, nullptr, out, in, n);
   std::vector<float> seen = out.download();
   int wrong = 0;
   auto check = [&](const char* name, int which, int i, double exact, double relative, double absolute) {
