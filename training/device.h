@@ -1,4 +1,4 @@
-// What the program runs on.
+// The device that the program runs on.
 #pragma once
 #include <string>
 
@@ -10,14 +10,15 @@ struct DeviceInfo {
   bool is_gpu;
   int processors;           // multiprocessors, or cores
   size_t free_memory;       // bytes
-  double peak_bf16_flops;   // dense tensor-core peak by the data sheet; 0 where unknown, on the CPU always
+  double peak_bf16_flops;   // per second; dense tensor-core peak from the data sheet; 0 if unknown
 };
 
+// The current device. A user_error if there is no GPU in the CUDA build.
 inline DeviceInfo device_info() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
     user_error(
-        "no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU: make BACKEND=cpu");
+        "no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU (make BACKEND=cpu)");
   int device = 0;
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDevice(&device));
@@ -25,7 +26,7 @@ inline DeviceInfo device_info() {
   DeviceInfo info{properties.name, !on_cpu, properties.multiProcessorCount, 0, 0};
   size_t total = 0;
   CUDA_CHECK(cudaMemGetInfo(&info.free_memory, &total));
-  // Data-sheet peaks without sparsity; the first name that is part of the device's wins.
+  // Data-sheet peaks without sparsity; the first name that the device's name contains counts.
   static const struct {
     const char* name;
     double tflops;
@@ -40,12 +41,14 @@ inline DeviceInfo device_info() {
   return info;
 }
 
-// On a machine with several GPUs each rank takes its own. A rank that sees only one (srun can see to that) takes that.
+// On a machine with several GPUs each rank takes its own. A rank that sees only one GPU, as srun can arrange, takes it.
+// A user_error if there are more ranks on this machine than GPUs.
 inline void choose_device(const Ranks& ranks) {
   int count = 0;
   if (on_cpu || cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
   if (ranks.local >= count)
-    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many there (%s)",
-               ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
+    user_error(
+        "environment: rank %d is number %d on its machine, which has %d GPUs; start at most that many there (%s)",
+        ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
   CUDA_CHECK(cudaSetDevice(ranks.local));
 }

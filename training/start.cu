@@ -11,7 +11,7 @@
 #include "eval/evaluate.h"
 #include "kernels/matmul.cuh"
 
-// Measured matrix algorithms are kept between runs in the user's cache folder; without one they are measured again.
+// Measured matrix algorithms are kept between runs in the user's cache folder; without it each run measures them again.
 static void use_matmul_cache() {
   const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (!xdg && !home) return;
@@ -25,7 +25,7 @@ static void use_matmul_cache() {
 DeviceInfo prepare_device(Config& config, const Ranks& ranks) {
   choose_device(ranks);
   DeviceInfo device = device_info();
-  if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
+  if (on_cpu) device.free_memory /= size_t(ranks.size);  // the ranks share it
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
   if (device.is_gpu) use_matmul_cache();
   int cores = int(std::thread::hardware_concurrency());
@@ -63,7 +63,7 @@ std::unique_ptr<WindowReader> training_windows(const Config& config, const std::
   return windows;
 }
 
-// Rank 0 looks for the checkpoint to go on from, and the others take the same one.
+// Rank 0 looks for the checkpoint to resume from, and the other ranks take the same one.
 template <class Find>
 static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
@@ -82,7 +82,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, b
   found.place = resume_place(flags.resume, config.name);
   const std::string& run = found.place.run;
   if (flags.overwrite && found.place.within)
-    user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
+    user_error("command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
                "(--set name=...)", run.c_str());
   std::error_code ignored;
   bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
