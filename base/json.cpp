@@ -34,8 +34,9 @@ bool is_utf8(std::string_view text) {
   }
 }
 
-// The place as "line 3, column 14" (columns count characters), and the line with a caret below, each indented.
-// Long lines are shown around the place only; what a terminal might act upon is shown as '?'.
+// Writes the place as "line 3, column 14" (columns count characters), and the line with a caret below it, both
+// indented.
+// Only the part of a long line near the place is shown; bytes that a terminal might act upon are shown as '?'.
 static void describe_place(std::string_view text, size_t at, std::string& place, std::string& excerpt) {
   at = std::min(at, text.size());
   size_t line = 1 + std::count(text.begin(), text.begin() + at, '\n');
@@ -72,19 +73,19 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
 }
 
 // nlohmann says "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing object
-// key - invalid literal; last read: '{x'": the reason is what users need; the last token can be huge and hold any byte.
+// key - invalid literal; last read: '{x'": users need the reason; the last token can be huge and hold any byte.
 static std::string reason(std::string text) {
   size_t start = text.find("syntax error ");
   if (start != std::string::npos) text = text.substr(start + 13);
   return shortened(text.substr(0, text.find("; last read:")), 200);
 }
 
-// What JSON allows and we do not: deep nesting and a key given twice. It sees the text before anything is made of it;
-// json::parse with a callback would do both at once, in a time that grows with the square of a list's length.
+// Rejects what JSON allows and we do not: deep nesting and a key given twice. This is a pass of its own before the
+// parse: json::parse with a callback would need only one, but its time grows with the square of a list's length.
 struct Limits : nlohmann::json_sax<json> {
   const char* what;
   std::string tag;
-  std::vector<std::set<std::string>> keys;  // of each object and, empty, each list that is open
+  std::vector<std::set<std::string>> keys;  // of each open object; an empty set for each open list
 
   Limits(const char* what, std::string tag) : what(what), tag(std::move(tag)) {}
   bool open() {
@@ -110,7 +111,7 @@ struct Limits : nlohmann::json_sax<json> {
   bool number_float(double, const std::string&) override { return true; }
   bool string(std::string&) override { return true; }
   bool binary(json::binary_t&) override { return true; }
-  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse says it
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse reports it
 };
 
 json parse_json(std::string_view text, const char* what, const std::string& file) {

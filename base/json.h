@@ -1,4 +1,4 @@
-// JSON as several files need it, over nlohmann::json, which costs seconds to compile and is included by few .cpp files.
+// JSON helpers over nlohmann::json, which takes seconds to compile, so few .cpp files include it.
 // Reading takes untrusted bytes: broken JSON, duplicate keys, invalid UTF-8 and deep nesting are each a user_error.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
@@ -9,7 +9,7 @@
 
 constexpr int JSON_MAX_DEPTH = 32;
 
-// `what` begins the error text, `file` ends it, then comes the line itself with a mark below its place:
+// Errors begin with `what`, end with `file`, and show the line with a mark below the place:
 // "config: not valid JSON at line 3, column 14: ...  [configs/x.json]".
 nlohmann::json parse_json(std::string_view text, const char* what, const std::string& file);
 

@@ -1,11 +1,11 @@
-// How far a long task has come.
+// The progress of a long task: a bar on a terminal, and the time that is left.
 #pragma once
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
-// How long the remaining steps will take, from an average of the last ones.
+// Estimates how long the remaining steps will take, from a moving average of the last ones.
 class Eta {
  public:
   void add(double step_ms) { mean_ms_ = mean_ms_ == 0 ? step_ms : mean_ms_ + 0.05 * (step_ms - mean_ms_); }
@@ -15,7 +15,7 @@ class Eta {
   double mean_ms_ = 0;
 };
 
-// A bar, redrawn in place while something takes long and gone afterwards. Where `out` is no terminal it does nothing.
+// A bar that is redrawn in place and removed by the destructor. If `out` is not a terminal, it does nothing.
 class ProgressBar {
  public:
   ProgressBar(const std::string& label, int64_t total, FILE* out = stderr);
@@ -26,7 +26,8 @@ class ProgressBar {
  private:
   std::string label_;
   int64_t total_;
-  FILE* out_;  // nullptr: no terminal
+  FILE* out_;  // nullptr: not a terminal
   std::chrono::steady_clock::time_point begin_, drawn_;
 };
+// The bar as text: "label [######......]  50% eta 12s".
 std::string progress_text(const std::string& label, int64_t done, int64_t total, double elapsed_seconds);

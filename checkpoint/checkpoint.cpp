@@ -20,13 +20,13 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
-constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
+constexpr int FORMAT = 2;  // 1, which can be read too, has no checksums of the data
+constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: a few hundred KB at most
 const char* const MODEL_FILE = "model.safetensors";
 const char* const CONFIG_FILE = "config.json";
-const char* const OPTIMIZER_FILE = "optimizer.safetensors";  // which an evaluation does not need
+const char* const OPTIMIZER_FILE = "optimizer.safetensors";  // not needed for an evaluation
 
-// Of a checkpoint that was read; never leaves this file.
+// Thrown while a checkpoint is read; caught in this file.
 struct Damage : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -51,7 +51,7 @@ ordered_json data_json(const std::vector<DataFile>& files) {
   return list;
 }
 
-// The checksum of everything before it ends the file, so that no byte is without one.
+// The end of the file: the checksum of everything before it, so that every byte is covered.
 std::string seal(const std::string& begin) {
   return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
 }
@@ -83,23 +83,24 @@ void check_present(const std::string& path, const std::string& name) {
   if (::access(path.c_str(), R_OK) == 0) return;
   if (errno == ENOENT || errno == ENOTDIR) throw Damage(name + " is missing");
   if (errno != EACCES) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
-  user_error("checkpoint: cannot read the file: %s; nothing was changed  [%s]", std::strerror(errno), path.c_str());
+  user_error("checkpoint: cannot read the file: %s; check its permissions (nothing was changed)  [%s]",
+             std::strerror(errno), path.c_str());
 }
 
 std::string unsealed_state(const std::string& path) {
   check_present(path, "state.json");
   std::error_code error;
   auto size = std::filesystem::file_size(path, error);
-  if (error || size > MAX_STATE_BYTES) throw Damage("state.json is no file of a size that it could have");
+  if (error || size > MAX_STATE_BYTES) throw Damage("state.json is not a file, or is too large");
   std::string text = read_text_file(path, "checkpoint", MAX_STATE_BYTES);
   size_t end = seal("").size();
   if (text.size() <= end) throw Damage(format("state.json is cut short: it has %zu bytes", text.size()));
   if (text.substr(text.size() - end) != seal(text.substr(0, text.size() - end)))
-    throw Damage("state.json does not have the checksum that it ends with");
+    throw Damage("state.json does not match the checksum at its end");
   return text;
 }
 
-// Members of state.json, each of the type that it must have.
+// Returns a member of state.json after checking its type.
 const json& member(const json& object, const char* key, bool (json::*is)() const noexcept) {
   auto found = object.find(key);
   if (found == object.end() || !((*found).*is)()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
@@ -132,7 +133,7 @@ std::vector<double> numbers(const json& object, const char* key) {
 RunState parsed_state(const json& root) {
   int64_t found = natural(root, "format");
   if (found != FORMAT && found != 1)
-    user_error("checkpoint: state.json is of format %ld, this program reads 1 and %d: use the version that wrote it",
+    user_error("checkpoint: state.json has format %ld, but this program reads 1 and %d; use the version that wrote it",
                found, FORMAT);
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
@@ -153,8 +154,8 @@ void verify_file(const std::string& folder, const std::string& name, const json&
   check_present(path, name);
   std::error_code error;
   int64_t bytes = natural(entry, "bytes"), size = static_cast<int64_t>(std::filesystem::file_size(path, error));
-  if (error) throw Damage(name + " is no file");
-  if (size != bytes) throw Damage(format("%s has %ld bytes, %ld were written", name.c_str(), size, bytes));
+  if (error) throw Damage(name + " is not a file");
+  if (size != bytes) throw Damage(format("%s has %ld bytes, but %ld were written", name.c_str(), size, bytes));
   std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);
   if (found != written)
     throw Damage(format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(),
@@ -214,7 +215,7 @@ std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool tr
       continue;
     }
     if (problem.empty() && checkpoint.state.step != folder.step)
-      problem = format("state.json is that of step %ld", checkpoint.state.step);
+      problem = format("state.json belongs to step %ld", checkpoint.state.step);
     if (problem.empty()) return checkpoint;
     skipped->push_back({folder, problem, true});
   }

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 
-// The name without Hugging Face's prefix; "" for what is not a parameter.
+// The name without Hugging Face's prefix; "" if it does not name a parameter.
 static std::string plain_name(std::string name) {
   if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
   bool buffer = name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
@@ -21,8 +21,8 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : file.tensors())
     if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
-      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"", file.path().c_str(),
-                 shortened(json_quote(name)).c_str());
+      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"; remove one",
+                 file.path().c_str(), shortened(json_quote(name)).c_str());
 
   std::string problems;
   int count = 0;
@@ -37,10 +37,10 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
     }
     const TensorInfo& tensor = *it->second;
     if (tensor.shape != array.shape)
-      problem(format("%s has shape %s, the model's is %s", array.name.c_str(),
+      problem(format("%s has shape %s, but the model's is %s", array.name.c_str(),
                      shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
-      problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
+      problem(format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
   for (auto& entry : found)
     if (std::none_of(arrays.begin(), arrays.end(), [&](const ArrayView& array) { return array.name == entry.first; }))
@@ -118,7 +118,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   json found;
   try {
     found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
-  } catch (const UserError&) {}  // it only describes the weights, and says nothing then
+  } catch (const UserError&) {}  // a broken one says nothing about the weights, and is not needed
   if (!found.is_object()) return {};
   std::vector<std::string> differences;
   std::string changes;
@@ -137,9 +137,9 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   };
   for (auto& [key, values] : computed)
     if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
-        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // which has said it
-      differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
-                                   "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
+        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // reported already
+      differences.push_back(format("%s says %s = %s, but here it is %s: the model will not compute what it did "
+                                   "before", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
                                    values[0].dump().c_str()));
   return differences;
 }

@@ -71,8 +71,8 @@ void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, dou
                {"by_position", by_position}});
 }
 
-// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for what is not there; a torn last line is
-// left out. A file that is not there has no lines.
+// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for missing values; a torn last line is left
+// out. A file that does not exist has no lines.
 template <class F> static void for_each_line(const std::string& path, F f) {
   std::ifstream lines(path);
   for (std::string text; std::getline(lines, text) && !lines.eof();) {

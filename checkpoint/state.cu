@@ -7,7 +7,7 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 
-// Parameters and moments as arrays of a file: part after part, each in the order of the model's tensors.
+// The arrays of a file with these parts of the model: part after part, each in the order of the model's tensors.
 static std::vector<ArrayView> arrays_of(const Model& model, const std::vector<Part>& parts) {
   std::vector<ArrayView> arrays;
   for (Part part : parts)
@@ -64,7 +64,7 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
   StepFolder folder = named_folder(init);
   std::error_code error;
   if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
-    user_error("config: init = \"%s\" is no folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
+    user_error("config: init = \"%s\" is not a folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
                init.c_str(), error ? (": " + error.message()).c_str() : "");
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
@@ -87,16 +87,16 @@ std::string checkpoint_before(const std::string& run, int64_t step) {
 std::string how_to_continue(const std::string& run, int64_t failed) {
   std::string path = checkpoint_before(run, failed);
   if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";
-  return "the last checkpoint, " + path + ", is as it was: continue from it with --resume";
+  return "the last checkpoint, " + path + ", is intact: continue from it with --resume";
 }
 
 void save(Model& model, RunDir* run, const RunState& state, Background& background) {
-  background.wait();  // for the checkpoint before: it reads the snapshot
+  background.wait();  // the previous checkpoint still reads the snapshot
   model.take_snapshot();
   if (!run) return;
   background.start([&model, run, state] {
     try {
-      sync_path(run->metrics_path());  // what is said of steps that will not be made again must not get lost either
+      sync_path(run->metrics_path());  // the lines of steps that will not be repeated must not get lost either
       std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
                                                 .config = model_config_json(model.config()),

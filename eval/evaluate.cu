@@ -47,7 +47,7 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
-  std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order; then over the ranks
+  std::vector<double> by_position(length, 0.0);  // summed over the windows in order, then over the ranks
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -58,7 +58,7 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
     int64_t window = first + int64_t(comm.rank()) * batch;
     if (window >= windows) continue;
     int count = int(std::min<int64_t>(batch, windows - window));
-    // A short last batch repeats its last window: one batch size, and nothing counted twice.
+    // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);

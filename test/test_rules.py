@@ -27,7 +27,7 @@ INCLUDES = {
 
 
 def room_of(path):
-  """The room of a file; None for generated headers and for what lies outside the program (bench, test)."""
+  """The room of a file; None for generated headers and for files outside the program (bench, test)."""
   if path.startswith(("train_gpt2.", "parameters.")):
     return "model"
   if path == "main.cu":
@@ -108,7 +108,7 @@ class Rules(unittest.TestCase):
     names = {name: re.findall(r'"(\w+)"', items) for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     self.assertEqual(names, enums)
     self.assertIn("lssar", names["kind"])
-    # Each kind's kernels: the build and the tests take what files there are.
+    # Each kind's kernels: the build and the tests take all files that exist.
     for kind in names["kind"]:
       for family in ("general", "tensor", "hopper"):
         self.assertTrue(os.path.exists(os.path.join(ROOT, f"attention/instances/{family}_{kind}.cu")), f"{family}_{kind}.cu")

@@ -1,4 +1,4 @@
-// What the program runs on.
+// The device that the program runs on.
 #pragma once
 #include <string>
 
@@ -10,7 +10,7 @@ struct DeviceInfo {
   bool is_gpu;
   int processors;           // multiprocessors, or cores
   size_t free_memory;       // bytes
-  double peak_bf16_flops;   // dense tensor-core peak by the data sheet; 0 where unknown, on the CPU always
+  double peak_bf16_flops;   // per second; dense tensor-core peak from the data sheet; 0 if unknown
 };
 
 // 0 where the name is unknown.
@@ -40,6 +40,7 @@ inline void check_devices(cudaError_t answer, int count) {
   CUDA_CHECK(answer);
 }
 
+// The current device. A user_error if there is no GPU in the CUDA build.
 inline DeviceInfo device_info() {
   int count = 0;
   cudaError_t answer = cudaGetDeviceCount(&count);
@@ -55,12 +56,14 @@ inline DeviceInfo device_info() {
   return info;
 }
 
-// On a machine with several GPUs each rank takes its own. A rank that sees only one (srun can see to that) takes that.
+// On a machine with several GPUs each rank takes its own. A rank that sees only one GPU, as srun can arrange, takes it.
+// A user_error if there are more ranks on this machine than GPUs.
 inline void choose_device(const Ranks& ranks) {
   int count = 0;
   if (on_cpu || cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
   if (ranks.local >= count)
-    user_error("environment: rank %d is number %d on its machine, which has %d GPUs; start at most so many there (%s)",
-               ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
+    user_error(
+        "environment: rank %d is number %d on its machine, which has %d GPUs; start at most that many there (%s)",
+        ranks.rank, ranks.local + 1, count, ranks.variables.c_str());
   CUDA_CHECK(cudaSetDevice(ranks.local));
 }

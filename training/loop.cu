@@ -47,15 +47,15 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
 
 // Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
 [[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
-  auto largest = [&](const Tensor& tensor, Part part) {  // |x|, infinite where one is no number
+  auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
     std::vector<float> values(tensor.size);
     model.read(tensor, part, values.data());
     float most = 0;
     for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
     return most;
   };
-  // Parameters from the first to the last; else gradients in the order of the backward pass. Gathering parameters may
-  // cost the gradients, so those are looked at before.
+  // The first bad parameter, else the first bad gradient in the order of the backward pass. Gathering parameters may
+  // overwrite the gradients, so the gradients are examined first.
   std::string where;
   const Tensor* steepest = nullptr;
   float slope = -1;
@@ -68,7 +68,7 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
-  // The weights of step - 1 have given this loss; those before gave a finite one.
+  // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
   std::string from = checkpoint_before(run, step - 1);
   failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
           "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
@@ -92,7 +92,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
-  int64_t saved = comm.agree(newest_step(path));  // 0: nothing yet, as when another run is continued
+  int64_t saved = comm.agree(newest_step(path));  // 0: none yet, as when another run is continued
   std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
@@ -107,18 +107,19 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     save(model, run, state, background);
   };
   metrics.failed = [&](int64_t step, const std::string& error) {
-    background.wait();  // which may have something to say itself
+    background.wait();  // a checkpoint that failed too is reported first
     failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
             how_to_continue(path, step + 1).c_str());
   };
-  // Does what signals ask for, also within an evaluation. What one rank was asked counts for all of them.
+  // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
+  // for all ranks.
   auto stopping = [&] {
     double ranks[] = {double(stop_requested()), double(save_requested())};
     comm.sum(ranks, 2);
     if (ranks[0] + ranks[1] > 0) save_unless_saved();
     return ranks[0] > 0;
   };
-  if (first > 0) {  // under its own name before the first step: --resume finds it, whatever happens then
+  if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
     save_unless_saved();
     background.wait();
   }
@@ -139,8 +140,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     double start = seconds_now();
     StepResult result;
     try {
-      result = comm.agree(next_gradients(model, loader));  // what all ranks decide by
-    } catch (const UserError& error) {  // the data are not what they seemed
+      result = comm.agree(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
+    } catch (const UserError& error) {  // a bad token, or a shard that changed
       background.wait();
       user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
                  how_to_continue(path, step + 1).c_str());

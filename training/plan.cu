@@ -8,7 +8,7 @@
 #include "eval/evaluate.h"
 #include "train_gpt2.h"
 
-// On the device. On the CPU the snapshot for checkpoints comes from the same memory.
+// Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
 static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
   size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
   return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
@@ -17,11 +17,11 @@ static size_t memory_needed(const Config& config, int micro, size_t eval_rows, c
 static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
   auto fits = [&](int64_t micro) {
     Config with = config;
-    with.batch.micro = int(micro);  // longer evaluations take their batch from it
+    with.batch.micro = int(micro);  // the batches of evaluations depend on it
     size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
     return memory_needed(with, int(micro), rows, plan) <= budget;
   };
-  int64_t low = 0, high = MAX_SEQUENCES + 1;  // fits(low) holds, fits(high) is not asked for
+  int64_t low = 0, high = MAX_SEQUENCES + 1;  // fits(low) is assumed; fits(high) is never called
   while (low + 1 < high) {
     int64_t middle = (low + high) / 2;
     (fits(middle) ? low : high) = middle;
@@ -39,8 +39,8 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())
     std::fprintf(stderr,
-                 "warning: the run's micro batch, %d, does not fit on this machine: with a smaller one the losses "
-                 "are equal but for rounding\n",
+                 "warning: the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
+                 "will differ by rounding\n",
                  before);
   if (training) resolve_batch(config, comm.size(), std::max<int64_t>(1, fits));
   else
@@ -52,7 +52,7 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
   size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
-  if (training)  // the parameters and moments that a checkpoint is written from while training goes on
+  if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
                     on_cpu ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all",

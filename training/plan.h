@@ -1,4 +1,4 @@
-// The memory plan of a run: which micro batch fits, and what it takes.
+// The memory plan of a run: which micro batch fits, and how much memory is used.
 #pragma once
 #include <vector>
 
@@ -7,13 +7,13 @@
 #include "training/device.h"
 
 struct Plan {
-  size_t eval_rows;  // the most rows that are evaluated at once
+  size_t eval_rows;  // the most rows (windows x length) that are evaluated at once
   int eval_length;   // the longest sequence
   bool training;
   int ranks;
 };
 
-// Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: to evaluate
-// at. A resumed run keeps its micro batch (before; 0 for a new run), because another one rounds sums differently. All
-// ranks get the same.
+// Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: those that
+// will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
+// differently. All ranks get the same plan.
 Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm);

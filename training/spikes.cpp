@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-// Adds x to the window; says by how much it stands out, "" if it does not.
+// Adds x to the window; returns a description if x is an outlier, else "".
 static std::string add(std::vector<double>& window, double x, double z, const char* name) {
   std::string outlier;
   if (window.size() >= SpikeGuard::MINIMUM) {

@@ -13,7 +13,7 @@
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   choose_device(ranks);
   DeviceInfo device = device_info();
-  if (on_cpu) device.free_memory /= size_t(ranks.size);  // they share it
+  if (on_cpu) device.free_memory /= size_t(ranks.size);  // the ranks share it
   if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
   if (ranks.rank == 0) use_product_cache(device, remeasure);
   int cores = int(std::thread::hardware_concurrency());
@@ -51,7 +51,7 @@ std::unique_ptr<WindowReader> training_windows(const Config& config, const std::
   return windows;
 }
 
-// Rank 0 looks for the checkpoint to go on from, and the others take the same one.
+// Rank 0 looks for the checkpoint to resume from, and the other ranks take the same one.
 template <class Find>
 static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
@@ -70,7 +70,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, b
   found.place = resume_place(flags.resume, config.name);
   const std::string& run = found.place.run;
   if (flags.overwrite && found.place.within)
-    user_error("command line: --resume continues %s and --overwrite deletes it; give one of them, or another name "
+    user_error("command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
                "(--set name=...)", run.c_str());
   std::error_code ignored;
   bool begun = found.place.own && std::filesystem::is_directory(run, ignored);

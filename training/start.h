@@ -1,5 +1,4 @@
-// What a run needs before its first step: found, checked, and said where a user got it wrong, before anything of an
-// older run is touched.
+// Finds and checks what a run needs before its first step, and reports errors before an older run's files are touched.
 #pragma once
 #include <memory>
 #include <optional>
@@ -21,15 +20,17 @@ struct Data {
   std::vector<DataFile> train_files, val_files;
 };
 
-// Opens and checks the shards that the run will read. A user_error names the key.
+// Opens and checks the shards that the run will read and the lengths it evaluates. A user_error names the key.
 Data open_data(const Flags& flags, const Config& config, bool training, bool evaluates);
+// The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
 
 struct Beginning {
   ResumePlace place;
   std::optional<Checkpoint> from;   // none: the run begins afresh
-  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run: what is found there stays as it is
+  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 
-// Where --resume asks to start. real_run: steps will be made and written. All ranks find the same.
+// Finds where --resume asks to start; all ranks find the same. real_run: steps will be made and written. A user_error
+// if --resume names nothing that can be resumed.
 Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run);

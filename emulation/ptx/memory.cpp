@@ -15,7 +15,7 @@ std::map<uint64_t, uint64_t>& allocations() {  // address, bytes
   static std::map<uint64_t, uint64_t> all;
   return all;
 }
-// The allocation that was found last.
+// The allocation found by the last search.
 struct { uint64_t begin = 1, end = 0; } recent;
 
 Space space_of(const Instruction& instruction, uint64_t& address) {
@@ -31,7 +31,7 @@ Space space_of(const Instruction& instruction, uint64_t& address) {
   return Space::global;
 }
 
-// Where a lane's bytes are; null, and noticed, where there are none.
+// The host address of a lane's bytes; null, and noticed, if the address is wrong.
 uint8_t* bytes_at(Context& context, const Instruction& instruction, int lane, uint64_t address, uint32_t bytes,
                   bool write) {
   if (address % bytes) notice("misaligned address", context, instruction);

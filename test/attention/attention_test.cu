@@ -1,6 +1,6 @@
 // attention/ against its float64 references: general, tensor-core and Hopper kernels, forward and backward, float32 and
-// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality, extreme
-// scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
+// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality,
+// extreme scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
 // (test/support/device.h), errors. prepare_test.cu has the rest.
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +13,7 @@
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
-static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
 // Which kernels run_attention() runs, and in which precision.
 static Kernels family;
@@ -50,8 +50,8 @@ struct Result {
   std::vector<float> stats, dsinks;
 };
 
-// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which stay as they
-// are, follow every row of q, k, v and of their gradients.
+// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which must not
+// change, follow every row of q, k, v and of their gradients.
 template <class T>
 Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv,
                         const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
@@ -130,7 +130,7 @@ struct Comparison {
     append(naive_dsinks, ndsink);
   }
 
-  // The largest share of a bound that was used.
+  // The largest error / bound.
   double finish(const std::string& name) {
     double used = 0;
     const char* names[] = {" out", " dq", " dk", " dv"};
@@ -182,7 +182,7 @@ double check_random(const AttentionSettings& s, const AttentionShape& wanted, in
   return comparison.finish(describe(s, shape));
 }
 
-// Those of this build. A function, because the kernels enter themselves while static objects are made.
+// The kinds of this build. A function, because the kernels register themselves while static objects are constructed.
 static std::vector<Kind> built_kinds() {
   std::vector<Kind> all;
   for (size_t k = 0; k < std::size(kind_names); k++)
@@ -235,7 +235,7 @@ TYPED_TEST(AttentionTest, MisalignedArrays) {
   for (Kind kind : built_kinds()) check_random<typename TypeParam::T>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
 }
 
-// As where a gate's logits follow q, k and v.
+// The layout in which a gate's logits follow q, k and v.
 TYPED_TEST(AttentionTest, RowsFurtherApart) {
   using T = typename TypeParam::T;
   AttentionShape shape{2, 70, 3, 40};
@@ -282,8 +282,8 @@ TYPED_TEST(AttentionTest, EqualKeys) {
                                            random_normal<typename TypeParam::T>(shape.out_size(), 2));
 }
 
-// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys
-// here.
+// The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many
+// keys here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
     check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
@@ -374,8 +374,8 @@ TYPED_TEST(AttentionTest, Sinks) {
   for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({.sink = sink}, {2, 70, 3, 36});
 }
 
-// Blocks that work through many tiles, as Hopper's do when there are more than multiprocessors, give each head what it
-// gets among few.
+// Blocks that process many tiles, as Hopper's do if there are more tiles than multiprocessors, compute the same for
+// each head as with few tiles.
 TYPED_TEST(AttentionTest, ManyHeads) {
   using T = typename TypeParam::T;
   AttentionShape few{1, 130, 5, 64}, many = few;
@@ -424,7 +424,7 @@ TEST(HopperAttention, SpareMultiprocessors) {
   }
 }
 
-// What comes later changes no bit of the output.
+// Later tokens change no bit of the output.
 TYPED_TEST(AttentionTest, Causal) {
   using T = typename TypeParam::T;
   AttentionShape shape{1, 130, 1, 40};
@@ -534,7 +534,7 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({.sink = sink}, shape, true);
 }
 
-// ---- what can be chosen
+// ---- dispatch
 
 template <class F>
 static std::string error_text(F f) {

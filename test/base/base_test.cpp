@@ -1,4 +1,4 @@
-// Files, JSON, checksums, texts for people, background jobs, signals.
+// Files, JSON, checksums, numbers as text, background jobs, signals.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -126,7 +126,7 @@ TEST(Checksum, SamplesOfALargeFile) {
     other[at] = 'y';
     EXPECT_NE(sampled(other), expected) << at;
   }
-  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // whatever is longer than a 64th part is met
+  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // any change longer than a 64th of the file is found
     std::string other = text;
     std::fill_n(other.begin() + at, 20000, 'y');
     EXPECT_NE(sampled(other), expected) << at;
@@ -225,7 +225,7 @@ TEST(Progress, ProgressBarIsForTerminalsOnly) {
 
 // ---- background
 
-TEST(Background, ThrowsWhereOneWaits) {
+TEST(Background, RethrowsInTheThreadThatWaits) {
   Background job;
   job.wait();  // nothing was started
   std::atomic<int> done = 0;
@@ -234,7 +234,7 @@ TEST(Background, ThrowsWhereOneWaits) {
   EXPECT_EQ(done, 1);
   job.start([] { failure("disk full"); });
   EXPECT_EQ(error_of([&] { job.wait(); }), "failure: disk full");
-  job.wait();  // said once
+  job.wait();  // thrown only once
   job.start([] { failure("disk full"); });
   EXPECT_EQ(error_of([&] {
               for (int i = 0; i < 10000; i++) {

@@ -1,4 +1,4 @@
-// Checkpoints on the disk: the format, what counts as damaged, which is taken, and whether a run may continue from it.
+// Checkpoints on the disk: the format, damage, which one is taken, and whether a run may continue from it.
 #include "checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
-// A new file each time: ext4 writes a file to the disk when it was shortened and closed, and that thousands of times.
+// Makes a new file each time: ext4 writes a file that was shortened to the disk on every close, here thousands of
+// times.
 static void put(const std::string& path, const std::string& bytes) {
   fs::remove(path);
   write_file(path, bytes);
@@ -65,7 +66,7 @@ struct Checkpoints : testing::Test {
     Checkpoint checkpoint;
     return read_checkpoint(folder, true, &checkpoint);
   }
-  // A state.json that says what it likes, under a checksum that is right.
+  // A state.json with any content, under a correct checksum.
   void write_state(const std::string& folder, const json& root) {
     std::string begin = root.dump();
     begin.pop_back();
@@ -100,7 +101,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   SafetensorsReader model(folder + "/model.safetensors"), optimizer(folder + "/optimizer.safetensors");
   float rows[12], bias[7];
   model.read(*model.find("wte.weight"), 0, 12, rows);
-  for (int i = 0; i < 12; i++) EXPECT_EQ(rows[i], values[i / 3 * 5 + i % 3]);  // without the gaps between the rows
+  for (int i = 0; i < 12; i++) EXPECT_EQ(rows[i], values[i / 3 * 5 + i % 3]);  // the gaps between rows are left out
   optimizer.read(*optimizer.find("v.ln_f.bias"), 0, 7, bias);
   EXPECT_EQ(bias[6], values[46]);
   EXPECT_EQ(bytes_of(folder + "/config.json"), content(20).config);
@@ -136,7 +137,7 @@ TEST_F(Checkpoints, EveryBitCounts) {
   }
 }
 
-TEST_F(Checkpoints, AStateThatCannotBe) {
+TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
   std::string folder = write(20);
   json good = state_of(folder);
   write_state(folder, good);
@@ -150,7 +151,7 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
                                std::numeric_limits<uint64_t>::max()};
     if (!good[at].is_string()) wrong.push_back("text");
     for (auto& value : wrong) {
-      if (std::string(path) == "/config" && value.is_object()) continue;  // parse_config() will say
+      if (std::string(path) == "/config" && value.is_object()) continue;  // parse_config() checks it
       json bad = good;
       bad[at] = value;
       write_state(folder, bad);
@@ -170,7 +171,7 @@ TEST_F(Checkpoints, AStateThatCannotBe) {
   bad["format"] = 3;
   write_state(folder, bad);
   EXPECT_EQ(error_of([&] { damage(folder); }),
-            "user: checkpoint: state.json is of format 3, this program reads 1 and 2: use the version that wrote it");
+            "user: checkpoint: state.json has format 3, but this program reads 1 and 2; use the version that wrote it");
 }
 
 TEST_F(Checkpoints, OfFormat1HaveNoChecksumsOfTheData) {
@@ -211,14 +212,14 @@ TEST_F(Checkpoints, TheNewestIntactIsTaken) {
   EXPECT_TRUE(damaged.empty());
   write_file(run_path + "/step_00000040/model.safetensors", "");
   fs::remove_all(run_path + "/step_00000030");
-  fs::copy(run_path + "/step_00000010", run_path + "/step_00000030");  // whole, but not what it says
+  fs::copy(run_path + "/step_00000010", run_path + "/step_00000030");  // complete, but of another step
   EXPECT_EQ(newest_checkpoint(run_path, true, &damaged)->state.step, 20);
   ASSERT_EQ(damaged.size(), 2u);
   EXPECT_TRUE(has(damaged[0].reason, "model.safetensors has 0 bytes")) << damaged[0].reason;
-  EXPECT_EQ(damaged[1].reason, "state.json is that of step 10");
+  EXPECT_EQ(damaged[1].reason, "state.json belongs to step 10");
 }
 
-TEST_F(Checkpoints, TheModellingFileIsForOthers) {
+TEST_F(Checkpoints, TheModellingFileMayChange) {
   std::string folder = write(20), path = folder + "/modeling_plusgpt.py";
   EXPECT_EQ(bytes_of(path), content(20).modelling);
   put(path, "class Mine: pass\n");
@@ -232,7 +233,7 @@ TEST_F(Checkpoints, TheModellingFileIsForOthers) {
   EXPECT_EQ(state_of(folder)["files"].size(), 3u);
 }
 
-TEST_F(Checkpoints, WhatMayNotBeReadIsNotDamaged) {
+TEST_F(Checkpoints, UnreadableFilesAreNotDamage) {
   std::string folder = write(20);
   for (auto* name : {"state.json", "model.safetensors"}) {
     fs::permissions(folder + "/" + name, fs::perms::none);
@@ -247,7 +248,7 @@ TEST_F(Checkpoints, WhatMayNotBeReadIsNotDamaged) {
 TEST_F(Checkpoints, AFailureLeavesNothingBehind) {
   write(20);
   CheckpointContent c = content(30);
-  c.state.config = "not JSON";  // found when the large files are written already
+  c.state.config = "not JSON";  // found after the large files are written
   EXPECT_ANY_THROW(write_checkpoint(run, c));
   EXPECT_FALSE(fs::exists(run_path + "/.tmp_step_00000030"));
   EXPECT_EQ(step_folders(run_path).size(), 1u);
@@ -289,7 +290,7 @@ TEST_F(Checkpoints, PlacesToResumeFrom) {
   is(resume_place("runs/a/step_00000020", "b"), "runs/a", 20, "runs/a/step_00000020", false);
   fs::copy("runs/a/step_00000020", "saved");
   is(resume_place("saved", "a"), ".", 0, "saved", false);
-  EXPECT_TRUE(has(error_of([] { resume_place("saved/state.json", "a"); }), "is no folder"));
+  EXPECT_TRUE(has(error_of([] { resume_place("saved/state.json", "a"); }), "is not a folder"));
   fs::current_path(old);
 }
 
@@ -308,7 +309,7 @@ struct SameRun : Checkpoints {
   void began_with(const Config& config) { checkpoint.state.config = config_json(config); }
 };
 
-TEST_F(SameRun, WhatMayChange) {
+TEST_F(SameRun, AllowedChanges) {
   EXPECT_EQ(error(), "");
   now.name = "b";
   now.threads = 9;
@@ -331,7 +332,7 @@ TEST_F(SameRun, WithoutChecksumsNamesAndLengthsAreCompared) {
   EXPECT_TRUE(has(error(), "of 300 tokens (no checksum) in the checkpoint, "));
 }
 
-TEST_F(SameRun, WhatMayNot) {
+TEST_F(SameRun, RefusedChanges) {
   now.model.layers = 13;
   now.attention.gate.bias_init = 0.5;
   now.seed = 3;
@@ -339,8 +340,8 @@ TEST_F(SameRun, WhatMayNot) {
   val[0].xxh64 = "0d";
   val.push_back({"more.bin", 1, "0c"});
   EXPECT_EQ(error(),
-            "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; give "
-            "it the old values back, or begin another run (--set name=...):"
+            "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; restore "
+            "the old values, or begin another run (--set name=...):"
             "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
             "\n  model.layers: 12 in the checkpoint, 13 now"
             "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"
@@ -353,7 +354,7 @@ TEST_F(SameRun, WhatMayNot) {
   EXPECT_TRUE(has(error(), "data.val, shard 2: no further shard in the checkpoint, \"more.bin\" of 1 tokens (0c) now"));
 }
 
-TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
+TEST_F(SameRun, StepsMayChangeIfTheScheduleSoFarStays) {
   for (auto& [schedule, steps, fine] : std::vector<std::tuple<const char*, int64_t, bool>>{
          {"constant", 1000, true}, {"constant", 20, true}, {"cosine", 1000, false}, {"linear", 101, false},
          {"wsd", 1000, true}, {"wsd", 26, true}, {"wsd", 22, false}}) {
@@ -365,7 +366,7 @@ TEST_F(SameRun, StepsMayChangeWhereTheScheduleSoFarStays) {
     EXPECT_EQ(has(error(), format("train.steps: 100 in the checkpoint, %ld now", steps)), !fine);
   }
   now = small_config();
-  now.optimizer.warmup_steps = 30;  // step 20 is in the warmup, which does not know the end
+  now.optimizer.warmup_steps = 30;  // step 20 is in the warmup, which does not depend on the end
   began_with(now);
   now.train.steps = 1000;
   EXPECT_EQ(error(), "");

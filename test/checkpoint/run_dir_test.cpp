@@ -45,7 +45,7 @@ TEST_F(Runs, StepsAreListedNewestFirst) {
   EXPECT_TRUE(step_folders(run_path).empty());  // no folder yet
   RunDir run("a", root);
   for (int64_t step : {2, 100000000, 10}) make_step(run, step);
-  // What is not exactly a step folder is none of ours.
+  // Only folders with exactly these names count.
   for (auto* name : {"step_3", "step_00000004x", "step_-0000005", "xstep_00000006", ".tmp_step_00000007",
                      "bad_step_00000008", "step_000000009", "step_99999999999999999999999", "step_"})
     std::filesystem::create_directory(run_path + "/" + name);
@@ -69,13 +69,13 @@ TEST_F(Runs, StepFolderAppearsOnlyWhenPublished) {
 TEST_F(Runs, LeftoversOfAnInterruptedStepAreNotKept) {
   RunDir run("a", root);
   write_text_file(run.begin_step(5) + "/half", "x");
-  write_text_file(run.begin_step(5) + "/whole", "y");  // the process died and came again
+  write_text_file(run.begin_step(5) + "/whole", "y");  // the process died and was started again
   run.publish_step(5);
   EXPECT_FALSE(std::filesystem::exists(run_path + "/step_00000005/half"));
   EXPECT_EQ(bytes_of(run_path + "/step_00000005/whole"), "y");
 }
 
-TEST_F(Runs, GoingBackKeepsWhatWasThere) {
+TEST_F(Runs, GoingBackKeepsLaterCheckpoints) {
   RunDir run("a", root);
   for (int64_t step : {10, 20, 30}) make_step(run, step);
   write_text_file(run.metrics_path(), "lines\n");
@@ -91,7 +91,7 @@ TEST_F(Runs, GoingBackKeepsWhatWasThere) {
   EXPECT_EQ(steps(), std::vector<int64_t>{10});
 }
 
-TEST_F(Runs, WhatCannotBeRemovedStays) {
+TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
   RunDir run("a", root);
   for (int64_t step : {1, 2, 3}) make_step(run, step);
   std::filesystem::create_directories(run_path + "/.tmp_step_00000009/in");
@@ -123,7 +123,7 @@ TEST_F(Runs, KeepNewest) {
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "step_00000003", "step_00000004"}));
 }
 
-TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
+TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   RunDir run("a", root);
   write_text_file(run.metrics_path(), "{}\n");
   write_text_file(run_path + "/picture.png", "kept");
@@ -138,7 +138,7 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
     std::filesystem::create_directories(run_path + name + "/step_00000001");
     EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +
-                                                             (name + 1) + ": replace", 0), 0u);
+                                                             (name + 1) + "; replace", 0), 0u);
     run.start_fresh(true);
     EXPECT_EQ(names(), kept);
   }
@@ -147,7 +147,7 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   write_text_file(run.metrics_path(), "{}\n");
   EXPECT_EQ(error_of([&] { run.start_fresh(false); }),
             "user: runs: " + run_path +
-              " already has checkpoints up to step 20: continue it with --resume, replace it with "
+              " already has checkpoints up to step 20; continue it with --resume, replace it with "
               "--overwrite, or choose another name (--set name=...)");
   EXPECT_EQ(steps(), (std::vector<int64_t>{20, 10}));
   EXPECT_EQ(bytes_of(run.metrics_path()), "{}\n");
@@ -161,11 +161,11 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
     RunDir run("a", root);
     EXPECT_EQ(
       open_again(),
-      format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock): wait for it or stop it, "
+      format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock); wait for it or stop it, "
              "or choose another name (--set name=...)",
              getpid(), run_path.c_str(), run_path.c_str()));
     EXPECT_EQ(error_of([&] { RunDir other("b", root); }), "");
-    // The refused one has not touched the text of the lock.
+    // The refused process has not changed the text of the lock.
     EXPECT_EQ(bytes_of(run_path + "/.lock"), format("pid %d\n", getpid()));
   }
   EXPECT_EQ(open_again(), "");
@@ -188,12 +188,12 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
   close(ready[1]);
 }
 
-TEST_F(Runs, WhatStandsInTheWay) {
+TEST_F(Runs, FoldersThatCannotBeUsed) {
   std::filesystem::create_directory(root);
   write_text_file(root + "/a", "a file");
   EXPECT_EQ(error_of([&] { RunDir run("a", root); }),
             "user: runs: " + run_path +
-              " cannot be created, a file of that name is in the way: remove it, or choose another name "
+              " cannot be created, because a file of that name is in the way; remove it, or choose another name "
               "(--set name=...)");
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
   without_root([&] {
@@ -267,7 +267,7 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   EXPECT_EQ(after(""), line);
 }
 
-TEST(Metrics, WhoWritesSaysWhatALostLineMeans) {
+TEST(Metrics, ALostLineIsReportedByTheCallback) {
   MetricsLog log("/dev/full");
   log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
   std::string text = ": cannot write /dev/full: No space left on device";
@@ -285,7 +285,7 @@ TEST(Metrics, WithoutAFileNothingHappens) {
             "failure: cannot write /dev/full: No space left on device");
 }
 
-TEST(RewindMetrics, DropsWhatWillBeSaidAgain) {
+TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   TempDir dir;
   std::string path = dir / "m";
   const std::string

@@ -1,5 +1,5 @@
-// What only the CPU layer has: errors instead of hangs, orders of execution, poison, the pool, limits of the machine.
-// Empty in a build for GPUs.
+// Features that only the CPU layer has: errors instead of hangs, orders of execution, poison, the pool, limits of the
+// machine. Empty in a build for GPUs.
 #include <gtest/gtest.h>
 #include "kernels/gpu.cuh"
 #ifdef PLUSGPT_CPU
@@ -50,7 +50,7 @@ std::string at_line(int line) { return "cpu_layer_test.cu:" + std::to_string(lin
 constexpr int first_line = __LINE__;
 __global__ void go_wrong(int how, int* alive) {
   int t = threadIdx.x;
-  struct Count {  // fibers that are abandoned must be unwound
+  struct Count {  // abandoned fibers must be unwound
     int* n;
     explicit Count(int* n_) : n(n_) { __atomic_fetch_add(n, 1, __ATOMIC_RELAXED); }
     ~Count() { __atomic_fetch_sub(n, 1, __ATOMIC_RELAXED); }
@@ -168,7 +168,7 @@ std::vector<int> order_of(CpuOrder order, unsigned seed) {
   for (size_t i = 0; i < numbers.size(); ++i) threads[static_cast<size_t>(numbers[i])] = static_cast<int>(i);
   return threads;
 }
-TEST_F(CpuLayer, OrdersAreWhatTheySay) {
+TEST_F(CpuLayer, OrdersFollowTheirNames) {
   std::vector<int> forward = order_of(CpuOrder::forward, 1), reverse = order_of(CpuOrder::reverse, 1);
   EXPECT_TRUE(std::is_sorted(forward.begin(), forward.end()));
   EXPECT_TRUE(std::is_sorted(reverse.rbegin(), reverse.rend()));
@@ -216,7 +216,7 @@ __global__ void wait_for_nothing(float4* out) {
   cp_async_wait<0>();
   out[blockIdx.x * blockDim.x + threadIdx.x] = tile[threadIdx.x];
 }
-TEST_F(CpuLayer, WhatIsNotWaitedForNeverArrives) {
+TEST_F(CpuLayer, CopiesWithoutAWaitNeverArrive) {
   set_cpu_poison(true);
   std::vector<float4> values(32, make_float4(1, 2, 3, 4));
   DeviceArray<float4> in(values), out(96);
@@ -236,9 +236,9 @@ __global__ void read_nothing(float* out) {
   out[2 * t] = all[t];
   out[2 * t + 1] = some[t];
   __syncthreads();
-  all[t] = some[t] = 5;  // and the next block must not find this
+  all[t] = some[t] = 5;  // the next block must not find this
 }
-TEST_F(CpuLayer, PoisonShowsReadsOfNothing) {
+TEST_F(CpuLayer, PoisonShowsReadsOfUnwrittenMemory) {
   set_cpu_threads(1);
   set_cpu_poison(true);
   float out[64] = {};
@@ -269,7 +269,7 @@ TEST_F(CpuLayer, ParallelForUsesAllThreads) {
   if (most_workers < 3) GTEST_SKIP();
   set_cpu_threads(3);
   std::atomic<int> here{0};
-  parallel_for(3, [&](int) {  // ends only when three threads are inside
+  parallel_for(3, [&](int) {  // ends only if three threads are inside
     ++here;
     while (here < 3) std::this_thread::yield();
   });
@@ -285,7 +285,7 @@ TEST_F(CpuLayer, NestedParallelForRunsInPlace) {
 TEST_F(CpuLayer, TheErrorOfTheLowestIndexArrives) {
   for (int threads : {1, 2, 4}) {
     set_cpu_threads(threads);
-    std::atomic<bool> later_one{false};  // has thrown; the lowest waits for it a while, so that it comes second
+    std::atomic<bool> later_one{false};  // has thrown; the lowest waits for it a while, so that it throws second
     std::string what;
     try {
       parallel_for(200, [&](int i) {
@@ -348,7 +348,7 @@ TEST_F(CpuLayer, MemoryOfTheMachineOrItsContainer) {
   v2.expect(200000, 500000);
   v2.write("sys/fs/cgroup/user/memory.stat", "anon 7\ninactive_file 100000\n");
   v2.expect(300000, 500000);
-  v2.write("sys/fs/cgroup/memory.max", "900000\n");  // a group above with more in all, but less left
+  v2.write("sys/fs/cgroup/memory.max", "900000\n");  // a parent group with a higher limit, but less free memory
   v2.write("sys/fs/cgroup/memory.current", "850000\n");
   v2.expect(50000, 500000);
   FakeMachine v1;
@@ -376,7 +376,7 @@ TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
   EXPECT_EQ(cpu::available_cores(machine.root), cores);
 }
 
-// ---- streams whose work is kept back --------------------------------------------------------------------------------
+// ---- streams whose work is held back --------------------------------------------------------------------------------
 
 __global__ void set_value(int* x, int value) { *x = value; }
 __global__ void times_ten_plus(int* x, int digit) { *x = *x * 10 + digit; }
@@ -402,25 +402,25 @@ struct Kept : CpuLayer {
   }
 };
 
-TEST_F(Kept, NothingRunsBeforeSomebodyWaits) {
+TEST_F(Kept, NothingRunsBeforeAWait) {
   LAUNCH(set_value, 1, 1, 0, a, x, 5);
   cudaMemcpyAsync(pinned, x, sizeof *x, cudaMemcpyDeviceToHost, a);
   LAUNCH(set_value, 1, 1, 0, b, y, 6);
   EXPECT_EQ(*pinned, 0);  // too early
   cudaStreamSynchronize(a);
   EXPECT_EQ(*pinned, 5);
-  EXPECT_EQ(*y, 0);  // nobody has waited for the other stream
+  EXPECT_EQ(*y, 0);  // the other stream has not been waited for
   cudaDeviceSynchronize();
   EXPECT_EQ(*y, 6);
 }
 
-TEST_F(Kept, EventsOrderStreamsAndAreTakenAsTheyWere) {
+TEST_F(Kept, EventsOrderStreamsByTheRecordAtTheWait) {
   for (bool wait : {true, false}) {
     LAUNCH(set_value, 1, 1, 0, a, x, wait ? 1 : 2);
     cudaEventRecord(event, a);
     if (wait) cudaStreamWaitEvent(b, event);
     LAUNCH(set_value, 1, 1, 0, a, x, 3);
-    cudaEventRecord(event, a);  // moves nobody who waits already
+    cudaEventRecord(event, a);  // does not change earlier waits
     LAUNCH(copy_value, 1, 1, 0, b, y, x);
     cudaStreamSynchronize(b);
     EXPECT_EQ(*y, 1) << (wait ? "after the event" : "without it the old value is read");
@@ -430,7 +430,7 @@ TEST_F(Kept, EventsOrderStreamsAndAreTakenAsTheyWere) {
   }
 }
 
-TEST_F(Kept, TheDefaultStreamIsOrderedWithThoseThatDoNotDecline) {
+TEST_F(Kept, TheDefaultStreamIsOrderedWithBlockingStreams) {
   LAUNCH(set_value, 1, 1, 0, with_default, x, 1);
   LAUNCH(times_ten_plus, 1, 1, 0, nullptr, x, 2);
   LAUNCH(times_ten_plus, 1, 1, 0, with_default, x, 3);
@@ -459,7 +459,7 @@ TEST_F(Kept, CopiesReadPinnedMemoryWhenTheyRunAndOtherMemoryAtOnce) {
   EXPECT_EQ(pageable, 7);
 }
 
-TEST_F(Kept, WhatIsDestroyedIsStillDone) {
+TEST_F(Kept, WorkOnDestroyedStreamsIsStillDone) {
   cudaEvent_t twice;
   cudaStream_t short_lived;
   float ms;
@@ -479,9 +479,9 @@ TEST_F(Kept, WhatIsDestroyedIsStillDone) {
   EXPECT_EQ(*x, 8);
 }
 
-TEST_F(Kept, RandomMomentsKeepEveryOrderThatWasAskedFor) {
+TEST_F(Kept, RandomMomentsKeepEveryRequestedOrder) {
   cpu::keep_back(cpu::StreamOrder::random);
-  std::set<int> early;  // what the host sees when it does not wait
+  std::set<int> early;  // the values that the host sees without a wait
   for (int round = 0; round < 50; round++) {
     *pinned = 0;
     LAUNCH(set_value, 1, 1, 0, a, x, 1);

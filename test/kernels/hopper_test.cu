@@ -1,5 +1,5 @@
-// kernels/hopper.cuh against plain loops: where the copy engine puts what, when barriers open, what the products of a
-// warpgroup add up. The same on the CPU layer and on Hopper; the end is about mistakes, which only the CPU reports.
+// kernels/hopper.cuh against plain loops: the layouts of the copy engine, when barriers open, and the products of a
+// warpgroup. The same on the CPU layer and on Hopper; the end is about bugs in kernels, which only the CPU reports.
 #include "kernels/hopper.cuh"
 #include <gtest/gtest.h>
 #include <cmath>
@@ -30,7 +30,7 @@ struct Hopper : testing::Test {
 };
 
 bf16 of_bits(unsigned bits) { return __ushort_as_bfloat16(static_cast<unsigned short>(bits)); }
-std::vector<bf16> counted(size_t n) {  // all different, but for 2^16 elements
+std::vector<bf16> counted(size_t n) {  // all different, up to 2^16 elements
   std::vector<bf16> values(n);
   for (size_t i = 0; i < n; i++) values[i] = of_bits(unsigned(i) + 1);
   return values;
@@ -103,7 +103,7 @@ TEST_F(Hopper, TileLoadPutsEveryElementInItsPlaceAndZerosAround) {
         }
 }
 
-TEST_F(Hopper, TileStoreWritesWhatIsInsideAndNothingElse) {
+TEST_F(Hopper, TileStoreWritesOnlyInsideTheTensor) {
   for (const TensorShape& shape : shapes)
     for (int rows : {1, 64})
       for (int row : {0, 40})  // only a load may begin before the tensor
@@ -134,7 +134,7 @@ __global__ void load_bytes(const char* in, int bytes, char* out) {
     for (int i = threadIdx.x; i < bytes; i += blockDim.x) out[half * bytes + i] = buffer[half * bytes + i];
   }
 }
-TEST_F(Hopper, BulkLoadBringsBytes) {
+TEST_F(Hopper, BulkLoadCopiesBytes) {
   for (CpuOrder order : {CpuOrder::forward, CpuOrder::reverse, CpuOrder::random})
     for (int bytes : {16, 48, 4096}) {
       set_cpu_order(order);
@@ -183,7 +183,7 @@ TEST_F(Hopper, MbarriersOpenPhaseByPhase) {
   });
 }
 
-// Two warpgroups turn their halves around, each at its own pace, while a warp has left already; then both meet.
+// Two warpgroups reverse their halves, each at its own pace, while one warp has exited already; then both meet.
 __global__ void turn_around(float* x) {
   __shared__ float tile[2 * WARPGROUP];
   int t = threadIdx.x, group = t / WARPGROUP;
@@ -263,7 +263,7 @@ __global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
     for (int i = 0; i < 4; i++) d[sum_place(n, i, N)] = sums[n][i];
 }
 
-// b [64, n] here; d as it was before if add.
+// b [64, n] here; d must hold its old value if add.
 template <int TILES, bool FROM_REGISTERS>
 std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& b, std::vector<float> d, bool add) {
   size_t n = 8 * TILES;
@@ -395,7 +395,7 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
   });
 }
 
-// ---- all together -------------------------------------------------------------------------------------------------
+// ---- together -----------------------------------------------------------------------------------------------------
 
 // out [m, 128] = x [m, depth] w [128, depth]^T, 128 rows a block: a warpgroup keeps a ring of tiles full, two multiply.
 // `early` releases a slot before the products that read it are done. Each warp releases it: a wait is only known to be
@@ -500,7 +500,7 @@ TEST_F(Hopper, ASlotReleasedTooEarlyShowsInRandomOrder) {
     EXPECT_EQ(bits_of(ring.run(false)), right);
     try {
       wrong += bits_of(ring.run(true)) != right;
-    } catch (const Failure&) {  // the ring went round while a thread had yet to look at its barrier
+    } catch (const Failure&) {  // the ring went round before a thread looked at its barrier
       wrong++;
     }
   }
@@ -514,7 +514,7 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   EXPECT_NO_THROW(tensor_map(x, good, 256));
   EXPECT_THROW(tensor_map(x + 1, good, 64), Failure);
   for (int rows : {0, 257}) EXPECT_THROW(tensor_map(x, good, rows), Failure);
-  // no rows; a stride that is no multiple of 8; strides that are no multiples of each other
+  // no rows; a stride not a multiple of 8; strides not multiples of each other
   for (const TensorShape& bad : {TensorShape{1, 0, 1, 64, 256, 64, 64}, {1, 4, 1, 64, 272, 68, 68},
                                  {1, 4, 1, 64, 72, 64, 64}, {1, 4, 1, 64, 288, 72, 64}, {1, 4, 1, 64, 256, 64, 40}})
     EXPECT_THROW(tensor_map(x, bad, 64), Failure);
@@ -630,7 +630,7 @@ __global__ void store_and_go(const __grid_constant__ TensorMap map, bool commit,
   if (commit) bulk_commit();
   if (wait) bulk_wait_read();
 }
-TEST_F(Hopper, WhatIsNotWaitedForIsNotThere) {
+TEST_F(Hopper, ResultsAreMissingWithoutTheirWait) {
   if (!on_cpu) GTEST_SKIP() << "a GPU may be quick";
   DeviceArray<float> out(WARPGROUP);
   for (bool wait : {true, false}) {

@@ -32,7 +32,7 @@ static std::vector<T> shifted(std::vector<T> values, size_t shift) {
   return values;
 }
 
-// Between the rows stands NaN in inputs, which must not be read, and in D, where it must stay.
+// The gaps between rows hold NaN: in inputs it must not be read, in D it must stay.
 template <class T>
 static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
   auto dense = random_normal<T>(size_t(rows) * columns, seed, scale);
@@ -50,8 +50,8 @@ static std::vector<T> without_padding(const std::vector<T>& padded, int columns,
   return dense;
 }
 
-// Naive<float> for what tensor cores add up: they cut off where float rounds to nearest, towards zero (Fasi, Higham,
-// Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021).
+// Naive<float> for sums of tensor cores, which are truncated, not rounded to nearest (Fasi, Higham, Mikaitis, Pranesh:
+// Numerical behavior of NVIDIA tensor cores, 2021).
 struct Chopped {
   struct real {
     float x;
@@ -130,8 +130,8 @@ static void test_all(const std::vector<Case>& cases) {
       for (bool trans_b : {false, true}) test_matmul<TIn, TOut>(c, trans_a, trans_b);
 }
 
-// One element; odd everything; more than one tile each way; k longer than a slice of bf16; strides that keep 16 bytes
-// and not.
+// One element; all sizes odd; more than one tile in each direction; k longer than a slice of bf16; row strides that are
+// multiples of 16 bytes and that are not.
 static const std::vector<Case> plain = {
     {1, 1, 1},         {1, 257, 64},   {113, 1, 31},
     {3, 5, 7, 3},      {113, 40, 257}, {64, 72, 1100},
@@ -263,7 +263,7 @@ TEST(Matmul, ReleasesWhatItAllocatedForAStream) {
   EXPECT_LT(before - free_memory(), (before - during) / STREAMS);
 }
 
-TEST(Matmul, RefusesWhatHasNoMeaning) {
+TEST(Matmul, RefusesImpossibleArguments) {
   DeviceArray<float> x(64);
   EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
   EXPECT_THROW(

@@ -1,6 +1,6 @@
-// What kernels/gpu.cuh promises, on whichever machine this runs: conversions, launches, warp operations, fragment
-// layouts (written down here once more, element by element, from the tables of the PTX manual) and cp.async. The same
-// file passes on a GPU and on the CPU layer; what only the layer has is in cpu_layer_test.cu.
+// The contracts of kernels/gpu.cuh: conversions, launches, warp operations, fragment layouts (written here again,
+// element by element, from the tables of the PTX manual) and cp.async. The same tests pass on a GPU and on the CPU
+// layer; cpu_layer_test.cu tests the features that only the layer has.
 #include <gtest/gtest.h>
 #include <cmath>
 #include <cstring>
@@ -27,7 +27,7 @@ template <class T> unsigned bits_of(T v) {
   return bits;
 }
 
-// What 16 bits mean, from the definition of the format.
+// The value of 16 bits, from the definition of the format.
 struct Format { int exponent_bits, mantissa_bits, bias; };
 template <class T> constexpr Format format_of = Format{8, 7, 127};  // bf16
 
@@ -68,8 +68,8 @@ template <class T> void check_conversions() {
     EXPECT_EQ(std::isnan(expected), std::isnan(to_float(from_bits<T>(i))));  // the host's conversion
   }
 
-  // Between any two neighbours: themselves, the middle (to even), and the floats on both sides of the middle. Beyond
-  // the largest number the next one would have been infinity's place.
+  // For any two neighbours: the two, the middle (to even), and the floats on both sides of the middle. For the largest
+  // number, infinity takes the place of its neighbour.
   std::vector<float> inputs;
   std::vector<unsigned> expected;
   unsigned infinity = 0xffff & ~((1u << format_of<T>.mantissa_bits) - 1) & 0x7fff;
@@ -101,7 +101,7 @@ template <class T> void check_conversions() {
   std::vector<T> outputs = rounded.download();
   for (size_t i = 0; i < inputs.size(); ++i) {
     unsigned host = bits_of(from_float<T>(inputs[i])), device = bits_of(outputs[i]);
-    bool nan = i >= numbers && expected[i] == 0x7fff;  // any NaN will do on the host's side of a CUDA build
+    bool nan = i >= numbers && expected[i] == 0x7fff;  // the host side of a CUDA build may give any NaN
     if ((device != expected[i] || (nan ? !std::isnan(value_of<T>(host)) : host != expected[i])) && ++wrong < 10)
       ADD_FAILURE() << inputs[i] << " rounds to " << std::hex << device << " (host " << host << "), not "
                     << expected[i];
@@ -300,7 +300,8 @@ TEST(Warp, ReductionsGiveEveryLaneTheSameBits) { check_reductions<1>(), check_re
 
 // ---- fragments ----------------------------------------------------------------------------------------------------
 
-// PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type": where element i of a lane's fragment lies.
+// PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type": the place of element i of a lane's
+// fragment.
 struct Place { int row, column; };
 Place place_of_a(int lane, int i) {  // a0 .. a7
   int group = lane >> 2, in_group = lane % 4;
@@ -433,7 +434,8 @@ TEST(Fragments, LdmatrixTransposed) { check_ldmatrix<1, true>(), check_ldmatrix<
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
 
-// What shared memory holds after each step: nothing asked for, asked for, after waits for all but 1 and for all groups.
+// The content of shared memory after each step: before the copies, after them, after waits for all but 1 and for all
+// groups.
 __global__ void copy_in_groups(float4* out, const float4* in) {
   __shared__ float4 tile[3][WARP];
   int t = threadIdx.x, step = 0;
@@ -463,7 +465,7 @@ TEST(CpAsync, ArrivesAtItsWaitAndNotBeforeOnTheCpu) {
     for (int i = 0; i < 3; ++i)
       for (int t = 0; t < WARP; ++t) {
         bool arrived = i == 0 ? step >= 1 : step == 2;
-        if (!arrived && !on_cpu) continue;  // a GPU may be early
+        if (!arrived && !on_cpu) continue;  // on a GPU it may arrive early
         float4 expected = !arrived ? make_float4(-1, -1, -1, -1)
                           : i == 2 && t % 2 ? make_float4(0, 0, 0, 0) : values[i * WARP + t];
         EXPECT_EQ(memcmp(&seen[(step * 3 + i) * WARP + t], &expected, 16), 0) << "step " << step << " copy " << i;

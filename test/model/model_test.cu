@@ -15,7 +15,7 @@
 
 namespace {
 
-// A model that is small and odd: nothing is a multiple of what kernels like beyond what the configuration demands.
+// A small model with odd sizes: no multiples beyond those that the configuration demands.
 Config small_config(const std::string& precision, const std::vector<std::string>& sets = {}) {
   std::vector<std::string> all = {"model.layers=2",   "model.heads=3",  "model.head_dim=6",  "model.channels=24",
                                   "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
@@ -33,7 +33,7 @@ struct TestBatch {
   }
 };
 
-// All parameters away from 0 and 1, so that every gradient is put to the test.
+// All parameters away from 0 and 1, so that every gradient is tested.
 void randomise(Model& model, unsigned seed) {
   for (const Tensor& tensor : model.tensors()) {
     bool gain = tensor.init.constant == 1;
@@ -110,11 +110,9 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   }
 }
 
-// Errors grow through the layers by chance, and a single tensor's naive error is one draw of them: kernels and naive
-// formula are compared by their largest errors over all tensors and three batches, which is what the rounding of this
-// network amounts to.
-// Compares losses and gradients of small models with the float64 reference. The error of a few numbers is a matter of
-// luck, the naive formula's too (see Pool in compare.h): the largest errors of all models added are compared at the end.
+// Compares losses and gradients of small models with the float64 reference. Errors grow through the layers by chance, and
+// a single tensor's naive error is one draw of them (see Pool in compare.h). So kernels and naive formula are compared by
+// their largest errors over all tensors, three batches and all added models, when the pool is destroyed.
 template <class T>
 class GradientPool {
  public:
@@ -134,7 +132,7 @@ class GradientPool {
       ReferenceModel<Naive<T>> naive(config);
       naive.take_parameters(*model);
       for (auto& [name, values] : naive.parameters)
-        exact.parameters[name].assign(values.begin(), values.end());  // what the kernels see
+        exact.parameters[name].assign(values.begin(), values.end());  // as the kernels read them
       exact_losses.push_back(exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
       naive_losses.push_back(naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
       losses.push_back(gradients(*model, batch).loss);
@@ -160,8 +158,7 @@ TEST(Model, GradientsMatchReference) {
   }
 }
 
-// fp32 and bf16 compute the same function: their gradients differ by what rounding to bf16 at every stored tensor
-// makes.
+// fp32 and bf16 compute the same function: their gradients differ by the rounding to bf16 of every stored tensor.
 TEST(Model, PrecisionsAgree) {
   Config config = small_config("fp32"), config16 = small_config("bf16");
   TestBatch batch(config);
@@ -230,8 +227,8 @@ TEST(Model, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-// One exception: in bf16 the first GELU is taken from the product in float32, the recomputed one from what was stored
-// of it.
+// One exception: in bf16 the first GELU is computed from the product in float32, the recomputed one from its stored
+// bf16 value.
 TEST(Model, RecomputationChangesNoBit) {
   GradientPool<bf16>("bf16").add({"train.recompute=gelu"});
   for (std::string precision : {"fp32", "bf16"}) {
@@ -247,8 +244,7 @@ TEST(Model, RecomputationChangesNoBit) {
   }
 }
 
-// Gradient accumulation: the same batch in one, two and four micro batches differs by float32 rounding of the sums
-// alone.
+// Gradient accumulation: in one, two and four micro batches, the same batch differs only by float32 rounding of sums.
 TEST(Model, MicroBatchesAddUp) {
   Config config = small_config("fp32");
   TestBatch batch(config);
@@ -386,7 +382,7 @@ TEST(Evaluation, FollowsTheProtocol) {
       for (int t = 0; t < L; t++) EXPECT_NEAR(result.by_position[t], position[t], 1e-5);
     }
     EXPECT_THROW(evaluate(*model, shards, L, 39), UserError);
-    EXPECT_THROW(evaluate(*model, {shards[0]}, 150, 1000), UserError);  // the last target would lie outside
+    EXPECT_THROW(evaluate(*model, {shards[0]}, 150, 1000), UserError);  // the last target would be outside
   }
 }
 
@@ -535,7 +531,7 @@ TEST(Settings, GatesMatchTheReference) {
   }
 }
 
-// The kinds and scales that need no learned numbers, and the norms, in the whole model.
+// The kinds and scales without learned parameters, and the norms, in the whole model.
 TEST(Settings, VariantsMatchTheReference) {
   for (const char* kind : kind_names)
     if (std::string(kind) != "lssar" && attention_is_built(kind_from_name(kind)))
@@ -555,8 +551,7 @@ void train_steps(Model& model, const TestBatch& batch, int first, int last) {
   }
 }
 
-// A model made from a snapshot goes on as the one that it was taken of did meanwhile; all tensors, those with strides
-// too.
+// A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
     for (std::string variant : {"softmax", "lssar_softplus_gated", "softmax_sink", "ssmax"}) {
@@ -566,7 +561,7 @@ TEST(Snapshot, ContinuesBitForBit) {
       auto model = small_model(config),
            continued = make_model(config, config.model.context, config.model.context, true);
       model->allocate_snapshot();
-      model->take_snapshot();  // of the beginning; the next one replaces it
+      model->take_snapshot();  // of the initial state; the next one replaces it
       train_steps(*model, batch, 1, 3);
       model->take_snapshot();
       train_steps(*model, batch, 4, 6);
@@ -621,7 +616,7 @@ TEST(Memory, GoesWithTheModel) {
   EXPECT_LT(once - free_memory_after(3), 1e6);  // a stream's workspace is 32 MiB
 }
 
-// ---- what benchmarks measure
+// ---- the measurements of benchmarks
 
 TEST(Profile, PhasesAndKernelsOfAStep) {
   Config config = small_config("fp32", {"batch.micro=2"});  // two micro steps

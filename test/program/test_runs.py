@@ -1,5 +1,5 @@
-"""Good input through the real ./train: the files and lines that are promised and no others, the same bits every time,
-losses that can be known beforehand, and text.
+"""Good input through the real ./train: exactly the documented files and lines, the same bits every time, losses that can
+be computed beforehand, and text.
 """
 import array
 import json
@@ -175,7 +175,7 @@ class Training(Workspace):
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith("step_")], [])
 
   def test_divergence_ends_the_run(self):
-    # A learning rate that sends the weights to infinity: said plainly, and metrics.jsonl stays valid JSON.
+    # A learning rate that sends the weights to infinity: the error names it, and metrics.jsonl stays valid JSON.
     done = self.call(optimizer__lr=1000.0, optimizer__grad_clip=0, optimizer__warmup_steps=0,
                      optimizer__schedule="constant", train__steps=50, eval__every=0)
     self.assertEqual(done.returncode, 1, done.stdout)
@@ -208,7 +208,7 @@ class Evaluation(Workspace):
       for loss in entry["by_position"]:
         self.assertAlmostEqual(loss, math.log(256), places=5)
 
-  def test_weights_that_are_no_numbers(self):
+  def test_weights_that_are_not_finite(self):
     self.weights(math.nan)
     done = self.call("--eval", "--lengths", "16,32", init="start")
     self.assertEqual(done.returncode, 1)
@@ -227,7 +227,7 @@ class Evaluation(Workspace):
     tensors = read_safetensors(self.model())
     other = {}
     for name, (_, shape, data) in tensors.items():
-      halves = b"".join(data[at + 2:at + 4] for at in range(0, len(data), 4))  # bfloat16, cut off
+      halves = b"".join(data[at + 2:at + 4] for at in range(0, len(data), 4))  # bfloat16, truncated
       other["transformer." + name] = ("BF16", shape, halves)
     other["lm_head.weight"] = other["transformer.wte.weight"]
     other["transformer.h.0.attn.bias"] = ("F32", [1], b"\0\0\0\0")
@@ -278,7 +278,7 @@ class Evaluation(Workspace):
       sizes = [min(width, length - first) for first in range(0, length, width)]
       mean = sum(size * loss for size, loss in zip(sizes, bins)) / length
       self.assertAlmostEqual(entry["loss"], mean, places=5)
-      self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # at most 1024 positions are all of these
+      self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # the last 1024 positions are all of them
 
   def test_appends(self):
     self.ok()

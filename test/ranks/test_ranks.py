@@ -581,7 +581,7 @@ class Starts(Several):
         ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)
-      self.assertRegex(errors, "^rank 1: ranks: this rank was not started as rank 0 was; give all the same program")
+      self.assertRegex(errors, "^rank 1: ranks: this rank was started differently from rank 0; give every rank the same")
       for text in texts:
         self.assertRegex(errors, "\n  " + text)
       self.assertNotRegex(errors, CRASH)

@@ -1,5 +1,5 @@
-"""The scripts around the benchmarks: bench_table.py, bench_peers.py where PyTorch is, gpu_session.sh with programs in
-the place of a GPU's. PYTHON_TORCH names a Python with PyTorch. Standard library only.
+"""The scripts around the benchmarks: bench_table.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins
+for a GPU's programs. PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
 import importlib.util
@@ -33,7 +33,7 @@ HEAD = {"device": "CPU", "gpu": False, "processors": 2, "commit": "abc1234", "co
 
 
 class Tables(ScriptTest):
-  """In a copy of scripts/, because results and README.md are found from there."""
+  """In a copy of scripts/, because results and README.md are found relative to it."""
 
   def setUp(self):
     super().setUp()
@@ -117,7 +117,7 @@ class Tables(ScriptTest):
     new["steps"][0]["ms"] = 101
     text = self.table("--compare", self.path("bench/results/cpu.json"), self.write("new.json", json.dumps(new)))
     self.assertIn("| mlp forward | 1 | 0.5 | 0.50 |", text)
-    self.assertNotIn("step, softmax", text)  # 1% is not worth a line
+    self.assertNotIn("step, softmax", text)  # 1% is too little for a line
     self.assertIn("softmax 20,480 tokens/s, lssar 10,240 tokens/s", self.table("--brief", self.path("new.json")))
 
   def test_bad_input(self):

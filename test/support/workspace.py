@@ -1,4 +1,4 @@
-"""For the tests of ./train: a working directory of its own for every test, a tiny model, and ways to run and to look.
+"""For the tests of ./train: a working directory for every test, a tiny model, helpers that run it and read its files.
 
 TRAIN=build/cpu/train names another program than ./train. Standard library only.
 """
@@ -137,7 +137,7 @@ class Workspace(unittest.TestCase):
     return [entry for entry in entries if kind in (None, entry["type"])]
 
   def steady(self, run="tiny"):
-    """All lines that must repeat between equal runs."""
+    """All lines that must be the same in equal runs."""
     return [{key: value for key, value in entry.items() if key not in VOLATILE}
             for entry in self.metrics(run) if entry["type"] != "start"]
 
@@ -149,7 +149,7 @@ class Workspace(unittest.TestCase):
       return file.read()
 
   def run_files(self):
-    """Path -> content of everything below runs/, but for the lock."""
+    """Path -> content of everything below runs/ except the lock."""
     return {name: self.bytes_of(self.path(name)) for name in self.files()
             if name.startswith("runs") and not name.endswith("lock")}
 

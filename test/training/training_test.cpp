@@ -1,4 +1,4 @@
-// What the training loop consults: loss spikes, console lines.
+// Parts of the training loop: loss spikes, console lines.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -41,11 +41,11 @@ TEST(Spikes, OutliersAreFound) {
   EXPECT_TRUE(has(guard.judge(3, 40), "gradient norm 40 is "));
   std::string both = guard.judge(9, 40);
   EXPECT_TRUE(has(both, "loss 9") && has(both, "; gradient norm 40")) << both;
-  EXPECT_EQ(guard.judge(0, 0), "");  // what falls is welcome
+  EXPECT_EQ(guard.judge(0, 0), "");  // low values are not spikes
   EXPECT_EQ(guard.history().skipped, 3);
 }
 
-TEST(Spikes, NothingBeforeEnoughIsKnownAndNothingWhenOff) {
+TEST(Spikes, NoneBeforeTheMinimumAndNoneWhenOff) {
   SpikeGuard guard(3, {}), off(0, {});
   for (size_t i = 0; i < SpikeGuard::MINIMUM; i++) EXPECT_EQ(guard.judge(std::pow(10.0, double(i)), 1), "");
   for (int i = 0; i < 100; i++) EXPECT_EQ(off.judge(std::pow(10.0, i), 1), "");
@@ -64,7 +64,7 @@ TEST(Spikes, ANewLevelStopsBeingASpikeAndOneSpikeDoesNotHideTheNext) {
   EXPECT_EQ(guard.history().loss.size(), SpikeHistory::WINDOW);
 }
 
-TEST(Spikes, HistoryIsAllThereIs) {
+TEST(Spikes, HistoryIsTheWholeState) {
   SpikeGuard whole(3, {});
   std::mt19937 random(1);
   std::vector<double> values;
