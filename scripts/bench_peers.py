@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import namedtuple
+from types import SimpleNamespace
 
 import bench_table
 
@@ -44,14 +45,14 @@ try:
 except ImportError as error:
   stop(f"PyTorch 2.5 or later is needed ({error}); use a Python that has it")
 
-import compare_torch
+import formula
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
                           "attention_channels")
 GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
 TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
-LSSAR = compare_torch.resolve({**compare_torch.CONFIG, "attention": {"variant": "lssar"}})[0]
+LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
 
 
 def fused(q, k, v):
@@ -60,8 +61,9 @@ def fused(q, k, v):
 
 def lssar(q, k, v):
   """Its matrices in full. Norms and row scales in float32: a row's number has more digits than bf16."""
-  config = {"model": {"position": "none", "context": q.shape[-2]}}
-  return compare_torch.attend(q.float(), k.float(), v, LSSAR, config, None, None).to(v.dtype)
+  context = q.shape[-2]  # nothing of LSSAR depends on the trained length
+  z = formula.scores(q.float(), k.float(), LSSAR, context)
+  return (formula.weights(z, LSSAR, context) @ v).to(v.dtype)
 
 
 def flash3(deterministic):

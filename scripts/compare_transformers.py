@@ -24,7 +24,6 @@ import json
 import os
 import random
 import struct
-import subprocess
 import sys
 import tempfile
 
@@ -33,10 +32,12 @@ try:
   import torch
   import torch.nn.functional as F
   import transformers
-  import compare_torch
 except ImportError as error:
   print(f"{__doc__}\ncompare_transformers.py: {error}", file=sys.stderr)
   sys.exit(2)
+
+import common
+import compare_torch
 
 BOUND = 1e-5
 CONTEXT, VOCAB, EVAL_TOKENS = 24, 40, 960
@@ -55,9 +56,9 @@ CONFIG = {
 }
 
 
-def cases():
+def cases(variants):
   """(what it is, settings of model and attention) of every comparison."""
-  for position, variant in itertools.product(("rope", "learned"), compare_torch.VARIANTS):
+  for position, variant in itertools.product(("rope", "learned"), variants):
     yield f"{variant}, {position}", {"model.position": position, "attention.variant": variant}
   activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "exp"))
   for position, granularity, op in itertools.product(("sdpa", "value", "key", "query", "output"),
@@ -93,7 +94,7 @@ class Trainer:
   """./train in a folder of its own, with the settings of one case."""
 
   def __init__(self, program, folder, settings):
-    self.program, self.folder, self.config = os.path.abspath(program), folder, json.loads(json.dumps(CONFIG))
+    self.program, self.folder, self.config = program, folder, json.loads(json.dumps(CONFIG))
     for name, value in settings.items():
       section, key = name.split(".")
       self.config[section][key] = value
@@ -104,16 +105,12 @@ class Trainer:
     return os.path.join(self.folder, *parts)
 
   def call(self, *flags, **settings):
-    command = [self.program, "config.json", *flags]
-    for key, value in settings.items():
-      command += ["--set", f"{key}={value}"]
-    done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
-    if done.returncode:
-      sys.exit(f"compare_transformers.py: {' '.join(command)}: exit {done.returncode}\n{done.stderr}")
+    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    common.train(self.program, "config.json", *flags, *changes, folder=self.folder)
 
   def trained(self):
     """The folder of a model that has made its steps from large weights."""
-    weights = compare_torch.random_weights(self.config, seed=1)
+    weights = compare_torch.random_weights(common.settings(self.program, "config.json", folder=self.folder), seed=1)
     for name, array in weights.items():
       if array.ndim == 2:
         array *= 3
@@ -222,7 +219,8 @@ def main():
   parser.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
   arguments = parser.parse_args()
   theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in cases())]):
+  ours = list(cases(common.variants(arguments.train)))
+  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in ours)]):
     parser.error(f"--only {arguments.only}: no model has this in its name")
   torch.set_num_threads(1)
   transformers.logging.set_verbosity_error()
@@ -232,7 +230,7 @@ def main():
     write_shard(os.path.join(folder, "train.bin"), text(4000, seed=1))
     write_shard(os.path.join(folder, "val.bin"), text(EVAL_TOKENS + 1, seed=2))
     table = Table()
-    for name, settings in cases():
+    for name, settings in ours:
       if arguments.only in name:
         ours_there(Trainer(arguments.train, folder, settings), name, table)
     for name, dtype in theirs.items():
