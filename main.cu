@@ -15,6 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include "data/encode.h"
+#include "data/gpt2_bpe.h"
 #include "data/loader.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
@@ -559,6 +561,10 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
+    if (!flags.encode.empty()) {
+      encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
+      return ended(channel.get(), 0, "");
+    }
     ranks = find_ranks(flags.gpus, ranks);
     connect(ranks);
     run(flags, ranks, channel.get());
