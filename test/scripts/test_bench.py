@@ -2,7 +2,6 @@
 the place of a GPU's. PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
-import importlib.util
 import json
 import os
 import re
@@ -156,29 +155,36 @@ class Programs(ScriptTest):
     self.assertEqual((bad.returncode, "--what" in bad.stderr), (2, True))
 
 
-def torch_python():
-  given = os.environ.get("PYTHON_TORCH")
-  return given or (sys.executable if importlib.util.find_spec("torch") else None)
-
-
 class Peers(ScriptTest):
-  def run_peers(self, *args, python=None, code=0):
-    done = subprocess.run([python or torch_python(), os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
+  """With the PyTorch of PYTHON_TORCH, or else of this Python."""
+  python = os.environ.get("PYTHON_TORCH") or sys.executable
+
+  @classmethod
+  def setUpClass(cls):
+    done = subprocess.run([cls.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    cls.torch = "PyTorch " + done.stdout.strip() if done.returncode == 0 else "no PyTorch (PYTHON_TORCH)"
+    cls.is_recent = tuple(map(int, re.findall(r"\d+", cls.torch)[:2])) >= (2, 5)
+
+  def run_peers(self, *args, code=0):
+    done = subprocess.run([self.python, os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
                           capture_output=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300)
     self.assertEqual(done.returncode, code, done.stderr)
     self.assertNotIn("Traceback", done.stderr)
     return done
 
-  @unittest.skipIf(importlib.util.find_spec("torch"), "this Python has PyTorch")
-  def test_without_pytorch(self):
-    self.assertIn("PyTorch 2.5 or later is needed", self.run_peers(python=sys.executable, code=2).stderr)
+  def test_without_a_recent_pytorch(self):
+    if self.is_recent:
+      self.skipTest(self.torch)
+    self.assertIn("PyTorch 2.5 or later is needed", self.run_peers(code=2).stderr)
 
-  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
   def test_without_a_gpu(self):
+    if not self.is_recent:
+      self.skipTest(f"{self.torch}: 2.5 or later is needed")
     self.assertIn("finds no GPU", self.run_peers(code=2).stderr)
 
-  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
   def test_everything_runs(self):
+    if not self.is_recent:
+      self.skipTest(f"{self.torch}: 2.5 or later is needed")
     rows = [{**ATTENTION, "kind": kind, "D": 16, "T": 32} for kind in ("softmax", "lssar")]
     ours = self.write("cpu.json", json.dumps({**HEAD, "steps": [STEP], "attention": rows}))
     table = self.run_peers("--tiny", "--out", self.path("peers.json"), "--ours", ours).stdout
