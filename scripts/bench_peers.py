@@ -29,12 +29,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import bench_table
-
-
-def stop(message):
-  print(f"bench_peers.py: {message}", file=sys.stderr)
-  sys.exit(2)
-
+from common import stop
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused where equal bits are asked for
 try:

@@ -15,13 +15,10 @@ import re
 import subprocess
 import sys
 
+from common import stop
+
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
-
-
-def stop(message):
-  print(f"bench_table.py: {message}", file=sys.stderr)
-  sys.exit(2)
 
 
 def read(path):

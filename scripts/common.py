@@ -12,6 +12,26 @@ def stop(message, code=2):
   sys.exit(code)
 
 
+class UserError(Exception):
+  """Something that the user can fix."""
+
+
+class Failure(Exception):
+  """Something that failed."""
+
+
+def run(main, interrupted):
+  """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind."""
+  try:
+    main()
+  except UserError as error:
+    stop(error)
+  except (Failure, OSError) as error:
+    stop(f"failed: {error}", 1)
+  except KeyboardInterrupt:
+    stop(f"interrupted; {interrupted}", 130)
+
+
 def train(program, *flags, folder=None):
   """Runs ./train in a folder and returns what it prints; ends the script if that fails."""
   try:

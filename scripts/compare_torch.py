@@ -21,15 +21,15 @@ import os
 import sys
 import tempfile
 
+import common
+
 try:
   import numpy as np
   import torch
   import torch.nn.functional as F
 except ImportError as error:
-  print(f"{__doc__}\ncompare_torch.py: {error}", file=sys.stderr)
-  sys.exit(2)
+  common.stop(f"{error}; pip install torch numpy")
 
-import common
 import formula
 
 CONFIG = {  # --set and ./train's defaults give the rest

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do our checkpoints open in Hugging Face transformers, and its GPT-2 folders here, as the same model?
 
-    python3 -m venv .venv && .venv/bin/pip install torch transformers
+    python3 -m venv .venv && .venv/bin/pip install torch transformers numpy
     .venv/bin/python scripts/compare_transformers.py [--train ./train] [--only TEXT]
 
 For every variant of attention with rope and learned positions, every place of the gate, and the settings that no
@@ -28,15 +28,15 @@ import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # only folders on this disk are opened
+import common
+
 try:
   import torch
   import torch.nn.functional as F
   import transformers
 except ImportError as error:
-  print(f"{__doc__}\ncompare_transformers.py: {error}", file=sys.stderr)
-  sys.exit(2)
+  common.stop(f"{error}; pip install torch transformers numpy")
 
-import common
 import compare_torch
 
 BOUND = 1e-5

@@ -18,6 +18,7 @@ import sys
 import time
 
 import plot
+from common import stop
 
 VARIANTS = "softmax,softmax_qknorm,lssa,lssar,sigmoid_gated,softplus_gated,lssar_softplus_gated"
 
@@ -43,7 +44,7 @@ def collect(arguments):
     with open(arguments.config, encoding="utf-8") as file:
       settings = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
   except (OSError, UnicodeDecodeError) as error:
-    sys.exit(f"compare_variants.py: {arguments.config}: {error}")
+    stop(f"{arguments.config}: {error}")
   folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}" for variant in arguments.variants for seed in arguments.seeds}
   missing = [key for key, name in folders.items() if not complete(os.path.join("runs", name))]
   start = time.monotonic()
@@ -57,7 +58,7 @@ def collect(arguments):
     try:
       done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
-      sys.exit(f"compare_variants.py: {program}: {error.strerror}; build it with make, or name it in $TRAIN")
+      stop(f"{program}: {error.strerror}; build it with make, or name it in $TRAIN")
     if done.returncode or not complete(os.path.join("runs", name)):
       sys.exit(f"{done.stdout}\ncompare_variants.py: {' '.join(command)} failed with exit code {done.returncode}.")
   return {variant: [complete(os.path.join("runs", folders[variant, seed])) for seed in arguments.seeds]

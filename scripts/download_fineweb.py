@@ -23,18 +23,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from common import Failure, UserError, run
+
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103
 BLOCK = 1 << 20
-
-
-class UserError(Exception):
-  pass
-
-
-class Failure(Exception):
-  pass
 
 
 class Damaged(Failure):
@@ -268,11 +262,4 @@ def main():
 
 
 if __name__ == "__main__":
-  try:
-    main()
-  except UserError as error:
-    sys.exit(print("download_fineweb: %s" % error, file=sys.stderr) or 2)
-  except (Failure, OSError) as error:
-    sys.exit(print("download_fineweb: failed: %s" % error, file=sys.stderr) or 1)
-  except KeyboardInterrupt:
-    sys.exit(print("\ndownload_fineweb: interrupted; run the same command again to go on", file=sys.stderr) or 130)
+  run(main, "run the same command again to continue")

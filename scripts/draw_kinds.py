@@ -10,8 +10,13 @@ import argparse
 import os
 from types import SimpleNamespace
 
-import numpy as np
-import torch
+import common
+
+try:
+  import numpy as np
+  import torch
+except ImportError as error:
+  common.stop(f"{error}; pip install torch numpy matplotlib")
 
 import formula
 

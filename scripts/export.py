@@ -12,14 +12,9 @@ TensorBoard's files are in RUN/tensorboard and are replaced by the next export; 
 import argparse
 import glob
 import os
-import sys
 
 import plot
-
-
-def stop(message):
-  print(f"export.py: {message}", file=sys.stderr)
-  sys.exit(2)
+from common import stop
 
 
 def flat(settings, prefix=""):
@@ -120,12 +115,11 @@ def main():
   parser.add_argument("--to", required=True, choices=("tensorboard", "wandb"))
   parser.add_argument("--project", default="plusgpt", help="of Weights & Biases [plusgpt]")
   arguments = parser.parse_args()
+  runs = plot.read_runs(arguments.runs, Run)
+  for run in runs:
+    if not run.points:
+      stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
   try:
-    runs = [Run(folder) for folder in arguments.runs]
-    plot.distinguish(runs)
-    for run in runs:
-      if not run.points:
-        stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
     if arguments.to == "wandb":
       to_wandb(runs, arguments.project)
     else:

@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import sys
 
+from common import stop
+
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -67,7 +69,7 @@ def count_instructions(folder):
       try:
         done = subprocess.run([tool, "-sass", os.path.join(place, name)], capture_output=True, text=True)
       except FileNotFoundError:
-        sys.exit("kernel_table.py: --sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME.")
+        stop("--sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME")
       kernel = None
       for line in done.stdout.splitlines():
         if "Function : " in line:

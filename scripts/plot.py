@@ -12,10 +12,7 @@ import json
 import os
 import sys
 
-
-def stop(message):
-  print(f"plot.py: {message}", file=sys.stderr)
-  sys.exit(2)
+from common import stop
 
 
 def load_pyplot():
@@ -100,8 +97,12 @@ class Run:
     return finite(section(self.config, "model").get("context"))
 
 
-def distinguish(runs):
-  """Runs whose folders have the same name are called by as much of the path as tells them apart."""
+def read_runs(folders, kind=Run):
+  """A kind(folder) of each. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  try:
+    runs = [kind(folder) for folder in folders]
+  except OSError as error:
+    stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
   for number, run in enumerate(runs):
     others = [other for other in parts if other != parts[number]]
@@ -109,6 +110,7 @@ def distinguish(runs):
     while any(other[-depth:] == parts[number][-depth:] for other in others):
       depth += 1
     run.label = os.sep.join(parts[number][-depth:])
+  return runs
 
 
 def in_text(label):
@@ -241,14 +243,10 @@ def main():
   parser.add_argument("--out", metavar="FILE.png", help="the picture, or a folder for loss.png [the first run's]")
   parser.add_argument("--brief", action="store_true", help="the losses only")
   arguments = parser.parse_args()
-  try:
-    runs = [Run(folder) for folder in arguments.runs]
-  except OSError as error:
-    stop(f"{error.filename}: {error.strerror}")
+  runs = read_runs(arguments.runs)
   for run in runs:
     if not run.train and not run.by_length:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
-  distinguish(runs)
   path = arguments.out or runs[0].folder
   if os.path.isdir(path):
     path = os.path.join(path, "loss.png")

@@ -31,13 +31,11 @@ import sys
 import tempfile
 import time
 
+from common import Failure, UserError, run
+
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
 MARKER = "<|endoftext|>"
 BLOCK = 4 << 20
-
-
-class UserError(Exception):
-  pass
 
 
 # ------------------------------------------------------------------------------------------------------------ input
@@ -152,7 +150,7 @@ class Gpt2:
       pass  # its exit code says why
     said = process.stderr.read().decode(errors="replace").strip()
     if process.wait() != 0:
-      raise (UserError if process.returncode == 2 else OSError)("%s: exit %d: %s" % (
+      raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
           " ".join(process.args), process.returncode, said))
 
   def tokens(self, text, start, end, errors):
@@ -329,11 +327,4 @@ def main():
 
 if __name__ == "__main__":
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through finally, which removes the temporary folder
-  try:
-    main()
-  except UserError as error:
-    sys.exit(print("prepare_text: %s" % error, file=sys.stderr) or 2)
-  except OSError as error:
-    sys.exit(print("prepare_text: failed: %s" % error, file=sys.stderr) or 1)
-  except KeyboardInterrupt:
-    sys.exit(print("\nprepare_text: interrupted; nothing was written", file=sys.stderr) or 130)
+  run(main, "nothing was written")

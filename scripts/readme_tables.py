@@ -15,6 +15,7 @@ import sys
 
 import compare_variants
 import plot
+from common import stop
 
 
 def variants(result):
@@ -34,8 +35,7 @@ def replace_block(name, content):
       with open(path, "w", encoding="utf-8") as file:
         file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
       return
-  sys.exit(f"{os.path.basename(sys.argv[0])}: no block <!-- table:{name} --> ... <!-- /table --> in README.md "
-           f"or bench/TORCH.md")
+  stop(f"no block <!-- table:{name} --> ... <!-- /table --> in README.md or bench/TORCH.md")
 
 
 def main():

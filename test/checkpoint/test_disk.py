@@ -6,7 +6,7 @@ import os
 import subprocess
 import unittest
 
-from checkpoint.test_resume import FILES, Runs
+from support.runs import FILES, Runs
 
 # FAIL="CALL END" lets the call fail on files whose path ends so; CALLS names the file that all calls are written to.
 LIBRARY = r"""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unittest
 
-from scripts.test_scripts import SCRIPTS, ScriptTest
+from support.scripts import SCRIPTS, ScriptTest
 
 ROOT = os.path.join(SCRIPTS, "..")
 STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "micro": 16, "context": 128,
@@ -36,7 +36,7 @@ class Tables(ScriptTest):
   def setUp(self):
     super().setUp()
     os.mkdir(self.path("scripts"))
-    for name in ("bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
+    for name in ("common.py", "bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
@@ -96,7 +96,7 @@ class Tables(ScriptTest):
       self.assertIn(line, text)
     self.assertNotIn("old", text)
     shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
-    self.table(self.path("bench/results/gpu.json"), code=1)
+    self.table(self.path("bench/results/gpu.json"), code=2)
     self.assert_error("no block <!-- table:speed_gpu -->")
 
   def test_what_has_changed(self):
