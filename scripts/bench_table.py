@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What `make bench` and bench_peers.py have measured, as tables.
+"""Makes tables of what `make bench` and bench_peers.py have measured.
 
     python3 scripts/bench_table.py --collect build/cpu/kernels.json ...    joins what the benchmark programs wrote to
                                                                            bench/results/cpu.json, or gpu.json, and
                                                                            prints the summary
-    python3 scripts/bench_table.py --compare OLD.json NEW.json             what has become faster or slower by 3%
+    python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
     python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
@@ -85,7 +85,7 @@ def collect(paths):
 
 
 def missing(result):
-  """Launches of the steps whose kernels stand in no line of the kernels' table."""
+  """Launches of the steps whose kernels have no line in the kernels' table."""
   known = {launch for kernel in result["kernels"] for launch in kernel["launches"]}
   return sorted({kernel["name"] for step in result["steps"] for kernel in step["kernels"]} - known - {"upload"})
 

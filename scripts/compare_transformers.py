@@ -4,12 +4,12 @@
     python3 -m venv .venv && .venv/bin/pip install torch transformers numpy
     .venv/bin/python scripts/compare_transformers.py [--train ./train] [--only TEXT]
 
-For every variant of attention with rope and learned positions, every place of the gate, and the settings that no
-variant has: ./train trains a tiny model for a few steps, transformers opens the folder, both evaluate it, at twice the
-trained length too where positions are not learned. It begins with weights so large that scores differ by several units:
-with the usual ones attention is next to uniform, and whatever were wrong with it would hide below the bound. Then the
-other way: what transformers saves of it must give ./train the same loss, as must GPT-2 models that transformers makes,
-in every type of number. Compared are
+For every variant of attention with rope and learned positions, every position of the gate, and the settings that no
+variant has: ./train trains a tiny model for a few steps, transformers opens the folder, and both evaluate it, at twice
+the trained length too unless positions are learned. Training starts from weights so large that scores differ by several
+units: with the usual weights attention is nearly uniform, and an error in it would stay below the bound. Then the other
+way: ./train must get the same loss from what transformers saves of that model, and from GPT-2 models that transformers
+makes, in every type of number. Compared are
   - the validation loss, and the loss by position, the mean over the same windows;
   - a row of logits. ./train prints losses only, but those of one position for every token v that could follow are
     logsumexp(z) - z_v: all of the row's log-probabilities, which is the row up to a constant that means nothing.

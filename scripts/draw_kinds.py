@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what the weights of each kind of attention look like, for the same queries and keys: attention/kinds.png.
+"""Draws the weights of each kind of attention for the same queries and keys: attention/kinds.png.
 
     python3 scripts/draw_kinds.py [--out FILE.png]
 

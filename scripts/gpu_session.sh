@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is needed for, in parts of under nine minutes each: tests and bench together take less than
-# that, the others as much each. What one part builds the next finds.
+# Runs everything that needs a GPU, in parts of under nine minutes each: tests and bench together take less than that,
+# each other part about as much. Later parts use what earlier parts have built.
 #
 #   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #
-#   tests      builds for the GPU that is here and runs every test program on it
+#   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      make bench, and what has changed since the bench/results/gpu.json that was there
+#   bench      make bench, and its differences from the bench/results/gpu.json of before
 #   peers      the same model and attention in PyTorch (scripts/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/compare_variants.py)
 #
-# Logs and results go to $OUT, a short table is printed last; exit 1 if a part failed. CPPFLAGS and LDFLAGS reach make,
-# for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and gtest,
-# and libgtest*.a, 3 MB in all. COMMIT names the sources where there is no git; PYTHON is one that has
+# Logs and results go to $OUT; a short table comes last; exit 1 if a part failed. CPPFLAGS and LDFLAGS are passed to make,
+# for headers and libraries in other places: a machine without network needs nlohmann, CLI and gtest of /usr/include,
+# and libgtest*.a, 3 MB together. COMMIT names the sources where there is no git; PYTHON names a Python that has
 # PyTorch.
 # shellcheck disable=SC2317  # parts are called by name
 set -uo pipefail
@@ -52,7 +52,7 @@ export PATH=$PATH:$cuda/bin BACKEND=cuda
 out=$(realpath -m "${OUT:-gpu_out}")
 mkdir -p "$out"
 
-# A part prints what it does and ends with a status; `note TEXT` says more about it in the last table.
+# A part prints its progress and ends with a status; `note TEXT` adds to its line of the last table.
 note() { echo "$1" >> "$out/note"; }
 
 tests() {
@@ -64,7 +64,7 @@ tests() {
   return "$status"
 }
 
-# The refusal of a device or a driver is no finding: it is told apart by the summary that is missing then.
+# A tool refused by the driver is not a finding; its log has no SUMMARY line.
 sanitize() {
   command -v compute-sanitizer >/dev/null || { note "there is no compute-sanitizer"; return 1; }
   make build/cuda/test_{portability,kernels,attention,hopper,prepare,gate} || { note "the build failed"; return 1; }
@@ -121,7 +121,7 @@ peers() {
   local ours=build/cuda
   [ ! -f "$out/gpu.json" ] || ours=$out/gpu.json  # bench has run
   "$python" scripts/bench_peers.py --ours "$ours" --minutes 6 --out "$out/peers_gpu.json" || return 1
-  note "$(grep -c '"missing"' "$out/peers_gpu.json") of the peers' lines have no figure"
+  note "$(grep -c '"missing"' "$out/peers_gpu.json") of the peers' lines lack a figure"
 }
 
 runs() {

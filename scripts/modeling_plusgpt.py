@@ -2,10 +2,10 @@
 
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
-./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It is the mathematics as
-plainly as can be: all T x T weights of attention are held, and nothing is kept from one generated token to the next.
-Sizes stand under GPT-2's names in config.json; what GPT-2 does not have is in its object "plusgpt". Rotations are those
-of training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
+./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It puts plainness before speed:
+it holds all T x T weights of attention, and keeps nothing from one generated token to the next. config.json has the sizes
+under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of training: eval.rope_scaling
+belongs to evaluations and is not in a checkpoint.
 
 Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
 """

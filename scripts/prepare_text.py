@@ -41,7 +41,7 @@ BLOCK = 4 << 20
 # ------------------------------------------------------------------------------------------------------------ input
 
 class Text:
-  """Several files as one long text, addressed by byte offset. What cannot be sought is copied to a temporary file."""
+  """Several files as one long text, addressed by byte offset. Unseekable input (a pipe) is copied to a temporary file."""
 
   def __init__(self, names, temporary):
     self.names, self.paths, self.starts, self.temporary = [], [], [0], temporary
@@ -88,7 +88,7 @@ class Text:
 
 
 def validation_start(text, fraction):
-  """The offset where validation begins: where a document starts if one does nearby, else a line, else a character."""
+  """The offset where validation begins: the start of a document if there is one nearby, else of a line, else of a character."""
   if fraction in (0, 1):
     return 0 if fraction else text.size
   start = text.size - int(round(text.size * fraction))
@@ -255,7 +255,7 @@ def parse_arguments():
                       help="share of the text for validation, 0 to 1 [0.1]")
   parser.add_argument("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
   parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
-                      help="gpt2: what to do with bytes that are not UTF-8: stop, or put U+FFFD [strict]")
+                      help="gpt2: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
   if not re.fullmatch(r"[\w.+-]+", args.name):

@@ -5,8 +5,8 @@
     python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what compare_variants.py wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
-A block is what stands between <!-- table:NAME --> and <!-- /table --> in one of the two. Those of speed come from
-bench_table.py.
+A block is the text between <!-- table:NAME --> and <!-- /table --> in one of the two files. bench_table.py fills those
+of speed.
 """
 import json
 import os
