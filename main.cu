@@ -15,6 +15,8 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/state.h"
+#include "data/encode.h"
+#include "data/gpt2_bpe.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "ranks/launcher.h"
@@ -187,6 +189,10 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
+    if (!flags.encode.empty()) {
+      encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
+      return ended(channel.get(), 0, "");
+    }
     ranks = find_ranks(flags.gpus, ranks);
     connect(ranks);
     run(flags, ranks, channel.get());

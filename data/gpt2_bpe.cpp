@@ -66,8 +66,9 @@ std::string find_file(const std::string& dir, const char* name, const char* othe
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  user_error("generate.tokenizer_dir = \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "
-             "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models)", dir.c_str(), name, other);
+  user_error("the tokenizer's folder \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "
+             "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models); generate.tokenizer_dir or "
+             "--encode names it", dir.c_str(), name, other);
 }
 
 std::string read_file(const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); }
@@ -227,12 +228,23 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
   if (text.size() > INT_MAX)
     user_error("a text of %zu bytes is too long to encode at once (at most %d)", text.size(), INT_MAX);
   std::vector<int> tokens;
+  std::unordered_map<std::string_view, std::pair<size_t, size_t>> known;  // piece -> where its tokens are: text repeats itself
+  const auto encode_piece = [&](std::string_view piece) {
+    const auto [entry, is_new] = known.try_emplace(piece, tokens.size(), 0);
+    auto& [first, last] = entry->second;
+    if (is_new) {
+      merge_piece(piece, tokens);
+      last = tokens.size();
+    } else {
+      for (size_t i = first; i < last; i++) tokens.push_back(tokens[i]);
+    }
+  };
   const auto encode_plain = [&](std::string_view plain) {
     for (size_t at = 0; at < plain.size();) {
       size_t end = at;
       while (size_t length = utf8_length(plain, end)) end += length;
       if (end > at)
-        for (std::string_view piece : split_gpt2(plain.substr(at, end - at))) merge_piece(piece, tokens);
+        for (std::string_view piece : split_gpt2(plain.substr(at, end - at))) encode_piece(piece);
       for (at = end; end < plain.size() && !utf8_length(plain, end);) end++;
       if (end > at) merge_piece(plain.substr(at, end - at), tokens);
       at = end;

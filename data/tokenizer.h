@@ -1,5 +1,4 @@
-// Text to tokens and back, for prompts and generated text. (scripts/prepare_text.py tokenizes training text; it splits
-// and merges exactly as this code does, and test/data/tokenizer_test.cpp compares the two.)
+// Text to tokens and back, for prompts, generated text and, by data/encode.h, training text.
 //   bytes  one token per byte, vocabulary 256.
 //   gpt2   GPT-2's byte-level BPE from a folder with vocab.json or encoder.json and merges.txt or vocab.bpe. The text
 //          "<|endoftext|>" is the one special token (50256), as in Hugging Face's tokenizers. Text is split by PCRE2's

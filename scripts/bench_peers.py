@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
+"""Measures GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
 
     python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
-    python3 scripts/bench_peers.py --tiny --out FILE       everything once on the CPU, very small: does it run?
+    python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
 Needs a GPU and PyTorch. Whole steps: torch.compile, bf16 autocast, fused AdamW, steps of 524288 tokens, 64 sequences of
 1024 at a time (fewer where that does not fit, which the table says), with scaled_dot_product_attention on the flash and
 cuDNN backends, with torch.use_deterministic_algorithms and without, and with LSSAR's T x T matrices, eager and
-compiled. Attention alone: the same, and FlashAttention-3 where the package flash_attn_interface is, at D 64 and 128 and
-T 1K to 16K, 16K tokens and 1536 channels in all, in TFLOP/s of the FlashAttention count; "same bits" says whether two
-backward passes gave the same. What a machine lacks, or has no memory or no time left for, gets a line that says so.
+compiled. Attention alone: the same, and FlashAttention-3 where the package flash_attn_interface is installed, at D 64
+and 128 and T 1K to 16K, with 16K tokens and 1536 channels, in TFLOP/s of the FlashAttention count; "same bits" says
+whether two backward passes gave the same bits. A measurement for which a machine lacks a package, memory or time gets a
+line that says so.
 
-Ours are the figures of bench_step and bench_attention: of the programs in --ours, which are run first (the default
-where they are built), or of what `make bench` has kept. All goes to bench/results/peers_gpu.json.
+Our figures are those of bench_step and bench_attention: --ours names a folder with the two programs, which run first
+(the default where they are built), or a file that `make bench` wrote. Results go to bench/results/peers_gpu.json.
 """
 import argparse
 import contextlib
@@ -26,14 +27,10 @@ import sys
 import tempfile
 import time
 from collections import namedtuple
+from types import SimpleNamespace
 
 import bench_table
-
-
-def stop(message):
-  print(f"bench_peers.py: {message}", file=sys.stderr)
-  sys.exit(2)
-
+from common import stop
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused where equal bits are asked for
 try:
@@ -42,16 +39,16 @@ try:
   from torch import nn
   from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
-  stop(f"PyTorch 2.5 or later is needed ({error}); use a Python that has it")
+  stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
-import compare_torch
+import formula
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
                           "attention_channels")
 GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
 TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
-LSSAR = compare_torch.resolve({**compare_torch.CONFIG, "attention": {"variant": "lssar"}})[0]
+LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
 
 
 def fused(q, k, v):
@@ -60,8 +57,9 @@ def fused(q, k, v):
 
 def lssar(q, k, v):
   """Its matrices in full. Norms and row scales in float32: a row's number has more digits than bf16."""
-  config = {"model": {"position": "none", "context": q.shape[-2]}}
-  return compare_torch.attend(q.float(), k.float(), v, LSSAR, config, None, None).to(v.dtype)
+  context = q.shape[-2]  # nothing of LSSAR depends on the trained length
+  z = formula.scores(q.float(), k.float(), LSSAR, context)
+  return (formula.weights(z, LSSAR, context) @ v).to(v.dtype)
 
 
 def flash3(deterministic):
@@ -77,7 +75,7 @@ def flash3(deterministic):
   return attend
 
 
-# attend: None where the machine has it not. backend: of scaled_dot_product_attention.
+# attend: None where its package is missing. backend: of scaled_dot_product_attention.
 Peer = namedtuple("Peer", "name kind attend backend deterministic compiled", defaults=(None, False, True))
 
 
@@ -302,9 +300,9 @@ def main():
   parser.add_argument("--ours", help="folder of bench_step and bench_attention, or what make bench wrote",
                       default="build/cuda" if built else os.path.join(results, "gpu.json"))
   parser.add_argument("--out", default=os.path.normpath(os.path.join(results, "peers_gpu.json")))
-  parser.add_argument("--minutes", type=float, default=8, help="begin nothing of theirs after so long [8]")
-  parser.add_argument("--only", default="", help="peers whose names hold this")
-  parser.add_argument("--tiny", action="store_true", help="on the CPU, in float32, to see that it runs")
+  parser.add_argument("--minutes", type=float, default=8, help="start no measurement of PyTorch after this time [8]")
+  parser.add_argument("--only", default="", help="only peers whose name contains this")
+  parser.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")
   arguments = parser.parse_args()
   if not arguments.tiny and not torch.cuda.is_available():
     stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --tiny tries the script on the CPU")

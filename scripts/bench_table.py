@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What `make bench` and bench_peers.py have measured, as tables.
+"""Makes tables of what `make bench` and bench_peers.py have measured.
 
     python3 scripts/bench_table.py --collect [--out FILE] build/cpu/kernels.json ...
                                                                            joins what the benchmark programs wrote to
                                                                            bench/results/cpu.json, or gpu.json, or
                                                                            FILE, and prints the summary
-    python3 scripts/bench_table.py --compare OLD.json NEW.json             what has become faster or slower by 3%
+    python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
     python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
@@ -16,13 +16,10 @@ import re
 import subprocess
 import sys
 
+from common import stop
+
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
-
-
-def stop(message):
-  print(f"bench_table.py: {message}", file=sys.stderr)
-  sys.exit(2)
 
 
 def read(path):
@@ -89,7 +86,7 @@ def collect(paths):
 
 
 def missing(result):
-  """Launches of the steps whose kernels stand in no line of the kernels' table."""
+  """Launches of the steps whose kernels have no line in the kernels' table."""
   known = {launch for kernel in result["kernels"] for launch in kernel["launches"]}
   return sorted({kernel["name"] for step in result["steps"] for kernel in step["kernels"]} - known - {"upload"})
 

@@ -2,17 +2,17 @@
 
 export HOME=${HOME:-/tmp}  # a container may have none, and matplotlib fails without
 
-# The first Python that has numpy and matplotlib. python3 on the PATH may be another one than apt's.
+# The first Python that has numpy and matplotlib. The python3 on the PATH may not be apt's.
 find_python() {
   local python
   for python in ${PYTHON:-} python3 /usr/bin/python3; do
     "$python" -c 'import numpy, matplotlib' 2>/dev/null && echo "$python" && return
   done
-  echo "No python3 with numpy and matplotlib was found; scripts/install_deps.sh installs one." >&2
+  echo "no python3 with numpy and matplotlib was found; scripts/install_deps.sh installs one" >&2
   return 2
 }
 
-# phase NAME: what follows, up to the next phase, is timed under that name. `phases` ends the last and prints the table.
+# phase NAME: times all that follows, up to the next phase, under that name. `phases` ends the last and prints the table.
 phase_lines=()
 phase_name=
 phase_start=0

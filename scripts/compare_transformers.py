@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Do our checkpoints open in Hugging Face transformers, and its GPT-2 folders here, as the same model?
 
-    python3 -m venv .venv && .venv/bin/pip install torch transformers
+    python3 -m venv .venv && .venv/bin/pip install torch transformers numpy
     .venv/bin/python scripts/compare_transformers.py [--train ./train] [--only TEXT]
 
-For every variant of attention with rope and learned positions, every place of the gate, and the settings that no
-variant has: ./train trains a tiny model for a few steps, transformers opens the folder, both evaluate it, at twice the
-trained length too where positions are not learned. It begins with weights so large that scores differ by several units:
-with the usual ones attention is next to uniform, and whatever were wrong with it would hide below the bound. Then the
-other way: what transformers saves of it must give ./train the same loss, as must GPT-2 models that transformers makes,
-in every type of number. Compared are
+For every variant of attention with rope and learned positions, every position of the gate, and the settings that no
+variant has: ./train trains a tiny model for a few steps, transformers opens the folder, and both evaluate it, at twice
+the trained length too unless positions are learned. Training starts from weights so large that scores differ by several
+units: with the usual weights attention is nearly uniform, and an error in it would stay below the bound. Then the other
+way: ./train must get the same loss from what transformers saves of that model, and from GPT-2 models that transformers
+makes, in every type of number. Compared are
   - the validation loss, and the loss by position, the mean over the same windows;
   - a row of logits. ./train prints losses only, but those of one position for every token v that could follow are
     logsumexp(z) - z_v: all of the row's log-probabilities, which is the row up to a constant that means nothing.
@@ -24,19 +24,20 @@ import json
 import os
 import random
 import struct
-import subprocess
 import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # only folders on this disk are opened
+import common
+
 try:
   import torch
   import torch.nn.functional as F
   import transformers
-  import compare_torch
 except ImportError as error:
-  print(f"{__doc__}\ncompare_transformers.py: {error}", file=sys.stderr)
-  sys.exit(2)
+  common.stop(f"{error}; pip install torch transformers numpy")
+
+import compare_torch
 
 BOUND = 1e-5
 CONTEXT, VOCAB, EVAL_TOKENS = 24, 40, 960
@@ -55,9 +56,9 @@ CONFIG = {
 }
 
 
-def cases():
+def cases(variants):
   """(what it is, settings of model and attention) of every comparison."""
-  for position, variant in itertools.product(("rope", "learned"), compare_torch.VARIANTS):
+  for position, variant in itertools.product(("rope", "learned"), variants):
     yield f"{variant}, {position}", {"model.position": position, "attention.variant": variant}
   activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "exp"))
   for position, granularity, op in itertools.product(("sdpa", "value", "key", "query", "output"),
@@ -93,7 +94,7 @@ class Trainer:
   """./train in a folder of its own, with the settings of one case."""
 
   def __init__(self, program, folder, settings):
-    self.program, self.folder, self.config = os.path.abspath(program), folder, json.loads(json.dumps(CONFIG))
+    self.program, self.folder, self.config = program, folder, json.loads(json.dumps(CONFIG))
     for name, value in settings.items():
       section, key = name.split(".")
       self.config[section][key] = value
@@ -104,16 +105,12 @@ class Trainer:
     return os.path.join(self.folder, *parts)
 
   def call(self, *flags, **settings):
-    command = [self.program, "config.json", *flags]
-    for key, value in settings.items():
-      command += ["--set", f"{key}={value}"]
-    done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
-    if done.returncode:
-      sys.exit(f"compare_transformers.py: {' '.join(command)}: exit {done.returncode}\n{done.stderr}")
+    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    common.train(self.program, "config.json", *flags, *changes, folder=self.folder)
 
   def trained(self):
     """The folder of a model that has made its steps from large weights."""
-    weights = compare_torch.random_weights(self.config, seed=1)
+    weights = compare_torch.random_weights(common.settings(self.program, "config.json", folder=self.folder), seed=1)
     for name, array in weights.items():
       if array.ndim == 2:
         array *= 3
@@ -222,7 +219,8 @@ def main():
   parser.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
   arguments = parser.parse_args()
   theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in cases())]):
+  ours = list(cases(common.variants(arguments.train)))
+  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in ours)]):
     parser.error(f"--only {arguments.only}: no model has this in its name")
   torch.set_num_threads(1)
   transformers.logging.set_verbosity_error()
@@ -232,7 +230,7 @@ def main():
     write_shard(os.path.join(folder, "train.bin"), text(4000, seed=1))
     write_shard(os.path.join(folder, "val.bin"), text(EVAL_TOKENS + 1, seed=2))
     table = Table()
-    for name, settings in cases():
+    for name, settings in ours:
       if arguments.only in name:
         ours_there(Trainer(arguments.train, folder, settings), name, table)
     for name, dtype in theirs.items():

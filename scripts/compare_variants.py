@@ -4,9 +4,10 @@
     python3 scripts/compare_variants.py [--config configs/quickstart.json] [--variants softmax,lssar] [--seeds 1,2,3]
                                         [--set key=value]... [--results FILE.json] [--picture FILE.png]
 
-Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, the hash that of the
-configuration and of what --set adds. A run that is complete is not repeated: the script goes on where it was stopped. Prints means and standard deviations over the seeds as a Markdown
-table; --results keeps them as JSON, with what is needed to repeat them, --picture draws them.
+Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, where the hash is that of
+the configuration and all --set. A complete run is not repeated: the script continues where it was stopped. Prints means
+and standard deviations over the seeds as a Markdown table; --results keeps all losses as JSON, with all that is needed
+to repeat them; --picture draws the table.
 """
 import argparse
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import time
 
 import plot
+from common import stop
 
 VARIANTS = "softmax,softmax_qknorm,lssa,lssar,sigmoid_gated,softplus_gated,lssar_softplus_gated"
 
@@ -43,7 +45,7 @@ def collect(arguments):
     with open(arguments.config, encoding="utf-8") as file:
       settings = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
   except (OSError, UnicodeDecodeError) as error:
-    sys.exit(f"compare_variants.py: {arguments.config}: {error}")
+    stop(f"{arguments.config}: {error}")
   folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}" for variant in arguments.variants for seed in arguments.seeds}
   missing = [key for key, name in folders.items() if not complete(os.path.join("runs", name))]
   start = time.monotonic()
@@ -57,9 +59,9 @@ def collect(arguments):
     try:
       done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
-      sys.exit(f"compare_variants.py: {program}: {error.strerror}; build it with make, or name it in $TRAIN")
+      stop(f"{program}: {error.strerror}; build it with make, or name it in $TRAIN")
     if done.returncode or not complete(os.path.join("runs", name)):
-      sys.exit(f"{done.stdout}\ncompare_variants.py: {' '.join(command)} failed with exit code {done.returncode}.")
+      sys.exit(f"{done.stdout}\ncompare_variants.py: {' '.join(command)} failed with exit code {done.returncode}")
   return {variant: [complete(os.path.join("runs", folders[variant, seed])) for seed in arguments.seeds]
           for variant in arguments.variants}
 

@@ -5,9 +5,9 @@
     python3 scripts/download_fineweb.py --shards 10   the first billion training tokens, 2.2 GB
 
 From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/. Needs only
-Python 3.8. May be interrupted and run again: complete files are kept, one that is not (NAME.part) is continued.
-Every file's size is checked against its own header and against the server's; it gets its name only then.
-Exit 2: something to fix; 1: something failed.
+Python 3.8. It can be interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part).
+A file gets its final name only after its size has been compared with its own header and with the server's size.
+Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import fcntl
@@ -23,22 +23,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from common import Failure, UserError, run
+
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103
 BLOCK = 1 << 20
 
 
-class UserError(Exception):
-  pass
-
-
-class Failure(Exception):
-  pass
-
-
 class Damaged(Failure):
-  """What the server has, or what is there already, is not the shard."""
+  """The file on the server, or on the disk, is not a shard."""
 
 
 class Interrupted(Exception):
@@ -73,8 +67,8 @@ class Download:
   def __init__(self, url, path, args, progress, files_left):
     self.url, self.path, self.args, self.progress, self.files_left = url, path, args, progress, files_left
     self.expected = None     # size by the header, once that has arrived
-    self.total = None        # size by the server, where it says
-    self.continued = False   # the server goes on where the part file ends
+    self.total = None        # size by the server, if it tells
+    self.continued = False   # the server continues where the part file ends
 
   def run(self):
     part = self.path + ".part"
@@ -108,7 +102,7 @@ class Download:
           failures = 0
         failures += 1
         if failures > self.args.retries:
-          raise Failure("%s: gave up after %d tries: %s; run the same command again to go on from byte %d" % (
+          raise Failure("%s: gave up after %d tries: %s; run the same command again to continue from byte %d" % (
               self.url, failures, error, self._size()))
         wait = min(60, self.args.retry_wait * 2 ** (failures - 1)) * random.uniform(0.75, 1.25)
         if error.wait is not None:
@@ -268,11 +262,4 @@ def main():
 
 
 if __name__ == "__main__":
-  try:
-    main()
-  except UserError as error:
-    sys.exit(print("download_fineweb: %s" % error, file=sys.stderr) or 2)
-  except (Failure, OSError) as error:
-    sys.exit(print("download_fineweb: failed: %s" % error, file=sys.stderr) or 1)
-  except KeyboardInterrupt:
-    sys.exit(print("\ndownload_fineweb: interrupted; run the same command again to go on", file=sys.stderr) or 130)
+  run(main, "run the same command again to continue")

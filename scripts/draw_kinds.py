@@ -1,15 +1,24 @@
 #!/usr/bin/env python3
-"""Draws what the weights of each kind of attention look like, for the same queries and keys: attention/kinds.png.
+"""Draws the weights of each kind of attention for the same queries and keys: attention/kinds.png.
 
     python3 scripts/draw_kinds.py [--out FILE.png]
 
-The formulas are those of attention/README.md, materialised. Keys are random directions that repeat every 17 positions, so each
-query has a few keys that it agrees with; kinds with a length scale see unit vectors times ln D ln i, the others 3 sqrt D cos / sqrt D.
+Needs numpy, matplotlib and PyTorch. Keys are random directions that repeat every 17 positions, so each query has a few keys
+that it agrees with; kinds with a length scale see unit vectors times ln D ln i, the others sqrt D times the cosine.
 """
 import argparse
 import os
+from types import SimpleNamespace
 
-import numpy as np
+import common
+
+try:
+  import numpy as np
+  import torch
+except ImportError as error:
+  common.stop(f"{error}; pip install torch numpy matplotlib")
+
+import formula
 
 T, D, SEED = 64, 32, 3
 
@@ -28,22 +37,14 @@ def scores():
 def weights():
   """{kind: [T, T]}, rows i, columns j; 0 above the diagonal."""
   scaled, plain = scores()
-  seen, rows = np.tril(np.ones((T, T), bool)), np.arange(1, T + 1)[:, None]
-  normalise = lambda w: w / np.maximum(w.sum(1, keepdims=True), 1e-30)
-  f = np.where(seen, np.log1p(np.exp(scaled)), 0)
-  relative = rows * f / f.sum(1, keepdims=True)
-  r = np.where(seen, np.maximum(0, relative - (rows > 3)), 0)
-  top = r.max(1, keepdims=True)
-  positive = np.where(seen, np.maximum(plain, 0), 0)
-  return {
-      "softmax": normalise(np.where(seen, np.exp(plain), 0)),
-      "lssa": f / f.sum(1, keepdims=True),
-      "lssar, p = 3": normalise((r / np.where(top > 1e-3, top, np.inf)) ** 3),
-      "lssar, p = 15": normalise((r / np.where(top > 1e-3, top, np.inf)) ** 15),
-      "sigmoid": np.where(seen, 1 / (1 + np.exp(np.log(T) - plain)), 0),
-      "relu": positive / rows,
-      "relu2": positive ** 2 / rows,
-  }
+  drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain, "relu": plain,
+           "relu2": plain}
+  result = {}
+  for name, z in drawn.items():
+    kind, _, power = name.partition(", p = ")
+    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, sink="none")
+    result[name] = formula.weights(torch.from_numpy(z), settings, context=T).numpy()
+  return result
 
 
 def main():

@@ -1,25 +1,20 @@
 #!/usr/bin/env python3
-"""Puts runs into TensorBoard or Weights & Biases, from their metrics.jsonl.
+"""Exports runs to TensorBoard or Weights & Biases, from their metrics.jsonl.
 
     python3 scripts/export.py runs/a runs/b --to tensorboard      then: tensorboard --logdir runs
     python3 scripts/export.py runs/a --to wandb [--project plusgpt]
 
-Training and validation are curves over the step, named train/loss, val/loss/LENGTH and so on; the loss by position of
-evaluations is one over the position; runs can be sorted by their configuration and last losses. Needs PyTorch with
-tensorboard, or tensorboardX; or wandb, which logs in or not as its own variables say (WANDB_MODE=offline).
-TensorBoard's files are in RUN/tensorboard and are replaced by the next export; wandb makes a new run each time.
+Training and validation become curves over the step, named train/loss, val/loss/LENGTH and so on; the loss by position
+of an evaluation becomes a curve over the position; runs can be sorted by configuration and last losses. Needs PyTorch
+with tensorboard, or tensorboardX; or wandb, whose own variables control the login (WANDB_MODE=offline). TensorBoard's
+files are in RUN/tensorboard, and the next export replaces them; wandb makes a new run each time.
 """
 import argparse
 import glob
 import os
-import sys
 
 import plot
-
-
-def stop(message):
-  print(f"export.py: {message}", file=sys.stderr)
-  sys.exit(2)
+from common import stop
 
 
 def flat(settings, prefix=""):
@@ -34,7 +29,7 @@ def flat(settings, prefix=""):
 
 
 class Run(plot.Run):
-  """points: (axis, place on it, {name: value}) of every line that is the run's own; last: the losses it ended with."""
+  """points: (axis, place on it, {name: value}) of every line that is the run's own; last: its last losses."""
 
   def __init__(self, folder):
     self.points, self.last, self.newest = [], {}, {}
@@ -64,7 +59,7 @@ class Run(plot.Run):
 
 
 def open_tensorboard():
-  """SummaryWriter, and what its add_hparams calls the folder to write into."""
+  """SummaryWriter, and the name of its add_hparams' argument for the folder to write into."""
   try:
     from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter, "run_name"
@@ -118,14 +113,13 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--to", required=True, choices=("tensorboard", "wandb"))
-  parser.add_argument("--project", default="plusgpt", help="of Weights & Biases [plusgpt]")
+  parser.add_argument("--project", default="plusgpt", help="for wandb: the project [plusgpt]")
   arguments = parser.parse_args()
+  runs = plot.read_runs(arguments.runs, Run)
+  for run in runs:
+    if not run.points:
+      stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
   try:
-    runs = [Run(folder) for folder in arguments.runs]
-    plot.distinguish(runs)
-    for run in runs:
-      if not run.points:
-        stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
     if arguments.to == "wandb":
       to_wandb(runs, arguments.project)
     else:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is needed for, in parts of under nine minutes each (scripts/gpu/PART.sh): tests and bench
-# together take less than that, the others as much each. What one part builds the next finds.
+# Runs everything that needs a GPU, in parts of under nine minutes each (scripts/gpu/PART.sh): tests and bench together
+# take less than that, each other part about as much. Later parts use what earlier parts have built.
 #
 #   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run?
@@ -8,9 +8,9 @@
 #   first      if there are only ten minutes: a quick build, every kernel's tests, dry runs and ten steps of GPT-2 124M in
 #              bf16, make bench QUICK=1; a table, and an archive with all that a reader elsewhere needs to mend the code
 #   ask        the open questions of bench/LOG.md: kernels with one change beside the kernels as they are
-#   tests      builds for the GPU that is here and runs every test program on it
+#   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      make bench, and what has changed since the bench/results/gpu.json that was there
+#   bench      make bench, and its differences from the bench/results/gpu.json of before
 #   peers      the same model and attention in PyTorch (scripts/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/compare_variants.py)

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Installs what is missing of the Debian or Ubuntu packages that the project needs; does nothing when all are there.
+# Installs those of the Debian or Ubuntu packages that the project needs which are missing.
 #
 #   bash scripts/install_deps.sh           what building, the quick start and the plots need
 #   bash scripts/install_deps.sh --tests   the same and what scripts/test.sh needs
 #
-# Installs as root or through sudo; without either it prints the line to run and exits 2. Where there is no apt it only
-# looks whether everything is there. It never installs CUDA: it says where to get it.
+# Installs as root or through sudo; without either it prints the line to run and exits 2. Without apt it only
+# checks that everything is there. It never installs CUDA: it says where to get it.
 set -euo pipefail
 
 packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
   python3 python3-numpy python3-matplotlib)
-optional=(bible-kjv)  # the quick start's text; it downloads another one where this is not to be had
+optional=(bible-kjv)  # the quick start's text; without it the quick start downloads another one
 while [ $# -gt 0 ]; do
   case "$1" in
     --tests) packages+=(libgtest-dev) ;;

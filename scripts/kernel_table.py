@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prints what ptxas said of every kernel of the CUDA build, as a Markdown table; exit 1 if any spills registers, or if
-ptxas made a kernel's asynchronous products (wgmma) wait for each other.
+"""Prints what ptxas reported for every kernel of the CUDA build, as a Markdown table; exit 1 if a kernel spills registers,
+or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
 
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
 
-Columns: registers of a thread, bytes that it spills, shared memory that the kernel declares (what a launch adds is not
-there), and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass adds how many instructions
-of some kinds each kernel has, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy
-engine loads (UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
+Columns: registers of a thread, bytes that it spills, shared memory that the kernel declares (without what a launch
+adds), and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass counts some instructions of
+each kernel, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy engine loads
+(UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
 """
 import argparse
 import os
@@ -15,6 +15,8 @@ import re
 import shutil
 import subprocess
 import sys
+
+from common import stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -46,7 +48,7 @@ def read(folder):
 
 
 def serialized(folder):
-  """Mangled names of the kernels whose wgmma wait for each other. (Some tests' kernels do wrong on purpose.)"""
+  """Mangled names of the kernels whose wgmma wait for each other. (Some kernels of the tests do wrong on purpose.)"""
   found = set()
   for place, _, names in os.walk(folder):
     for name in names:
@@ -67,7 +69,7 @@ def count_instructions(folder):
       try:
         done = subprocess.run([tool, "-sass", os.path.join(place, name)], capture_output=True, text=True)
       except FileNotFoundError:
-        sys.exit("kernel_table.py: --sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME.")
+        stop("--sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME")
       kernel = None
       for line in done.stdout.splitlines():
         if "Function : " in line:
@@ -96,7 +98,7 @@ def main():
   arguments = parser.parse_args()
   kernels = [k for k in read(arguments.folder) if arguments.arch in (None, k[1])]
   if not kernels:
-    print(f"No kernels compiled by nvcc in {arguments.folder}, so no table of registers: make BACKEND=cuda compiles them.")
+    print(f"no kernels compiled by nvcc in {arguments.folder}: make BACKEND=cuda compiles them")
     return 1
   sass = count_instructions(arguments.folder) if arguments.sass else {}
   columns = INSTRUCTIONS if arguments.sass else ()

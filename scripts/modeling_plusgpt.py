@@ -2,10 +2,10 @@
 
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
-./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It is the mathematics as
-plainly as can be: all T x T weights of attention are held, and nothing is kept from one generated token to the next.
-Sizes stand under GPT-2's names in config.json; what GPT-2 does not have is in its object "plusgpt". Rotations are those
-of training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
+./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It puts plainness before speed:
+it holds all T x T weights of attention, and keeps nothing from one generated token to the next. config.json has the sizes
+under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of training: eval.rope_scaling
+belongs to evaluations and is not in a checkpoint.
 
 Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
 """
@@ -69,6 +69,66 @@ def shares(x, total, least=TINY):
   return x / total.masked_fill(total < least, torch.inf)
 
 
+def rows_of(q):
+  """[T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees, 1..T."""
+  return torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
+
+
+def scores(q, k, settings, context, rope_base=None, ssmax_scale=None):
+  """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no rotation;
+  context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
+  if rope_base is not None:
+    q, k = rotated(q, rope_base), rotated(k, rope_base)
+  q, k = normalised(q, settings.qk_norm), normalised(k, settings.qk_norm)
+  D, log_rows, scale = q.shape[-1], rows_of(q).log(), settings.scale
+  if scale == "rsqrt_d":
+    alpha = 1 / math.sqrt(D)
+  elif scale == "logd_logn":
+    alpha = math.log(D) * log_rows
+  elif scale == "logn":
+    alpha = log_rows / (math.log(context) * math.sqrt(D))
+  elif scale == "ssmax":
+    alpha = ssmax_scale.to(q.dtype)[:, None, None] * log_rows / math.sqrt(D)
+  else:
+    alpha = scale
+  return (q * alpha) @ k.transpose(-2, -1)
+
+
+def weights(z, settings, context, sink=None):
+  """Scores z [B, H, T, T] -> P, zero above the diagonal. context: the trained length; sink: [H], if it is learned."""
+  T = z.shape[-1]
+  seen = torch.ones(T, T, dtype=torch.bool, device=z.device).tril()
+  rows, kind = rows_of(z), settings.kind
+  if kind == "softmax":
+    z = z.masked_fill(~seen, -torch.inf)
+    if settings.sink == "none":
+      return z.softmax(-1)
+    # A further key that every row sees and that has no value: its score is the sink's.
+    sink = sink.to(z.dtype)[:, None, None] if settings.sink == "learned" else z.new_zeros(1)
+    return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
+  if kind == "sigmoid":
+    return torch.sigmoid(z - math.log(context)) * seen
+  if kind == "relu":
+    return F.relu(z) / rows * seen
+  if kind == "relu2":
+    return F.relu(z).square() / rows * seen
+  if kind not in ("lssa", "lssar"):
+    raise ValueError(f"attention.kind {kind!r} has no formula here")
+  f = F.softplus(z) * seen
+  a = shares(f, f.sum(-1, keepdim=True))
+  return a if kind == "lssa" else sharpened(a, rows, seen, settings)
+
+
+def sharpened(a, rows, seen, settings):
+  """LSSAR's second stage: what exceeds the mean weight, raised to a power. r reaches T and its power would overflow, so
+  it is divided by the row's maximum; a row whose maximum is next to nothing scores all keys alike, and its P is 0."""
+  offset = torch.full_like(rows, settings.offset).masked_fill(rows <= settings.offset_free_rows, 0)
+  r = F.relu(rows * a - offset) * seen
+  least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)
+  w = shares(r, r.amax(-1, keepdim=True), least) ** settings.power
+  return shares(w, w.sum(-1, keepdim=True))
+
+
 class Attention(nn.Module):
   def __init__(self, config):
     super().__init__()
@@ -85,10 +145,8 @@ class Attention(nn.Module):
       logits = H if self.gate.granularity == "headwise" else C if self.gate.position == "output" else A
       self.c_gate = Projection(C, logits, std=0.0 if self.gate.weight_init == "zero" else 0.02,
                                bias=self.gate.bias_init if self.gate.bias else None)
-    if self.settings.scale == "ssmax":
-      self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43))
-    if self.settings.sink == "learned":
-      self.sink = nn.Parameter(torch.zeros(H))
+    self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
+    self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
 
   def forward(self, x):
     B, T, _ = x.shape
@@ -97,76 +155,19 @@ class Attention(nn.Module):
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
-    P = self.weights(self.scores(q.to(wide), k.to(wide)))
-    y = (P @ v.to(wide)).to(x.dtype).transpose(1, 2)
+    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale)
+    y = (weights(z, self.settings, self.context, self.sink) @ v.to(wide)).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output")
 
   def gated(self, y, x, position):
-    """y [B, T, H, D], or [B, T, C] at the output: under the gate if it stands here. x: what its logits come from."""
+    """y [B, T, H, D], or [B, T, C] at the output: under the gate if the gate is at this position. x: input of its logits."""
     gate = self.gate
     if gate.activation == "none" or gate.position != position:
       return y
     g = ACTIVATIONS[gate.activation](self.c_gate(x))
     g = g[..., None] if gate.granularity == "headwise" else g.view(y.shape)
     return y * g if gate.op == "multiply" else y + g
-
-  def scores(self, q, k):
-    """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k."""
-    if self.rope_base is not None:
-      q, k = rotated(q, self.rope_base), rotated(k, self.rope_base)
-    q, k = normalised(q, self.settings.qk_norm), normalised(k, self.settings.qk_norm)
-    T, D = q.shape[-2:]
-    log_rows = self.rows(q).log()
-    scale = self.settings.scale
-    if scale == "rsqrt_d":
-      alpha = 1 / math.sqrt(D)
-    elif scale == "logd_logn":
-      alpha = math.log(D) * log_rows
-    elif scale == "logn":
-      alpha = log_rows / (math.log(self.context) * math.sqrt(D))
-    elif scale == "ssmax":
-      alpha = self.ssmax_scale.to(q.dtype)[:, None, None] * log_rows / math.sqrt(D)
-    else:
-      alpha = scale
-    return (q * alpha) @ k.transpose(-2, -1)
-
-  @staticmethod
-  def rows(q):
-    """[T, 1]: the number of keys that each row sees, 1..T."""
-    return torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
-
-  def weights(self, z):
-    """Scores z [B, H, T, T] -> P, zero above the diagonal."""
-    seen = torch.ones_like(z, dtype=torch.bool).tril()
-    rows, kind = self.rows(z), self.settings.kind
-    if kind == "softmax":
-      z = z.masked_fill(~seen, -torch.inf)
-      if self.settings.sink == "none":
-        return z.softmax(-1)
-      # A further key that every row sees and that has no value: its score is the sink's.
-      sink = self.sink.to(z.dtype)[:, None, None] if self.settings.sink == "learned" else z.new_zeros(1)
-      return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
-    if kind == "sigmoid":
-      return torch.sigmoid(z - math.log(self.context)) * seen
-    if kind == "relu":
-      return F.relu(z) / rows * seen
-    if kind == "relu2":
-      return F.relu(z).square() / rows * seen
-    if kind not in ("lssa", "lssar"):
-      raise ValueError(f"attention.kind {kind!r} has no formula here")
-    f = F.softplus(z) * seen
-    a = shares(f, f.sum(-1, keepdim=True))
-    return a if kind == "lssa" else self.sharpened(a, rows, seen)
-
-  def sharpened(self, a, rows, seen):
-    """LSSAR's second stage: what exceeds the mean weight, raised to a power. r reaches T and its power would overflow,
-    so it is taken relative to the row's maximum; where that is next to nothing, all keys score the same: P is 0."""
-    offset = torch.full_like(rows, self.settings.offset).masked_fill(rows <= self.settings.offset_free_rows, 0)
-    r = F.relu(rows * a - offset) * seen
-    least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)
-    w = shares(r, r.amax(-1, keepdim=True), least) ** self.settings.power
-    return shares(w, w.sum(-1, keepdim=True))
 
 
 class MLP(nn.Module):

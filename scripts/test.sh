@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# All checks of a fresh checkout, with all their set-up: under fifteen minutes on two cores, no GPU needed.
+# Checks a fresh checkout, set-up included: under fifteen minutes on two cores, no GPU needed.
 #
 #   bash scripts/test.sh
 #
 # Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under
-# AddressSanitizer and ThreadSanitizer. Where clang has libFuzzer the readers are fuzzed for a short while. Where nvcc
-# exists a part of the CUDA build is compiled too, and a kernel that spills registers is a failure; where a GPU exists
-# the tests run there as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
+# AddressSanitizer and ThreadSanitizer. If clang has libFuzzer, it fuzzes the readers for a short while. If nvcc exists, it
+# also compiles a part of the CUDA build, in which no kernel may spill registers; if a GPU exists, the tests run there
+# as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -47,7 +47,7 @@ count() {
 }
 
 # suite NAME COMMAND...: runs a command that prints test results and adds them up. A command that fails without a failed
-# test, or passes without a test, counts as one failure.
+# test, or that runs no test, counts as one failure.
 suite() {
   local name=$1 rc=0 good bad
   local log=$logs/${name// /_}.log

@@ -31,7 +31,13 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE");
+  auto* encode = app.add_option("--encode", flags.encode,
+                                "write the GPT-2 tokens (uint16) of the text on standard input to standard output, by the "
+                                "vocabulary in DIR, and exit; takes no CONFIG")
+                     ->type_name("DIR");
   app.set_version_flag("--version", "plusgpt " + version);
+  for (CLI::Option* other : app.get_options())
+    if (other != encode) encode->excludes(other);
   for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     app.get_option(flag)->disable_flag_override();
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
@@ -53,6 +59,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
     user_error("command line: \"%s\" after \"%s\": one configuration at a time", rest[0].c_str(), flags.config.c_str());
   }
+  if (!flags.encode.empty()) return flags;
   if (flags.config.empty())
     user_error("command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
                resume->count() && !flags.resume.empty()

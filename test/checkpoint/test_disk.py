@@ -6,7 +6,7 @@ import os
 import subprocess
 import unittest
 
-from checkpoint.test_resume import FILES, Runs
+from support.runs import FILES, Runs
 
 # FAIL="CALL END" makes CALL fail on files whose path ends with END; CALLS names the file to which all calls are written.
 LIBRARY = r"""

@@ -54,7 +54,7 @@ class Interchange(Workspace):
     _, config = self.trained(attention__variant="lssar_softplus_gated")
     text = self.bytes_of(SOURCE).decode()
     attention, model = config["plusgpt"]["attention"], config["plusgpt"]["model"]
-    for pattern, there in ((r"self\.settings\.(\w+)", attention), (r"gate\.(\w+)", attention["gate"]),
+    for pattern, there in ((r"\bsettings\.(\w+)", attention), (r"gate\.(\w+)", attention["gate"]),
                            (r'\bmodel"?\]?\["(\w+)"\]', model), (r"\bconfig\.(?!json)(\w+)", config)):
       names = set(re.findall(pattern, text))
       self.assertGreater(len(names), 2, pattern)

@@ -2,7 +2,6 @@
 
 FULL=1 kills more often. The full disk is a small tmpfs, which only root can mount.
 """
-import hashlib
 import json
 import os
 import resource
@@ -14,134 +13,27 @@ import tempfile
 import time
 import unittest
 
-from support.workspace import CONFIG, CRASH, TEXT, TRAIN, Workspace, merged, shard
-
-FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
-# 13 MB per checkpoint, so that writing one takes long enough to be interrupted.
-LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
-AGAIN = 2.2  # seconds after which a signal is no longer the same request
-
-
-class Runs(Workspace):
-  """Windows: 41 + 18 in two shards of unequal length, 4 a step: epochs end within steps."""
-
-  def setUp(self):
-    super().setUp()
-    self.started = 0
-    self.changes = {"train__steps": 40, "checkpoint__every": 10, "checkpoint__keep": 9, "eval__every": 5}
-
-  def run_ok(self, *flags, **changes):
-    return self.ok(*flags, **{**self.changes, **changes})
-
-  def run_bad(self, *flags, names, **changes):
-    before = self.run_digests()
-    done = self.bad(*flags, names=names, wrote_nothing=False, **{**self.changes, **changes})
-    self.assertEqual(before, self.run_digests())
-    return done
-
-  def start(self, *flags, **changes):
-    """./train in the background, with its own configuration file, because it may read it late."""
-    changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
-    self.started += 1
-    config = f"config{self.started}.json"
-    self.write(config, json.dumps(merged(CONFIG, changes)))
-    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
-    self.addCleanup(lambda: (process.kill(), process.communicate()))
-    return process
-
-  def wait_for(self, process, what, pause=0.002):
-    """Until what() is true; a failure if the process ends before or it takes half a minute."""
-    end = time.monotonic() + 30
-    while not what():
-      if process.poll() is not None or time.monotonic() > end:
-        process.kill()
-        self.fail(f"exit {process.poll()} before: {process.communicate()}")
-      time.sleep(pause)
-
-  def lines(self, kind="train", run="tiny"):
-    """Lines of a run in progress: the last line may be half written."""
-    try:
-      text = self.bytes_of(self.path("runs", run, "metrics.jsonl")).decode()
-    except FileNotFoundError:
-      return []
-    entries = [json.loads(line) for line in text.split("\n")[:-1]]
-    return [entry for entry in entries if entry["type"] == kind]
-
-  def steps(self, run="tiny"):
-    return sorted(int(name[5:]) for name in os.listdir(self.path("runs", run)) if name.startswith("step_"))
-
-  def state(self, step, run="tiny"):
-    with open(self.path("runs", run, f"step_{step:08d}", "state.json")) as file:
-      return json.load(file)
-
-  def outcome(self, step=40, run="tiny"):
-    """The results that must be the same however often a run was interrupted."""
-    folder = self.path("runs", run, f"step_{step:08d}")
-    return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
-
-  def digest(self, path):
-    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # unittest takes minutes to show a difference of megabytes
-
-  def run_digests(self):
-    return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
-
-  def straight(self, step=40, **changes):
-    """The outcome of an uninterrupted run."""
-    self.run_ok(name="straight", **changes)
-    return self.outcome(step, "straight")
+from support.runs import AGAIN, FILES, LARGE, Runs
+from support.workspace import CONFIG, CRASH, TEXT, TRAIN, merged, shard
 
 
 class Interrupted(Runs):
-  def interrupted_while_saving(self, **changes):
-    """Killed while step 20 is being written, and continued."""
-    for _ in range(10):
-      shutil.rmtree(self.path("runs/tiny"), ignore_errors=True)
-      process = self.start(**changes)
-      half = self.path("runs/tiny/.tmp_step_00000020")
-      self.wait_for(process, lambda: os.path.exists(half), pause=0)
-      process.kill()
-      process.wait()
-      if os.path.exists(half) and self.steps() == [10]:  # the checkpoint has begun and is not renamed yet
-        done = self.run_ok("--resume", **changes)
-        self.assertIn("runs/tiny/step_00000010", done.stdout)
-        self.assertEqual(self.steps(), [10, 20, 30, 40])
-        self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
-        return
-    self.fail("the checkpoint was never met under way")
-
   def test_killed_while_saving(self):
     for changes in ({}, {"data__shuffle": False}, {"precision": "bf16", "attention__variant": "lssar_softplus_gated"}):
       with self.subTest(**changes):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
         changes = {**LARGE, **changes}
         expected = self.straight(**changes)
-        self.interrupted_while_saving(**changes)
+        self.kill_while_saving(**changes)
+        done = self.run_ok("--resume", **changes)
+        self.assertIn("runs/tiny/step_00000010", done.stdout)
+        self.assertEqual(self.steps(), [10, 20, 30, 40])
+        self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
         self.assertEqual(self.outcome(), expected)
 
   def test_killed_at_random_moments(self):
-    kills = 30 if os.environ.get("FULL") else 8
-    changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
-               "checkpoint__keep": 2, "eval__every": 6}
-    began = time.monotonic()
-    expected = self.straight(120, **changes)
-    duration = time.monotonic() - began
-    chance = random.Random(4)
-    while kills > 0:
-      process = self.start("--resume", **changes)
-      try:
-        process.wait(chance.uniform(0.01, duration / 3))
-      except subprocess.TimeoutExpired:
-        kills -= 1
-      process.kill()
-      output, errors = process.communicate()
-      self.assertIn(process.returncode, (0, -signal.SIGKILL), errors)
-      self.assertEqual(errors, "")  # no checkpoint was found damaged
-      if process.returncode == 0 and kills > 0:  # finished before the last kill: start it again
-        self.assertEqual(self.outcome(120), expected)
-        shutil.rmtree(self.path("runs/tiny"))
-    self.run_ok("--resume", **changes)
-    self.assertEqual(self.outcome(120), expected)
+    self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(), codes=(0, -signal.SIGKILL),
+                                errors="^$")  # no checkpoint was found damaged
 
   def test_every_variant_of_state(self):
     # Learned positions, a gate beside the projections, a learned sink: every kind of parameter.
@@ -277,7 +169,7 @@ class Signals(Runs):
         self.assertEqual(self.steps(), [last])
         self.assertIn(f"step_{last:08d}", output)
         self.run_ok("--resume", train__steps=last + 7)
-        self.assertEqual(self.outcome(last + 7), self.straight(last + 7, train__steps=last + 7))
+        self.assertEqual(self.outcome(last + 7), self.straight(step=last + 7, train__steps=last + 7))
 
   def test_save_and_continue(self):
     process = self.start()
@@ -292,7 +184,7 @@ class Signals(Runs):
     self.assertEqual((process.returncode, errors), (0, ""))
     step = self.steps()[0]
     self.run_ok("--resume", f"runs/tiny/step_{step:08d}", name="other", train__steps=step + 5)
-    self.assertEqual(self.outcome(step + 5, "other"), self.straight(step + 5, train__steps=step + 5))
+    self.assertEqual(self.outcome(step + 5, "other"), self.straight(step=step + 5, train__steps=step + 5))
 
   def test_second_signal_aborts(self):
     process = self.start(batch__tokens=32 * 1000000, eval__every=0)  # a step that takes minutes
@@ -308,7 +200,7 @@ class Signals(Runs):
   def test_stopped_between_evaluations(self):
     self.write("val.bin", shard(TEXT * 1000))
     changes = dict(eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
-    expected = self.straight(8, **changes)
+    expected = self.straight(step=8, **changes)
     process = self.start(**changes)
     self.wait_for(process, lambda: len(self.lines("val")) == 4)
     process.terminate()
@@ -570,7 +462,7 @@ class Settings(Runs):
     for schedule, decay in (("constant", {}), ("wsd", {"optimizer__decay_fraction": 0.25})):
       with self.subTest(schedule):
         changes = {"optimizer__schedule": schedule, **decay}
-        expected = self.straight(80, train__steps=80, **changes)
+        expected = self.straight(step=80, train__steps=80, **changes)
         self.run_ok(train__steps=40, **changes)
         for step in (40,) if schedule == "wsd" else ():  # step 30 is the last one before the decay
           shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))

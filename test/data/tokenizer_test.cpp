@@ -1,5 +1,5 @@
-// Tokenizers: bytes and GPT-2's BPE, on invented vocabularies; scripts/prepare_text.py must give the same tokens as
-// the C++ code. With PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files) known encodings are checked too.
+// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here, and the documents of shards. With PLUSGPT_GPT2_VOCAB=DIR
+// (GPT-2's published files) known encodings are checked too.
 #include "data/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "data/encode.h"
 #include "data/gpt2_bpe.h"
-#include "data/shards.h"
 #include "data/utf8.h"
 #include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
@@ -170,20 +170,17 @@ TEST_F(Gpt2, DamagedMergesAreRefused) {
 
 #if HAVE_PCRE2
 
-// The tokens that scripts/prepare_text.py makes from one document, without the separator before it. Tests run in the
-// repository's root.
-Tokens tokens_of_script(const std::string& text, const std::string& vocabulary_dir) {
-  const std::string script = (std::filesystem::path(__FILE__).parent_path() / "../scripts/prepare_text.py").string();
-  TempDir dir;
-  write_file(dir / "text", text);
-  const std::string command = "python3 '" + script + "' '" + (dir / "text") + "' --out '" + dir.path + "' --name x " +
-                              "--tokenizer gpt2 --tokenizer-dir '" + vocabulary_dir + "' --val-fraction 0 >/dev/null";
-  if (std::system(command.c_str()) != 0) failure("failed: %s", command.c_str());
-  auto shards = open_shards({dir / "x_train_000000.bin"}, 65536, "data.train");
-  const int T = int(shards[0].tokens - 1);
-  Tokens inputs(T), targets(T);
-  WindowReader(shards, T, 65536).read(0, inputs.data(), targets.data());
-  return targets;
+// What encode_documents writes for a text that it reads in blocks of this size.
+Tokens documents(const Tokenizer& tokenizer, const std::string& text, size_t block = 1 << 22) {
+  std::FILE *in = std::tmpfile(), *out = std::tmpfile();
+  std::fwrite(text.data(), 1, text.size(), in);
+  std::rewind(in);
+  encode_documents(tokenizer, in, out, block);
+  std::rewind(out);
+  Tokens tokens;
+  for (uint16_t token; std::fread(&token, 2, 1, out) == 1;) tokens.push_back(token);
+  std::fclose(in), std::fclose(out);
+  return tokens;
 }
 
 std::vector<std::string> pieces(const std::string& text) {
@@ -334,13 +331,31 @@ std::string random_text(std::mt19937& random, int length) {
   return text;
 }
 
-TEST_F(Gpt2, TheScriptGivesTheSameTokens) {
+TEST_F(Gpt2, EveryDocumentThatIsNotEmptyIsPrecededByASeparator) {
+  auto tokenizer = open();
+  EXPECT_EQ(documents(*tokenizer, ""), Tokens{});
+  EXPECT_EQ(documents(*tokenizer, "hello world"), (Tokens{separator, hello, space_world}));
+  EXPECT_EQ(documents(*tokenizer, "<|endoftext|>hello<|endoftext|><|endoftext|> world<|endoftext|>"),
+            (Tokens{separator, hello, separator, space_world}));
+}
+
+TEST_F(Gpt2, WhereBlocksEndDoesNotMatter) {
+  Pairs merges = hello_merges;
+  merges.emplace_back(letter('\t'), letter(' '));
+  files = Files(merges);
   auto tokenizer = open();
   std::mt19937 random(3);
-  std::string text = "hello world";
-  for (int i = 0; i < 400; i++) text += random_text(random, 50);
-  ASSERT_EQ(text.find("<|endoftext|>"), std::string::npos);
-  EXPECT_EQ(tokens_of_script(text, dir.path), tokenizer->encode(text));
+  std::string text = "hello world\xff hello\n";
+  for (int i = 0; i < 100; i++) text += random_text(random, 10) + (i % 9 ? "" : "<|endoftext|>") + (i % 7 ? "" : "\t  x");
+  const Tokens whole = documents(*tokenizer, text);
+  EXPECT_EQ(std::count(whole.begin(), whole.end(), tokenizer->end_of_text()), 12);
+  for (size_t block : {1, 2, 3, 7, 64, 1000}) EXPECT_EQ(documents(*tokenizer, text, block), whole) << block;
+}
+
+TEST_F(Gpt2, AVocabularyThatCannotSeparateDocumentsIsRefused) {
+  files.vocabulary["<|other|>"] = files.vocabulary["<|endoftext|>"];
+  files.vocabulary.erase("<|endoftext|>");
+  expect_user_error([&] { documents(*open(), "hello"); }, {"--encode", "without <|endoftext|>"});
 }
 
 TEST(PublishedVocabulary, KnownEncodings) {
@@ -352,10 +367,6 @@ TEST(PublishedVocabulary, KnownEncodings) {
   EXPECT_EQ(tokenizer->encode("hello world"), (Tokens{31373, 995}));
   EXPECT_EQ(tokenizer->encode("Hello, I'm a language model,<|endoftext|>"),
             (Tokens{15496, 11, 314, 1101, 257, 3303, 2746, 11, 50256}));
-  std::mt19937 random(4);
-  std::string text = "hello world";
-  for (int i = 0; i < 400; i++) text += random_text(random, 50);
-  EXPECT_EQ(tokens_of_script(text, dir), tokenizer->encode(text));
 }
 
 #else

@@ -6,7 +6,7 @@ emulation/cpu/streams.h says how.
 import os
 import unittest
 
-from checkpoint.test_resume import LARGE, Runs
+from support.runs import LARGE, Runs
 
 
 class Streams(Runs):

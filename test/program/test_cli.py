@@ -235,6 +235,7 @@ class BadFlags(Workspace):
 
   def test_empty_values_and_flags_with_values(self):
     self.bad("--dump-gradients", "", names=["--dump-gradients"])
+    self.bad("--encode", "vocabulary", names=["CONFIG excludes --encode"])
     self.bad("--eval", "--lengths", "", names=["--lengths"])
     for flag in ("--eval", "--dry-run", "--print-config", "--overwrite"):
       self.bad(flag + "=false", names=[flag[2:]])

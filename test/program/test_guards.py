@@ -5,7 +5,7 @@ import shutil
 import struct
 import unittest
 
-from checkpoint.test_resume import FILES, Runs
+from support.runs import FILES, Runs
 from support.workspace import CRASH, TEXT, read_safetensors, shard, write_safetensors
 
 

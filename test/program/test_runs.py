@@ -386,9 +386,9 @@ class Comparison(Workspace):
     with open(self.path("results.json")) as file:
       losses = json.load(file)["losses"]
     self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses["softmax"]["16"]))
-    self.compare("--config", "absent.json", code=1)
+    self.compare("--config", "absent.json", code=2)
     self.compare("--results", "absent/results.json", code=2)
-    self.compare("--set", "optimizer.lr=0.2", train="absent/train", code=1)
+    self.compare("--set", "optimizer.lr=0.2", train="absent/train", code=2)
 
 
 class Generation(Workspace):

@@ -3,17 +3,15 @@
 On the CPU ranks are processes, started by --gpus N or as torchrun, mpirun and srun would. FULL=1 kills more often.
 """
 import os
-import random
 import re
 import shutil
 import signal
 import socket
 import struct
-import subprocess
 import time
 import unittest
 
-from checkpoint.test_resume import AGAIN, LARGE, Runs
+from support.runs import AGAIN, LARGE, Runs
 from support.workspace import CRASH, read_safetensors, write_safetensors
 
 ENDLESS = {"optimizer__schedule": "constant", "train__steps": 1000000, "checkpoint__every": 0, "log__every": 1000000,
@@ -57,11 +55,10 @@ class Several(Runs):
     return found
 
   def ended(self, process, seconds=20):
-    """What a process that must end by itself has said; none of its ranks is left."""
-    output, errors = process.communicate(timeout=seconds)
-    self.assertNotRegex(errors, CRASH)
+    """None of its ranks is left, too."""
+    said = super().ended(process, seconds)
     self.assertEqual(self.ranks(), {})
-    return process.returncode, output, errors
+    return said
 
   def started_by_hand(self, environments, *flags, **changes):
     """A process for each environment, as launchers of several machines start them."""
@@ -224,52 +221,22 @@ class Products(Several):
 class Continued(Several):
   def test_killed_while_saving(self):
     changes = {**LARGE, "eval__every": 10}
-    expected = self.straight_ranks(2, **changes)
-    for _ in range(10):
-      process = self.start("--gpus", "2", "--overwrite", **changes)
-      half = self.path("runs/tiny/.tmp_step_00000020")
-      self.wait_for(process, lambda: os.path.exists(half), pause=0)
-      process.kill()
-      self.assertEqual(self.ended(process)[0], -signal.SIGKILL)
-      if os.path.exists(half) and self.steps() == [10]:
-        done = self.run_ok("--gpus", "2", "--resume", **changes)
-        self.assertIn("runs/tiny/step_00000010", done.stdout)
-        self.assertEqual(self.outcome(), expected)
-        return
-    self.fail("the checkpoint was never met under way")
-
-  def straight_ranks(self, count, step=40, **changes):
-    self.run_ok("--gpus", str(count), name="straight", **changes)
-    return self.outcome(step, "straight")
+    expected = self.straight("--gpus", "2", **changes)
+    self.kill_while_saving("--gpus", "2", **changes)
+    done = self.run_ok("--gpus", "2", "--resume", **changes)
+    self.assertIn("runs/tiny/step_00000010", done.stdout)
+    self.assertEqual(self.outcome(), expected)
 
   def test_killed_at_random_moments(self):
-    """A rank or the launcher, whoever it is."""
-    kills = 30 if os.environ.get("FULL") else 8
-    changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
-               "checkpoint__keep": 2, "eval__every": 6}
-    began = time.monotonic()
-    expected = self.straight_ranks(2, 120, **changes)
-    duration = time.monotonic() - began
-    chance = random.Random(5)
-    while kills > 0:
-      process = self.start("--gpus", "2", "--resume", **changes)
+    def kill(process, chance):
+      """A rank or the launcher."""
       try:
-        process.wait(chance.uniform(0.01, duration / 2))
-      except subprocess.TimeoutExpired:
-        kills -= 1
-        victim = self.ranks().get(chance.randrange(3), process.pid)
-        try:
-          os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # it was done
-          pass
-      errors = process.communicate(timeout=20)[1]
-      self.assertIn(process.returncode, (0, 1, -signal.SIGKILL), errors)
-      self.assertRegex(errors, r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # and no damaged checkpoint
-      if process.returncode == 0 and kills > 0:
-        self.assertEqual(self.outcome(120), expected)
-        shutil.rmtree(self.path("runs/tiny"))
-    self.run_ok("--gpus", "2", "--resume", **changes)
-    self.assertEqual(self.outcome(120), expected)
+        os.kill(self.ranks().get(chance.randrange(3), process.pid), signal.SIGKILL)
+      except ProcessLookupError:  # it was done
+        pass
+
+    self.kill_at_random_moments("--gpus", "2", seed=5, longest=1 / 2, kill=kill, codes=(0, 1, -signal.SIGKILL),
+                                errors=r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # no damaged checkpoint
 
   def test_on_another_number_of_ranks(self):
     self.run_ok(name="straight")

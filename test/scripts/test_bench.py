@@ -2,7 +2,6 @@
 for a GPU's programs. PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
-import importlib.util
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import sys
 import tarfile
 import unittest
 
-from scripts.test_scripts import SCRIPTS, ScriptTest
+from support.scripts import SCRIPTS, ScriptTest
 
 ROOT = os.path.join(SCRIPTS, "..")
 STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "micro": 16, "context": 128,
@@ -38,7 +37,7 @@ class Tables(ScriptTest):
   def setUp(self):
     super().setUp()
     os.mkdir(self.path("scripts"))
-    for name in ("bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
+    for name in ("common.py", "bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
@@ -107,7 +106,7 @@ class Tables(ScriptTest):
       self.assertIn(line, text)
     self.assertNotIn("old", text)
     shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
-    self.table(self.path("bench/results/gpu.json"), code=1)
+    self.table(self.path("bench/results/gpu.json"), code=2)
     self.assert_error("no block <!-- table:speed_gpu -->")
 
   def test_what_has_changed(self):
@@ -190,29 +189,36 @@ class Programs(ScriptTest):
     self.assertEqual((bad.returncode, '"x"' in bad.stderr), (2, True))
 
 
-def torch_python():
-  given = os.environ.get("PYTHON_TORCH")
-  return given or (sys.executable if importlib.util.find_spec("torch") else None)
-
-
 class Peers(ScriptTest):
-  def run_peers(self, *args, python=None, code=0):
-    done = subprocess.run([python or torch_python(), os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
+  """With the PyTorch of PYTHON_TORCH, or else of this Python."""
+  python = os.environ.get("PYTHON_TORCH") or sys.executable
+
+  @classmethod
+  def setUpClass(cls):
+    done = subprocess.run([cls.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    cls.torch = "PyTorch " + done.stdout.strip() if done.returncode == 0 else "no PyTorch (PYTHON_TORCH)"
+    cls.is_recent = tuple(map(int, re.findall(r"\d+", cls.torch)[:2])) >= (2, 5)
+
+  def run_peers(self, *args, code=0):
+    done = subprocess.run([self.python, os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
                           capture_output=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300)
     self.assertEqual(done.returncode, code, done.stderr)
     self.assertNotIn("Traceback", done.stderr)
     return done
 
-  @unittest.skipIf(importlib.util.find_spec("torch"), "this Python has PyTorch")
-  def test_without_pytorch(self):
-    self.assertIn("PyTorch 2.5 or later is needed", self.run_peers(python=sys.executable, code=2).stderr)
+  def test_without_a_recent_pytorch(self):
+    if self.is_recent:
+      self.skipTest(self.torch)
+    self.assertIn("PyTorch 2.5 or later is needed", self.run_peers(code=2).stderr)
 
-  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
   def test_without_a_gpu(self):
+    if not self.is_recent:
+      self.skipTest(f"{self.torch}: 2.5 or later is needed")
     self.assertIn("finds no GPU", self.run_peers(code=2).stderr)
 
-  @unittest.skipUnless(torch_python(), "no PyTorch here (PYTHON_TORCH)")
   def test_everything_runs(self):
+    if not self.is_recent:
+      self.skipTest(f"{self.torch}: 2.5 or later is needed")
     rows = [{**ATTENTION, "kind": kind, "D": 16, "T": 32} for kind in ("softmax", "lssar")]
     ours = self.write("cpu.json", json.dumps({**HEAD, "steps": [STEP], "attention": rows}))
     table = self.run_peers("--tiny", "--out", self.path("peers.json"), "--ours", ours).stdout

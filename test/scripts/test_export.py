@@ -3,7 +3,7 @@ import json
 import os
 import unittest
 
-from scripts.test_scripts import ScriptTest
+from support.scripts import ScriptTest
 
 REFUSE = "raise ImportError('No module named ' + repr(__name__))\n"
 RECORD = """

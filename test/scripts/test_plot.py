@@ -6,7 +6,7 @@ import subprocess
 import sys
 import unittest
 
-from scripts.test_scripts import SCRIPTS, ScriptTest
+from support.scripts import SCRIPTS, ScriptTest
 
 import plot  # from SCRIPTS
 
@@ -90,11 +90,9 @@ class Plot(ScriptTest):
     self.draw(folder, "--out", "p.xyz", code=2)
 
   def test_runs_of_one_name_are_told_apart(self):
-    runs = [plot.Run(self.make_run(name)) for name in ("a/run", "b/run", "other")]
-    plot.distinguish(runs)
-    self.assertEqual([run.label for run in runs], ["a/run", "b/run", "other"])
-    plot.distinguish(runs[:1])
-    self.assertEqual(runs[0].label, "run")
+    folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
+    self.assertEqual([run.label for run in plot.read_runs(folders)], ["a/run", "b/run", "other"])
+    self.assertEqual(plot.read_runs(folders[:1])[0].label, "run")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""What several scripts need: ending with a message, and ./train. Standard library only."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+
+def stop(message, code=2):
+  """Ends the script. code: 2 for what the user can fix, 1 for what failed."""
+  print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
+  sys.exit(code)
+
+
+class UserError(Exception):
+  """Something that the user can fix."""
+
+
+class Failure(Exception):
+  """Something that failed."""
+
+
+def run(main, interrupted):
+  """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind."""
+  try:
+    main()
+  except UserError as error:
+    stop(error)
+  except (Failure, OSError) as error:
+    stop(f"failed: {error}", 1)
+  except KeyboardInterrupt:
+    stop(f"interrupted; {interrupted}", 130)
+
+
+def train(program, *flags, folder=None):
+  """Runs ./train in a folder and returns what it prints; ends the script if that fails."""
+  try:
+    done = subprocess.run([os.path.abspath(program), *flags], cwd=folder, capture_output=True, text=True)
+  except OSError as error:
+    stop(f"{program} cannot be run: {error.strerror}; build it with make, or name it with --train")
+  if done.returncode:
+    stop(f"{' '.join([program, *flags])}: exit {done.returncode}\n{done.stderr}", 2 if done.returncode == 2 else 1)
+  return done.stdout
+
+
+def settings(program, *flags, folder=None):
+  """{"model": {"layers": 12, ...}, ...}: every setting that ./train makes of a configuration and flags, but for those
+  that are chosen when a run starts (auto)."""
+  result = {}
+  for line in train(program, *flags, "--print-config", folder=folder).splitlines():
+    key, rest = line.split(None, 1)
+    try:
+      value, _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+      continue
+    *path, last = key.split(".")
+    place = result
+    for part in path:
+      place = place.setdefault(part, {})
+    place[last] = value
+  return result
+
+
+def variants(program):
+  """The names that attention.variant can have, in the order of ./train --help."""
+  section = train(program, "--help").partition("\nVariants (attention.variant)")[2]
+  return re.findall(r"^  (\w+) ", section, re.MULTILINE)

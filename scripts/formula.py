@@ -1,0 +1,36 @@
+"""modeling_plusgpt.py, the model's formula for PyTorch, for the other scripts: with and without transformers.
+
+Of transformers the model needs only what it inherits. Plain classes take its place here, so that a comparison depends on
+PyTorch alone, whatever version of transformers is installed.
+"""
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest import mock
+
+import torch
+
+
+class PreTrainedModel(torch.nn.Module):
+  def __init__(self, config):
+    super().__init__()
+    self.config = config
+
+  def post_init(self):
+    pass
+
+
+_stand_in = ModuleType("transformers")
+_stand_in.GenerationMixin = _stand_in.PretrainedConfig = object
+_stand_in.PreTrainedModel, _stand_in.CausalLMOutput = PreTrainedModel, SimpleNamespace
+with mock.patch.dict(sys.modules, {"transformers": _stand_in, "transformers.modeling_outputs": _stand_in}):
+  from modeling_plusgpt import PlusGPTLMHeadModel, scores, weights  # noqa: F401: the latter two for others
+
+
+def model_of(settings):
+  """The model that ./train makes of its settings (nested, all of model and attention), with random weights. float32;
+  its parameters have the names and shapes of model.safetensors; model(tokens [B, T]).logits is [B, T, V]."""
+  model = settings["model"]
+  return PlusGPTLMHeadModel(SimpleNamespace(
+      n_layer=model["layers"], n_head=model["heads"], n_embd=model["channels"], n_positions=model["context"],
+      n_inner=int(model["mlp_ratio"] * model["channels"] + 0.5), vocab_size=model["vocab"], layer_norm_epsilon=1e-5,
+      plusgpt=settings))

@@ -1,0 +1,38 @@
+"""scripts/common.py: what it reads from ./train's output. Standard library only."""
+import contextlib
+import io
+import os
+import re
+import sys
+
+from support.workspace import ROOT, TRAIN, Workspace
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import common  # noqa: E402
+
+
+class Train(Workspace):
+  def test_settings_are_nested_and_typed(self):
+    self.write("config.json", '{"model": {"heads": 2}, "attention": {"variant": "lssar"}, "eval": {"lengths": [64, 128]}}')
+    found = common.settings(TRAIN, "config.json", "--set", "attention.scale=0.3", "--set", "generate.prompt=two  words",
+                            folder=self.folder)
+    self.assertEqual(found["generate"]["prompt"], "two  words")
+    self.assertEqual((found["model"]["heads"], found["eval"]["lengths"]), (2, [64, 128]))
+    attention = found["attention"]
+    self.assertEqual((attention["kind"], attention["qk_norm"], attention["scale"]), ("lssar", "l2", 0.3))
+    self.assertIs(attention["gate"]["bias"], True)
+    self.assertNotIn("micro", found["batch"])  # auto
+
+  def test_variants_are_those_that_an_error_lists(self):
+    error = self.bad("--set", "attention.variant=none", names=["is unknown"]).stderr
+    self.assertEqual(common.variants(TRAIN), re.search(r"\((softmax, [^)]*)\)", error)[1].split(", "))
+
+  def test_errors_end_the_script(self):
+    self.write("config.json", "{}")
+    for program, flag, part in ((TRAIN, "--nothing", "--nothing is unknown"),
+                                (self.path("none"), "--help", "cannot be run: No such file")):
+      said = io.StringIO()
+      with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(said):
+        common.train(program, "config.json", flag, folder=self.folder)
+      self.assertEqual(ended.exception.code, 2)
+      self.assertIn(part, said.getvalue())

@@ -1,0 +1,134 @@
+"""For the tests of runs that are interrupted, resumed or several processes: what such a run must come to, and its end.
+
+FULL=1 kills more often. Standard library only.
+"""
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+from support.workspace import CONFIG, CRASH, TRAIN, Workspace, merged
+
+FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
+# 13 MB a checkpoint: long enough under way to be met there.
+LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
+AGAIN = 2.2  # seconds after which a signal is no longer the same request
+
+
+class Runs(Workspace):
+  """Windows: 41 + 18 in two shards of unequal length, 4 a step: epochs end within steps."""
+
+  def setUp(self):
+    super().setUp()
+    self.started = 0
+    self.changes = {"train__steps": 40, "checkpoint__every": 10, "checkpoint__keep": 9, "eval__every": 5}
+
+  def run_ok(self, *flags, **changes):
+    return self.ok(*flags, **{**self.changes, **changes})
+
+  def run_bad(self, *flags, names, **changes):
+    before = self.run_digests()
+    done = self.bad(*flags, names=names, wrote_nothing=False, **{**self.changes, **changes})
+    self.assertEqual(before, self.run_digests())
+    return done
+
+  def start(self, *flags, **changes):
+    """./train in the background, with a configuration of its own: it reads it when it wants."""
+    changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
+    self.started += 1
+    config = f"config{self.started}.json"
+    self.write(config, json.dumps(merged(CONFIG, changes)))
+    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    self.addCleanup(lambda: (process.kill(), process.communicate()))
+    return process
+
+  def wait_for(self, process, what, pause=0.002):
+    """Until what() is true; a failure if the process ends before or it takes half a minute."""
+    end = time.monotonic() + 30
+    while not what():
+      if process.poll() is not None or time.monotonic() > end:
+        process.kill()
+        self.fail(f"exit {process.poll()} before: {process.communicate()}")
+      time.sleep(pause)
+
+  def lines(self, kind="train", run="tiny"):
+    """Of a run under way: the last line may be half written."""
+    try:
+      text = self.bytes_of(self.path("runs", run, "metrics.jsonl")).decode()
+    except FileNotFoundError:
+      return []
+    entries = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [entry for entry in entries if entry["type"] == kind]
+
+  def steps(self, run="tiny"):
+    return sorted(int(name[5:]) for name in os.listdir(self.path("runs", run)) if name.startswith("step_"))
+
+  def state(self, step, run="tiny"):
+    with open(self.path("runs", run, f"step_{step:08d}", "state.json")) as file:
+      return json.load(file)
+
+  def outcome(self, step=40, run="tiny"):
+    """What must be the same however often a run was interrupted."""
+    folder = self.path("runs", run, f"step_{step:08d}")
+    return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
+
+  def digest(self, path):
+    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
+
+  def run_digests(self):
+    return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
+
+  def straight(self, *flags, step=40, **changes):
+    """The outcome of a run that nothing interrupts."""
+    self.run_ok(*flags, name="straight", **changes)
+    return self.outcome(step, "straight")
+
+  def ended(self, process, seconds=20):
+    """The exit code of a process that must end by itself or has been killed, and what it has said."""
+    output, errors = process.communicate(timeout=seconds)
+    self.assertNotRegex(errors, CRASH)
+    return process.returncode, output, errors
+
+  def kill_while_saving(self, *flags, **changes):
+    """Leaves runs/tiny as it is when a run is killed while it writes step 20."""
+    half = self.path("runs/tiny/.tmp_step_00000020")
+    for _ in range(10):
+      shutil.rmtree(self.path("runs/tiny"), ignore_errors=True)
+      process = self.start(*flags, **changes)
+      self.wait_for(process, lambda: os.path.exists(half), pause=0)
+      process.kill()
+      self.assertEqual(self.ended(process)[0], -signal.SIGKILL)
+      if os.path.exists(half) and self.steps() == [10]:  # neither before it began nor after it was renamed
+        return
+    self.fail("the checkpoint was never met under way")
+
+  def kill_at_random_moments(self, *flags, seed, longest, kill, codes, errors):
+    """Resumes a run and calls kill(process, random) at random moments, until it must end and be as if nothing happened.
+    longest: to the next kill, as a share of a whole run; codes and errors: exit codes and error texts (a pattern) allowed."""
+    kills = 30 if os.environ.get("FULL") else 8
+    changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
+               "checkpoint__keep": 2, "eval__every": 6}
+    began = time.monotonic()
+    expected = self.straight(*flags, step=120, **changes)
+    duration = time.monotonic() - began
+    chance = random.Random(seed)
+    while kills > 0:
+      process = self.start(*flags, "--resume", **changes)
+      try:
+        process.wait(chance.uniform(0.01, duration * longest))
+      except subprocess.TimeoutExpired:
+        kills -= 1
+        kill(process, chance)
+      said = process.communicate(timeout=20)[1]
+      self.assertIn(process.returncode, codes, said)
+      self.assertRegex(said, errors)
+      if process.returncode == 0 and kills > 0:  # done before the kills are: once more
+        self.assertEqual(self.outcome(120), expected)
+        shutil.rmtree(self.path("runs/tiny"))
+    self.run_ok(*flags, "--resume", **changes)
+    self.assertEqual(self.outcome(120), expected)
