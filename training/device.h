@@ -13,7 +13,7 @@ struct DeviceInfo {
   double peak_bf16_flops;   // per second; dense tensor-core peak from the data sheet; 0 if unknown
 };
 
-// 0 where the name is unknown.
+// Dense bf16 operations per second of a device by its name; 0 if the name is unknown.
 inline double peak_bf16_flops(const std::string& name) {
   // TFLOPS by the data sheets, without sparsity, sums in float32. The first name that is part of the device's wins.
   static const struct {
@@ -28,7 +28,7 @@ inline double peak_bf16_flops(const std::string& name) {
   return 0;
 }
 
-// Of what cudaGetDeviceCount has answered: a user_error if there is nothing to run on.
+// Checks the answer of cudaGetDeviceCount: a user_error if there is no device or its driver is too old.
 inline void check_devices(cudaError_t answer, int count) {
   if (answer == cudaErrorInsufficientDriver)
     user_error(
@@ -36,7 +36,7 @@ inline void check_devices(cudaError_t answer, int count) {
         "driver, or build with that CUDA");
   if (answer == cudaErrorNoDevice || (answer == cudaSuccess && count == 0))
     user_error(
-        "no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU: make BACKEND=cpu");
+        "no GPU was found, but this is the CUDA build; check nvidia-smi, or build for the CPU (make BACKEND=cpu)");
   CUDA_CHECK(answer);
 }
 

@@ -110,9 +110,8 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   }
 }
 
-// Compares losses and gradients of small models with the float64 reference. Errors grow through the layers by chance, and
-// a single tensor's naive error is one draw of them (see Pool in compare.h). So kernels and naive formula are compared by
-// their largest errors over all tensors, three batches and all added models, when the pool is destroyed.
+// Compares losses and gradients of small models with the float64 reference by their largest errors over all tensors,
+// batches and added models: a single error, also of the naive formula, is a matter of chance (see Pool in compare.h).
 template <class T>
 class GradientPool {
  public:
