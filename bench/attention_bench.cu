@@ -9,7 +9,7 @@
 #include "bench/bench.h"
 #include "ranks/comm.h"
 
-static std::vector<JsonObject> rows;
+static Json rows = Json::array();
 
 template <class T>
 static void measure(const Ceilings& ceilings, const AttentionSettings& settings, int B, int length, int H, int D) {
@@ -17,15 +17,14 @@ static void measure(const Ceilings& ceilings, const AttentionSettings& settings,
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
   std::string name = kind_names[int(settings.kind)];
   printf("| %s | %d | %d |", name.c_str(), D, length);
-  JsonObject row;
-  row("kind", name)("type", is_bf16 ? "bf16" : "fp32")("B", B)("T", length)("H", H)("D", D);
+  Json row = {{"kind", name}, {"type", is_bf16 ? "bf16" : "fp32"}, {"B", B}, {"T", length}, {"H", H}, {"D", D}};
   auto part = [&](const char* what, double count, double bytes, double flops, const std::function<void()>& run) {
     Seconds time = seconds(run);
     double rate = count / time.median, floor = ceilings.floor(bytes, flops, is_bf16);
     printf(" %.3g (%.3g to %.3g) | %.3g | %.0f%% |", time.median * 1e3, time.least * 1e3, time.most * 1e3,
            rate / (on_cpu ? 1e9 : 1e12), 100 * floor / time.median);
-    row.raw(what, JsonObject()("s", time.median)("least", time.least)("most", time.most)("flops_per_s", rate)(
-                      "bytes", bytes)("flops", flops)("floor_s", floor).text());
+    row[what] = {{"s", time.median}, {"least", time.least}, {"most", time.most}, {"flops_per_s", rate},
+                 {"bytes", bytes},   {"flops", flops},      {"floor_s", floor}};
   };
   double forward = attention_flops(B, length, H, D, false), backward = attention_flops(B, length, H, D, true);
   // In this order the backward finds what a training forward left.
@@ -65,7 +64,7 @@ class Held {
   cudaStream_t stream_;
 };
 
-static JsonObject measure_beside(AttentionSettings settings) {
+static Json measure_beside(AttentionSettings settings) {
   constexpr int HELD = Comm::MULTIPROCESSORS;
   AttentionCase<bf16> alone(settings, 16, 1024, 12, 64);
   settings.spare_multiprocessors = HELD;
@@ -79,7 +78,7 @@ static JsonObject measure_beside(AttentionSettings settings) {
   }
   printf("\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
          "%.3g ms with room left\n", kind_names[int(settings.kind)], free, HELD, whole, room);
-  return JsonObject()("held", HELD)("free_ms", free)("whole_grid_ms", whole)("room_left_ms", room);
+  return {{"held", HELD}, {"free_ms", free}, {"whole_grid_ms", whole}, {"room_left_ms", room}};
 }
 
 static void bench(int argc, char** argv) {
@@ -118,9 +117,10 @@ static void bench(int argc, char** argv) {
         if (type == "fp32") measure<float>(ceilings, settings, B, length, H, D);
         else measure<bf16>(ceilings, settings, B, length, H, D);
       }
-  JsonObject report = report_head(argc, argv, ceilings)("attention", rows);
+  Json report = report_head(argc, argv, ceilings);
+  report["attention"] = rows;
   if (device_properties().major == 9 && attention_is_built(Kind::softmax))
-    report.raw("beside_collectives", measure_beside({.kernels = Kernels::hopper}).text());
+    report["beside_collectives"] = measure_beside({.kernels = Kernels::hopper});
   else
     printf("\nnot measured: the backward beside held multiprocessors, because %s\n",
            on_cpu ? "on the CPU layer a block holds none" : "only Hopper's kernels for softmax take whole ones");
