@@ -466,7 +466,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   }
   bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
-  attention_check(attention_settings(config), config.model.head_dim);
+  attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();

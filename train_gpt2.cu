@@ -56,10 +56,11 @@ static size_t elements(const std::vector<int>& shape) {
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 int gate_logits(const Config& config) {
-  const Config::Gate& gate = config.attention.gate;
+  const GateSettings& gate = config.attention.gate;
   const Config::Model& m = config.model;
-  if (gate.activation == "none") return 0;
-  return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
+  if (gate.activation == GateActivation::none) return 0;
+  if (gate.granularity == GateGranularity::headwise) return m.heads;
+  return gate.position == GatePosition::output ? m.channels : m.heads * m.head_dim;
 }
 
 // Columns of the q,k,v product: 3A, and with a gate its logits, padded to whole heads, which Hopper's copy engine wants,
@@ -75,8 +76,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
       Q = qkv_width(config);
-  const Config::Attention& a = config.attention;
-  Init gate_init = a.gate.weight_init == "zero" ? Init::zero : Init::normal;
+  const AttentionSettings& a = config.attention;
+  Init gate_init = a.gate.weight_init == GateWeights::zero ? Init::zero : Init::normal;
   return {
       {WTE, "wte.weight", {m.vocab, C}, Init::normal, true, false},
       {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, Init::normal, true, false},
@@ -86,8 +87,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate_init, true, true, 0, QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, Init::zero, false, true, Q},
       {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, Init::gate_bias, false, true, 0, QKV_B},
-      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale.name == "ssmax" ? H : 0}, Init::ssmax, false, true},
-      {SINK, "attn.sink", {a.sink == "learned" ? H : 0}, Init::zero, false, true},
+      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, Init::ssmax, false, true},
+      {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, Init::zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, Init::residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, Init::zero, false, true},
       {LN2_W, "ln_2.weight", {C}, Init::one, false, true},
@@ -169,28 +170,6 @@ double flops_per_token(const Config& config) {
   return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
 }
 
-AttentionSettings attention_settings(const Config& config) {
-  const Config::Attention& a = config.attention;
-  AttentionSettings s;
-  s.kind = kind_from_name(a.kind);
-  s.qk_norm = qk_norm_from_name(a.qk_norm);
-  s.scale = scale_from_name(a.scale.name);
-  s.scale_number = float(a.scale.number);
-  s.power = float(a.power);
-  s.offset = float(a.offset);
-  s.offset_free_rows = a.offset_free_rows;
-  s.sink = sink_from_name(a.sink);
-  s.context = config.model.context;
-  s.qkv_stride = qkv_width(config);
-  return s;
-}
-
-GateSettings gate_settings(const Config& config) {
-  const Config::Gate& gate = config.attention.gate;
-  return {.activation = gate_activation_from_name(gate.activation), .position = gate_position_from_name(gate.position),
-          .headwise = gate.granularity == "headwise", .add = gate.op == "add"};
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
@@ -228,8 +207,8 @@ struct Activations {
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    AttentionSettings attention = attention_settings(config);
-    GateSettings gate = gate_settings(config);
+    const AttentionSettings& attention = config.attention;
+    const GateSettings& gate = attention.gate;
     bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
     layers.assign(m.layers, {});
     auto per_layer = [&](auto member, size_t count, bool kept) {
@@ -320,7 +299,7 @@ struct Buffers {
       size_t workspace_bytes = std::max(
           {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
            layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
-           prepare_backward_workspace(attention_settings(config), attention), attention_backward_workspace(attention)});
+           prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
     }
@@ -349,8 +328,8 @@ class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
       : config_(config),
-        settings_(attention_settings(config)),
-        gate_(gate_settings(config)),
+        settings_{config.attention, config.model.context, qkv_width(config)},
+        gate_(config.attention.gate),
         layout_(config),
         comm_(comm),
         buckets_(gradient_buckets(layout_, comm.size())),
@@ -451,7 +430,7 @@ class Gpt2 final : public Model {
   void reduce_from(size_t offset);
 
   Config config_;
-  AttentionSettings settings_;
+  AttentionSetup settings_;
   GateSettings gate_;
   ParameterLayout layout_;
   Comm& comm_;
@@ -891,7 +870,7 @@ template <class Real>
 void Gpt2<Real>::set_rope(int length) {
   if (!b.rope) return;
   const Config::Model& m = config_.model;
-  RopeScaling scaling = rope_scaling_from_name(config_.eval.rope_scaling);
+  RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);
   std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
   settings_.scale_factor = rope_scale_factor(scaling, factor);

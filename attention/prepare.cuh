@@ -16,19 +16,19 @@
 // nothing.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1);
-// For AttentionSettings::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
+// For AttentionSetup::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
 // else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
 // rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
 // The gradients of q and k in dqkv become those of what the forward was given. qkv is what the forward left.
 // workspace: prepare_backward_workspace() bytes, used for the gradient of ssmax's scale alone.
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape);
 template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
                       const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {},
                       void* workspace = nullptr);

@@ -93,9 +93,10 @@ static const char PYTHON[] =
 
 static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
-  const Config::Attention& a = config.attention;
-  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
-         a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+  const AttentionSettings& a = config.attention;
+  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == Kind::softmax &&
+         a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none &&
+         a.gate.activation == GateActivation::none;
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }

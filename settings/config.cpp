@@ -94,16 +94,17 @@ std::string assign(const ConfigRow& row, std::string& target, const json& value)
   return "";
 }
 
-std::string assign(const ConfigRow& row, Config::Scale& target, const json& value) {
-  auto names = choices(row.allowed);  // the last one says "a number in [...]"
-  if (value.is_number()) {
-    std::string range = names.back().substr(names.back().find('['));
+std::string assign(const ConfigRow& row, const Choice& target, const json& value) {
+  if (target.number && value.is_number()) {
+    std::string range = row.allowed.substr(row.allowed.find('['));
     if (!interval(range).contains(value.get<double>())) return "must be a name or a number in " + range;
-    target = {"number", value.get<double>()};
+    *target.number = value.get<double>();
+    target.set(target.names.size());
     return "";
   }
-  if (std::find(names.begin(), names.end() - 1, value) == names.end() - 1) return choice_problem(value, names);
-  target = {value.get<std::string>(), 0};
+  auto name = std::find(target.names.begin(), target.names.end(), value);
+  if (name == target.names.end()) return choice_problem(value, choices(row.allowed));
+  target.set(size_t(name - target.names.begin()));
   return "";
 }
 
@@ -132,9 +133,10 @@ std::string assign(const ConfigRow& row, std::vector<int>& target, const json& v
 
 std::string assign(const ConfigRow& row, const json& value) {
   return std::visit(
-    [&](auto* target) {
-      if constexpr (std::is_integral_v<std::remove_pointer_t<decltype(target)>> &&
-                    !std::is_same_v<decltype(target), bool*>)
+    [&](auto& target) {
+      using Target = std::decay_t<decltype(target)>;
+      if constexpr (std::is_same_v<Target, Choice>) return assign(row, target, value);
+      else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
         return assign_integer(row, *target, value);
       else return assign(row, *target, value);
     },
@@ -174,7 +176,10 @@ json value_of(const ConfigRow& row, const std::string& text) {
     return list;
   }
   if (std::holds_alternative<bool*>(row.value) && (text == "true" || text == "false")) return text == "true";
-  if (std::holds_alternative<bool*>(row.value) || std::holds_alternative<std::string*>(row.value)) return text;
+  auto* names = std::get_if<Choice>(&row.value);
+  if (std::holds_alternative<bool*>(row.value) || std::holds_alternative<std::string*>(row.value) ||
+      (names && !names->number))
+    return text;
   auto number = number_of(text);
   return number ? *number : json(text);
 }
@@ -196,7 +201,7 @@ Config plain_variant(const std::string& name) {
       for (auto& [key, text] : variant.changes)
         if (row.key == std::string(key)) assign(row, value_of(row, text));
   }
-  plain.attention.variant = name;
+  plain.variant = name;
   return plain;
 }
 
@@ -244,7 +249,7 @@ class Reader {
   void apply() {
     if (given.count("attention.variant")) take("attention.variant", given.at("attention.variant"));
     for (auto& variant : variants()) {
-      if (config.attention.variant != variant.name) continue;
+      if (config.variant != variant.name) continue;
       for (auto& [key, text] : variant.changes) {
         auto& row = rows[index.at(key)];
         take(key, {value_of(row, text), std::string("variant ") + variant.name});
@@ -381,14 +386,14 @@ void check_model(const Config& c) {
 
 void check_attention(const Config& c) {
   auto& a = c.attention;
-  if (a.sink != "none" && a.kind != "softmax")
+  if (a.sink != Sink::none && a.kind != Kind::softmax)
     refuse(source_of(c, {"attention.sink", "attention.kind", "attention.variant"}),
            "attention.sink = \"%s\" exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
-           a.sink.c_str(), a.kind.c_str());
-  if (a.scale.name == "logn" && c.model.context < 2)
+           sink_names[int(a.sink)], kind_names[int(a.kind)]);
+  if (a.scale == Scale::logn && c.model.context < 2)
     refuse(source_of(c, {"attention.scale", "model.context"}),
            "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
-  if (a.gate.granularity == "headwise" && a.gate.position == "output")
+  if (a.gate.granularity == GateGranularity::headwise && a.gate.position == GatePosition::output)
     refuse(source_of(c, {"attention.gate.granularity", "attention.gate.position"}),
            "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", "
            "where the heads are mixed already; use \"elementwise\" or another position");
@@ -401,11 +406,11 @@ void check_run(const Config& c) {
     refuse(source_of(c, {"name"}),
            "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
            shortened(json_quote(c.name)).c_str());
-  if (c.eval.rope_scaling != "none" && c.model.position != "rope")
+  if (c.eval.rope_scaling != RopeScaling::none && c.model.position != "rope")
     refuse(source_of(c, {"eval.rope_scaling", "model.position"}),
            "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
-           c.eval.rope_scaling.c_str(), c.model.position.c_str());
-  if (c.eval.rope_scaling == "ntk" && c.model.head_dim <= 2)
+           rope_scaling_names[int(c.eval.rope_scaling)], c.model.position.c_str());
+  if (c.eval.rope_scaling == RopeScaling::ntk && c.model.head_dim <= 2)
     refuse(source_of(c, {"eval.rope_scaling", "model.head_dim"}),
            "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
 }
@@ -449,8 +454,8 @@ struct Dependent { const char* key; bool has_effect; const char* needs; };
 
 // Keys that only count together with others.
 std::vector<Dependent> dependent_keys(const Config& c) {
-  const Config::Attention& a = c.attention;
-  bool lssar = a.kind == "lssar", gated = a.gate.activation != "none";
+  const AttentionSettings& a = c.attention;
+  bool lssar = a.kind == Kind::lssar, gated = a.gate.activation != GateActivation::none;
   return {{"attention.power", lssar, "attention.kind = \"lssar\""},
           {"attention.offset", lssar, "attention.kind = \"lssar\""},
           {"attention.offset_free_rows", lssar, "attention.kind = \"lssar\""},
@@ -475,7 +480,7 @@ std::set<std::string> idle_keys(const Config& c) {
 
 // Warns of keys that were changed and change nothing.
 void warn_without_effect(Config& c) {
-  std::vector<ChangedSetting> changes = changed_settings(plain_variant(c.attention.variant), c);
+  std::vector<ChangedSetting> changes = changed_settings(plain_variant(c.variant), c);
   for (const Dependent& dependent : dependent_keys(c))
     for (const ChangedSetting& change : changes)
       if (!dependent.has_effect && change.key == dependent.key)
@@ -588,10 +593,10 @@ std::string source_of(const Config& c, std::initializer_list<const char*> keys) 
 std::string mechanism(const Config& config) {
   std::string changes;
   std::set<std::string> idle = idle_keys(config);
-  for (const ChangedSetting& change : changed_settings(plain_variant(config.attention.variant), config))
+  for (const ChangedSetting& change : changed_settings(plain_variant(config.variant), config))
     if (change.key.starts_with("attention.") && !idle.count(change.key))
       append_item(changes, change.key.substr(10) + " = " + change.is);
-  return config.attention.variant + " attention" + (changes.empty() ? "" : " with " + changes);
+  return config.variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {

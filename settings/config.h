@@ -1,14 +1,16 @@
 // The settings of a run: read from JSON and --set, checked, completed.
 // Defaults are the initialisers below; what each key may be and means is THE table in config_table.cpp, which drives
-// reading, --set, --print-config, the resolved JSON and the documentation. Choices are strings checked against
-// the table, so whoever maps them to an enum may treat anything else as a bug. 0 or "" marked "auto" is filled in where
-// the comment says. What is wrong with a configuration is a user_error naming key, value, what is allowed, and file.
+// reading, --set, --print-config, the resolved JSON and the documentation. Choices that are text here have been checked
+// against the table, so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. What is wrong
+// with a configuration is a user_error naming key, value, what is allowed, and file.
 #pragma once
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "attention/settings.h"
 
 inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
 
@@ -32,35 +34,8 @@ struct Config {
     int mlp_width() const;          // round(mlp_ratio * channels)
   } model;
 
-  // Names of attention and its gate: attention/names.h
-  struct Gate {
-    std::string activation = "none";
-    std::string granularity = "elementwise";  // elementwise | headwise
-    std::string op = "multiply";              // multiply | add
-    std::string position = "sdpa";
-    std::string weight_init = "normal";       // normal | zero
-    bool bias = true;
-    double bias_init = 0;
-  };
-
-  // `scale` in JSON is a name or a number.
-  struct Scale {
-    std::string name = "rsqrt_d";
-    double number = 0;              // used where name is "number", else 0
-    bool operator==(const Scale&) const = default;
-  };
-
-  struct Attention {
-    std::string variant = "softmax";  // where the keys below get their values from unless given themselves
-    std::string qk_norm = "none";
-    Scale scale;
-    std::string kind = "softmax";
-    double power = 15;
-    double offset = 1;
-    int offset_free_rows = 3;
-    std::string sink = "none";
-    Gate gate;
-  } attention;
+  std::string variant = "softmax";  // attention.variant: where attention's settings come from unless given themselves
+  AttentionSettings attention;
 
   struct Data {
     std::vector<std::string> train, val;  // globs or files
@@ -98,7 +73,7 @@ struct Config {
     int64_t tokens = 10485760;
     std::vector<int> lengths;         // auto: [context] (never empty after loading)
     int batch = 0;                    // sequences; 0 = auto: eval_batch()
-    std::string rope_scaling = "none";
+    RopeScaling rope_scaling = RopeScaling::none;
   } eval;
 
   struct Checkpoint {

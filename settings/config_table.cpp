@@ -2,16 +2,21 @@
 
 #include <algorithm>
 
-#include "attention/names.h"
 #include "base/error.h"
 #include "base/json.h"
 
-// "a | b | c", of the first `count` names
-template <size_t N>
-static std::string alternatives(const char* const (&names)[N], size_t count = N) {
+// number: what the last enumerator stands for, which has no name in a configuration then.
+template <class Enum, size_t N>
+static Choice choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
+  return {{names, names + N - (number ? 1 : 0)}, [&field] { return size_t(field); },
+          [&field](size_t index) { field = Enum(index); }, number};
+}
+
+// "a | b | c", or "a | b | c | a number in INTERVAL"
+static std::string alternatives(const Choice& choice, const std::string& interval) {
   std::string list;
-  for (size_t i = 0; i < count; i++) append_item(list, names[i], " | ");
-  return list;
+  for (const char* name : choice.names) append_item(list, name, " | ");
+  return choice.number ? list + " | a number in " + interval : list;
 }
 
 std::vector<ConfigRow> config_rows(Config& c) {
@@ -23,7 +28,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
   constexpr bool may_change = true, of_a_rank = true;
   std::string variant_names;
   for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
-  return {
+  std::vector<ConfigRow> rows = {
     {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
@@ -41,21 +46,22 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
     {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"},
 
-    {"attention.variant", &a.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
-    {"attention.qk_norm", &a.qk_norm, alternatives(qk_norm_names), no, "normalises queries and keys"},
-    {"attention.scale", &a.scale, alternatives(scale_names, size_t(Scale::number)) + " | a number in [-1e6, 1e6]",
-     no, "what a row's scores are multiplied by"},
-    {"attention.kind", &a.kind, alternatives(kind_names), no, "from scores to weights"},
+    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
+    {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
+    {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
+     "what a row's scores are multiplied by"},
+    {"attention.kind", choice(a.kind, kind_names), "", no, "from scores to weights"},
     {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"},
     {"attention.offset", &a.offset, "[0, 1e6]", no, "subtracted in lssar's second stage, in units of the mean weight"},
     {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no, "first rows without that offset"},
-    {"attention.sink", &a.sink, alternatives(sink_names), no, "a further term in softmax's denominator"},
-    {"attention.gate.activation", &g.activation, alternatives(gate_activation_names), no,
-     "of the gate; none: no gate"},
-    {"attention.gate.granularity", &g.granularity, "elementwise | headwise", no, "a logit per channel, or per head"},
-    {"attention.gate.op", &g.op, "multiply | add", no, "how the gate acts"},
-    {"attention.gate.position", &g.position, alternatives(gate_position_names), no, "what it acts on"},
-    {"attention.gate.weight_init", &g.weight_init, "normal | zero", no, "its initial weights: normal 0.02, or zero"},
+    {"attention.sink", choice(a.sink, sink_names), "", no, "a further term in softmax's denominator"},
+    {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none: no gate"},
+    {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
+     "a logit per channel, or per head"},
+    {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"},
+    {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"},
+    {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
+     "its initial weights: normal 0.02, or zero"},
     {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
     {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
 
@@ -95,7 +101,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
-    {"eval.rope_scaling", &c.eval.rope_scaling, alternatives(rope_scaling_names), no,
+    {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
      "of rope beyond the trained length", may_change},
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
@@ -115,6 +121,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };
+  for (ConfigRow& row : rows)
+    if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);
+  return rows;
 }
 
 const std::vector<Variant>& variants() {
@@ -158,7 +167,9 @@ std::string value_text(const ConfigRow& row) {
       [](bool* x) -> std::string { return *x ? "true" : "false"; },
       [](double* x) { return json_number(*x); },
       [](std::string* x) { return json_quote(*x); },
-      [](Config::Scale* x) { return x->name == "number" ? json_number(x->number) : json_quote(x->name); },
+      [](const Choice& x) {
+        return x.get() < x.names.size() ? json_quote(x.names[x.get()]) : json_number(*x.number);
+      },
       [&](std::vector<std::string>* x) { return list(*x, [](const std::string& item) { return json_quote(item); }); },
       [&](std::vector<int>* x) { return list(*x, [](int item) { return std::to_string(item); }); },
       [](auto* x) { return std::to_string(*x); },  // int, int64_t, uint64_t
@@ -178,7 +189,7 @@ static const char* type_name(const ConfigRow& row) {
       [](bool*) { return "true/false"; },
       [](double*) { return "number"; },
       [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
-      [](Config::Scale*) { return "choice/number"; },
+      [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
       [](std::vector<std::string>*) { return "text/list"; },
       [](std::vector<int>*) { return "integers"; },
       [](auto*) { return "integer"; },

@@ -1,6 +1,7 @@
 // THE configuration table, for config.cpp and config_table.cpp only. A row's type is the type of the Config member that
 // it points to, its default that member's initialiser; everything else that is known about a key stands in the row.
 #pragma once
+#include <functional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -8,12 +9,20 @@
 
 #include "settings/config.h"
 
+// An enum's field. With `number`, a number may be given in place of a name: the field is then names.size().
+struct Choice {
+  std::vector<const char*> names;
+  std::function<size_t()> get;
+  std::function<void(size_t)> set;
+  double* number;
+};
+
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
-               Config::Scale*>
+               Choice>
       value;
-  std::string allowed;    // numbers: an interval as "[0, 1)"; choices: "a | b | c"; "" for free text and true/false
+  std::string allowed;    // numbers: an interval as "[0, 1)"; names: "a | b | c"; "" for free text and true/false
   const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
   const char* help;
   bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do

@@ -168,7 +168,8 @@ TEST(Config, ValuesOfEveryType) {
   EXPECT_EQ(c.precision, "bf16");
   EXPECT_EQ(c.model.context, 1000);
   EXPECT_EQ(c.model.mlp_width(), 1536);
-  EXPECT_EQ(c.attention.scale, (Config::Scale{"number", 0.125}));
+  EXPECT_EQ(c.attention.scale, Scale::number);
+  EXPECT_EQ(c.attention.scale_number, 0.125);
   EXPECT_TRUE(c.attention.gate.bias);
   EXPECT_EQ(c.attention.gate.bias_init, -1.5);
   EXPECT_EQ(c.data.train, std::vector<std::string>{"a_*.bin"});
@@ -197,7 +198,7 @@ TEST(Config, SetParsesByType) {
                                  {"eval.lengths", "[1000, 2000]"},
                                  {"attention.scale", "-0.5"},
                                  {"generate.prompt", "\"a=b, c\""}}));
-  EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, (Config::Scale{"ssmax", 0}));
+  EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, Scale::ssmax);
   EXPECT_EQ(parse_config("{}", "", {"seed=18446744073709551615"}).seed, 18446744073709551615u);
   EXPECT_EQ(parse_config(R"({"data": {"val": "v"}})", "", {"data.val="}).data.val.size(), 0u);
   Config json = parse_config("{}", "", {"eval.lengths=[5, 6]", R"(data.val=["a,b", "[c]"])"});
@@ -241,16 +242,16 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
   Config c =
     parse_config(R"({"attention": {"kind": "lssa", "variant": "lssar_softplus_gated", "gate": {"bias_init": 2}}})",
                  "x.json", {"attention.qk_norm=rms"});
-  EXPECT_EQ(c.attention.kind, "lssa");
-  EXPECT_EQ(c.attention.qk_norm, "rms");
-  EXPECT_EQ(c.attention.scale.name, "logd_logn");
+  EXPECT_EQ(c.attention.kind, Kind::lssa);
+  EXPECT_EQ(c.attention.qk_norm, QkNorm::rms);
+  EXPECT_EQ(c.attention.scale, Scale::logd_logn);
   EXPECT_EQ(c.attention.gate.bias_init, 2);
-  EXPECT_EQ(c.attention.gate.weight_init, "zero");
+  EXPECT_EQ(c.attention.gate.weight_init, GateWeights::zero);
   EXPECT_TRUE(c.warnings.empty());
   // A variant from the command line cannot win over what the file spells out, and says so.
   c =
     parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json", {"attention.variant=lssar"});
-  EXPECT_EQ(c.attention.kind, "softmax");
+  EXPECT_EQ(c.attention.kind, Kind::softmax);
   EXPECT_EQ(c.warnings,
             std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over \"lssar\" of --set "
                                      "attention.variant=lssar  [x.json]"});
