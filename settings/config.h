@@ -1,5 +1,5 @@
 // The settings of a run: read from JSON and --set, checked, completed.
-// Defaults are the initialisers below; what each key may be and means is THE table in config_table.cpp, which drives
+// Defaults are the initialisers below; what each key may be and means is THE table in table.cpp, which drives
 // reading, --set, --print-config, the resolved JSON and the documentation. Choices that are text here have been checked
 // against the table, so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. What is wrong
 // with a configuration is a user_error naming key, value, what is allowed, and file.
@@ -122,7 +122,7 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
 // What an error about these keys names: "--set" where one of them was given there, else the file.
-std::string source_of(const Config& config, std::initializer_list<const char*> keys);
+std::string source_of(const Config& config, const std::vector<const char*>& keys);
 
 struct ChangedSetting {
   std::string key, was, is;  // values as JSON

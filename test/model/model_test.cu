@@ -8,7 +8,7 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "test/support/device.h"
 #include "test/model/model_reference.h"
 #include "test/support/temp_dir.h"

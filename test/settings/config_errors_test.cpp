@@ -5,7 +5,7 @@
 #include <random>
 
 #include "settings/config.h"
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "base/json.h"
 #include "test/support/error_of.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "test/support/error_of.h"
 
 using Sets = std::vector<std::string>;
@@ -125,6 +125,12 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
                                      "\"rope\"  [x.json]"});
   EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(), 3u);
+  EXPECT_EQ(warnings({"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
+                      "optimizer.schedule=constant", "optimizer.final_lr_fraction=0.5"}),
+            (std::vector<std::string>{"config: attention.gate.bias_init = 1 has no effect: it needs a gate with "
+                                      "attention.gate.bias  [--set]",
+                                      "config: optimizer.final_lr_fraction = 0.5 has no effect: it needs a schedule "
+                                      "other than \"constant\"  [--set]"}));
   EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());

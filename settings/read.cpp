@@ -1,18 +1,16 @@
-#include "settings/config.h"
-
+// From JSON and --set to a Config: values into rows, and which source wins.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
 
-#include "settings/config_table.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "settings/table.h"
 
 using nlohmann::json;
 
@@ -20,14 +18,6 @@ namespace {
 
 constexpr size_t MAX_FILE_BYTES = 1 << 20;
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
-
-[[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...) {
-  va_list args;
-  va_start(args, fmt);
-  std::string text = vformat(fmt, args);
-  va_end(args);
-  throw UserError("config: " + text + source_tag(source));
-}
 
 std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
 
@@ -192,19 +182,6 @@ struct Given {
   std::string source;  // the file's name, or "--set"
 };
 
-// The defaults, with what this variant sets.
-Config plain_variant(const std::string& name) {
-  Config plain;
-  for (const Variant& variant : variants()) {
-    if (name != variant.name) continue;
-    for (ConfigRow& row : config_rows(plain))
-      for (auto& [key, text] : variant.changes)
-        if (row.key == std::string(key)) assign(row, value_of(row, text));
-  }
-  plain.variant = name;
-  return plain;
-}
-
 class Reader {
  public:
   Reader(Config& config, const std::string& file) : config(config), file(file), rows(config_rows(config)) {
@@ -258,9 +235,6 @@ class Reader {
     for (auto& key : keys)  // in the table's order, so that the first error does not depend on the file's
       if (given.count(key)) take(key, given.at(key));
   }
-
-  bool is_given(const char* key) const { return given.count(key) > 0; }
-  bool allows(const char* key, double x) const { return interval(rows[index.at(key)].allowed).contains(x); }
 
  private:
   const ConfigRow& row_of(const std::string& key, const std::string& source) {
@@ -336,179 +310,21 @@ class Reader {
   std::map<std::string, Given> given;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Values that follow from others, and what must hold between several.
-
-void complete(Config& c, const Reader& reader) {
-  auto& m = c.model;
-  if (m.head_dim == 0) {
-    if (m.channels % m.heads != 0)
-      refuse(source_of(c, {"model.channels", "model.heads"}),
-             "model.channels = %d is not divisible by model.heads = %d; change one of them, or give model.head_dim",
-             m.channels, m.heads);
-    m.head_dim = m.channels / m.heads;
-    if (m.head_dim > 512)
-      refuse(source_of(c, {"model.channels", "model.heads"}),
-             "model.head_dim would be channels / heads = %d, at most 512 are possible; use more heads or give it",
-             m.head_dim);
-    c.origins["model.head_dim"] = "channels / heads";
-  }
-  if (c.train.tokens > 0) {
-    if (reader.is_given("train.steps"))
-      refuse(source_of(c, {"train.steps", "train.tokens"}),
-             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
-    c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
-    if (!reader.allows("train.steps", double(c.train.steps)))
-      refuse(source_of(c, {"train.tokens", "batch.tokens"}),
-             "train.tokens = %ld in steps of batch.tokens = %ld would be %ld steps, at most 1e9 are possible",
-             c.train.tokens, c.batch.tokens, c.train.steps);
-    c.origins["train.steps"] = "train.tokens / batch.tokens";
-  }
-  if (c.eval.lengths.empty()) {
-    c.eval.lengths = {m.context};
-    c.origins["eval.lengths"] = "model.context";
-  }
-}
-
-void check_model(const Config& c) {
-  auto& m = c.model;
-  if (m.channels % 8 != 0)
-    refuse(source_of(c, {"model.channels"}), "model.channels = %d must be a multiple of 8", m.channels);
-  if (int width = m.mlp_width(); width % 8 != 0 || width == 0)
-    refuse(source_of(c, {"model.mlp_ratio", "model.channels"}),
-           "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x %d) = %d",
-           json_number(m.mlp_ratio).c_str(), m.channels, width);
-  if (m.position == "rope" && m.head_dim % 2 != 0)
-    refuse(source_of(c, {"model.head_dim", "model.position", "model.channels", "model.heads"}),
-           "model.head_dim = %d must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"",
-           m.head_dim);
-}
-
-void check_attention(const Config& c) {
-  auto& a = c.attention;
-  if (a.sink != Sink::none && a.kind != Kind::softmax)
-    refuse(source_of(c, {"attention.sink", "attention.kind", "attention.variant"}),
-           "attention.sink = \"%s\" exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
-           sink_names[int(a.sink)], kind_names[int(a.kind)]);
-  if (a.scale == Scale::logn && c.model.context < 2)
-    refuse(source_of(c, {"attention.scale", "model.context"}),
-           "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2");
-  if (a.gate.granularity == GateGranularity::headwise && a.gate.position == GatePosition::output)
-    refuse(source_of(c, {"attention.gate.granularity", "attention.gate.position"}),
-           "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", "
-           "where the heads are mixed already; use \"elementwise\" or another position");
-}
-
-void check_run(const Config& c) {
-  bool plain = !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
-  for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
-  if (!plain)
-    refuse(source_of(c, {"name"}),
-           "name = %s must be a plain folder name: 1 to 200 bytes, no slash, no control characters",
-           shortened(json_quote(c.name)).c_str());
-  if (c.eval.rope_scaling != RopeScaling::none && c.model.position != "rope")
-    refuse(source_of(c, {"eval.rope_scaling", "model.position"}),
-           "eval.rope_scaling = \"%s\" needs model.position = \"rope\", not \"%s\"",
-           rope_scaling_names[int(c.eval.rope_scaling)], c.model.position.c_str());
-  if (c.eval.rope_scaling == RopeScaling::ntk && c.model.head_dim <= 2)
-    refuse(source_of(c, {"eval.rope_scaling", "model.head_dim"}),
-           "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not %d", c.model.head_dim);
-}
-
-void check_batch(const Config& c, int ranks) {
-  int64_t sequences = c.batch.micro > 0 ? c.batch.micro : 1;
-  int64_t tokens = sequences * c.model.context;
-  if (tokens > std::numeric_limits<int>::max())
-    refuse(source_of(c, {"batch.micro", "model.context"}),
-           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
-           c.batch.micro, c.model.context);
-  int64_t unit = tokens * ranks;
-  if (c.batch.tokens % unit == 0) return;
-  std::string names, values;
-  auto factor = [&](const char* name, int value) {
-    append_item(names, name, " x ");
-    append_item(values, std::to_string(value), " x ");
-  };
-  if (c.batch.micro > 0) factor("micro", c.batch.micro);
-  factor("context", c.model.context);
-  if (ranks > 1) factor("ranks", ranks);
-  if (unit != c.model.context) values += " = " + std::to_string(unit);
-  int64_t below = c.batch.tokens / unit * unit;
-  std::string nearest = (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
-  bool smaller_divides = c.batch.tokens % (int64_t(c.model.context) * ranks) == 0;
-  refuse(source_of(c, {"batch.tokens", "batch.micro", "model.context"}),
-         "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(), values.c_str(),
-         nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
-}
-
-// Numbers that float32 has no place for.
-void check_optimizer(const Config& c) {
-  auto& o = c.optimizer;
-  if (o.grad_clip > 0 && o.grad_clip < 1e-30)
-    refuse(source_of(c, {"optimizer.grad_clip"}),
-           "optimizer.grad_clip = %s is too small for float32; use 1e-30 or more, or 0 for no clipping",
-           json_number(o.grad_clip).c_str());
-}
-
-struct Dependent { const char* key; bool has_effect; const char* needs; };
-
-// Keys that only count together with others.
-std::vector<Dependent> dependent_keys(const Config& c) {
-  const AttentionSettings& a = c.attention;
-  bool lssar = a.kind == Kind::lssar, gated = a.gate.activation != GateActivation::none;
-  return {{"attention.power", lssar, "attention.kind = \"lssar\""},
-          {"attention.offset", lssar, "attention.kind = \"lssar\""},
-          {"attention.offset_free_rows", lssar, "attention.kind = \"lssar\""},
-          {"attention.gate.granularity", gated, "an attention.gate.activation"},
-          {"attention.gate.op", gated, "an attention.gate.activation"},
-          {"attention.gate.position", gated, "an attention.gate.activation"},
-          {"attention.gate.weight_init", gated, "an attention.gate.activation"},
-          {"attention.gate.bias", gated, "an attention.gate.activation"},
-          {"attention.gate.bias_init", gated && a.gate.bias, "a gate with attention.gate.bias"},
-          {"model.rope_base", c.model.position == "rope", "model.position = \"rope\""},
-          {"optimizer.decay_fraction", c.optimizer.schedule == "wsd", "optimizer.schedule = \"wsd\""},
-          {"optimizer.final_lr_fraction", c.optimizer.schedule != "constant", "a schedule other than \"constant\""}};
-}
-
-// Those of them that change nothing now.
-std::set<std::string> idle_keys(const Config& c) {
-  std::set<std::string> idle;
-  for (const Dependent& dependent : dependent_keys(c))
-    if (!dependent.has_effect) idle.insert(dependent.key);
-  return idle;
-}
-
-// Warns of keys that were changed and change nothing.
-void warn_without_effect(Config& c) {
-  std::vector<ChangedSetting> changes = changed_settings(plain_variant(c.variant), c);
-  for (const Dependent& dependent : dependent_keys(c))
-    for (const ChangedSetting& change : changes)
-      if (!dependent.has_effect && change.key == dependent.key)
-        c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", dependent.key, change.is.c_str(),
-                                    dependent.needs, source_tag(source_of(c, {dependent.key})).c_str()));
-}
-
-void check_everything(Config& c, const Reader& reader, bool trains) {
-  warn_without_effect(c);
-  check_model(c);
-  check_attention(c);
-  check_run(c);
-  check_batch(c, 1);
-  check_optimizer(c);
-  if (trains && (c.eval.every > 0 || reader.is_given("eval.lengths"))) check_lengths(c, c.eval.lengths, "eval.lengths");
-  if (c.optimizer.warmup_steps > c.train.steps)
-    c.warnings.push_back(
-      format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
-             "rate never reaches optimizer.lr%s",
-             c.optimizer.warmup_steps, c.train.steps,
-             source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
-}
-
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
+Config plain_variant(const std::string& name) {
+  Config plain;
+  for (const Variant& variant : variants()) {
+    if (name != variant.name) continue;
+    for (ConfigRow& row : config_rows(plain))
+      for (auto& [key, text] : variant.changes)
+        if (row.key == std::string(key)) assign(row, value_of(row, text));
+  }
+  plain.variant = name;
+  return plain;
+}
 
 Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets, bool trains) {
   if (text.size() > MAX_FILE_BYTES)
@@ -521,56 +337,12 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
   reader.read_object(root, "");
   for (auto& set : sets) reader.read_set(set);
   reader.apply();
-  complete(config, reader);
-  check_everything(config, reader, trains);
+  complete_and_check(config, trains);
   return config;
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets, bool trains) {
   return parse_config(read_text_file(path, "config", MAX_FILE_BYTES), path, sets, trains);
-}
-
-void resolve_batch(Config& config, int ranks, int64_t fits) {
-  if (config.batch.micro == 0) {
-    check_batch(config, ranks);  // at least one sequence must divide
-    int64_t sequences = config.batch.tokens / config.model.context / ranks;
-    int64_t most = std::min<int64_t>({fits, 64, std::numeric_limits<int>::max() / config.model.context});
-    int64_t micro = std::max<int64_t>(most, 1);
-    while (sequences % micro != 0) micro--;
-    config.batch.micro = static_cast<int>(micro);
-    config.origins["batch.micro"] = "as many as fit, at most 64";
-  }
-  check_batch(config, ranks);
-}
-
-int64_t micro_steps(const Config& config, int ranks) {
-  return config.batch.tokens / (static_cast<int64_t>(config.batch.micro) * config.model.context * ranks);
-}
-
-int eval_batch(const Config& config, int length) {
-  if (config.eval.batch > 0) return config.eval.batch;
-  int64_t micro = std::max(config.batch.micro, 1);
-  return static_cast<int>(std::clamp<int64_t>(micro * config.model.context / length, 1, MAX_SEQUENCES));
-}
-
-void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {
-  std::string name = what[0] == '-' ? std::string(what) : "config: " + std::string(what);
-  std::string tag = source_tag(source_of(config, {"eval.lengths", "model.position", "model.context"}));
-  for (int length : lengths) {
-    if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
-    if (config.model.position == "learned" && length > config.model.context)
-      user_error(
-        "%s = %d is beyond the %d positions that model.position = \"learned\" has (model.context); "
-        "only \"rope\" and \"none\" go further%s",
-        name.c_str(), length, config.model.context, tag.c_str());
-    if (length > config.eval.tokens)
-      user_error(
-        "%s = %d is longer than eval.tokens = %ld, so that not one window would be evaluated; raise eval.tokens%s",
-        name.c_str(), length, config.eval.tokens, tag.c_str());
-    if (static_cast<int64_t>(length) * config.eval.batch > std::numeric_limits<int>::max())
-      user_error("%s = %d x eval.batch = %d tokens at once are too many (at most 2147483647)%s", name.c_str(), length,
-                 config.eval.batch, tag.c_str());
-  }
 }
 
 std::vector<int> parse_lengths(const std::string& text, const char* what) {
@@ -582,33 +354,6 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
     if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
   }
   return scratch.eval.lengths;
-}
-
-std::string source_of(const Config& c, std::initializer_list<const char*> keys) {
-  for (const char* key : keys)
-    if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
-  return c.file;
-}
-
-std::string mechanism(const Config& config) {
-  std::string changes;
-  std::set<std::string> idle = idle_keys(config);
-  for (const ChangedSetting& change : changed_settings(plain_variant(config.variant), config))
-    if (change.key.starts_with("attention.") && !idle.count(change.key))
-      append_item(changes, change.key.substr(10) + " = " + change.is);
-  return config.variant + " attention" + (changes.empty() ? "" : " with " + changes);
-}
-
-std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
-  std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
-  std::set<std::string> was_idle = idle_keys(before);
-  for (const std::string& key : idle_keys(now))
-    if (was_idle.count(key)) same.insert(key);
-  std::vector<ChangedSetting> changes = changed_settings(before, now);
-  std::erase_if(changes, [&](const ChangedSetting& change) {
-    return same.count(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
-  });
-  return changes;
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {

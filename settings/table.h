@@ -1,5 +1,6 @@
-// THE configuration table, for config.cpp and config_table.cpp only. A row's type is the type of the Config member that
-// it points to, its default that member's initialiser; everything else that is known about a key stands in the row.
+// THE configuration table. A row's type is the type of the Config member that it points to, its default that member's
+// initialiser; everything else that is known about a key alone is in the row. read.cpp, check.cpp and show.cpp share the
+// rest of this file.
 #pragma once
 #include <functional>
 #include <string>
@@ -17,6 +18,12 @@ struct Choice {
   double* number;
 };
 
+// When a key has an effect.
+struct Needs {
+  const char* what;  // "attention.kind = \"lssar\""
+  bool (*met)(const Config&);
+};
+
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
@@ -27,6 +34,7 @@ struct ConfigRow {
   const char* help;
   bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
   bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
+  const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);
 
@@ -36,6 +44,10 @@ struct Variant {
   std::vector<std::pair<const char*, const char*>> changes;
 };
 const std::vector<Variant>& variants();
+
+// For std::visit over a row's value.
+template <class... F> struct Overloaded : F... { using F::operator()...; };
+template <class... F> Overloaded(F...) -> Overloaded<F...>;
 
 // The value as JSON text: 12, "softmax", [1024, 2048].
 std::string value_text(const ConfigRow& row);
@@ -48,3 +60,12 @@ struct Interval {
   bool contains(double x) const { return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high); }
 };
 Interval interval(const std::string& allowed);
+
+// A user_error "config: TEXT  [SOURCE]".
+[[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...);
+
+Config plain_variant(const std::string& name);  // the defaults, with what this variant sets
+
+// Values that follow from others, then the rules between keys. `config` is as it was read: origins name the keys that
+// were given.
+void complete_and_check(Config& config, bool trains);

@@ -1,4 +1,4 @@
-#include "settings/config_table.h"
+#include "settings/table.h"
 
 #include <algorithm>
 
@@ -17,6 +17,21 @@ static std::string alternatives(const Choice& choice, const std::string& interva
   std::string list;
   for (const char* name : choice.names) append_item(list, name, " | ");
   return choice.number ? list + " | a number in " + interval : list;
+}
+
+static const Needs
+    LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
+    GATE = {"an attention.gate.activation",
+            [](const Config& c) { return c.attention.gate.activation != GateActivation::none; }},
+    GATE_BIAS = {"a gate with attention.gate.bias",
+                 [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
+    ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
+    WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
+    DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
+
+static ConfigRow only_with(const Needs& needs, ConfigRow row) {
+  row.needs = &needs;
+  return row;
 }
 
 std::vector<ConfigRow> config_rows(Config& c) {
@@ -44,26 +59,28 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
     {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
-    {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"},
+    only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
 
     {"attention.variant", &c.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "what a row's scores are multiplied by"},
     {"attention.kind", choice(a.kind, kind_names), "", no, "from scores to weights"},
-    {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"},
-    {"attention.offset", &a.offset, "[0, 1e6]", no, "subtracted in lssar's second stage, in units of the mean weight"},
-    {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no, "first rows without that offset"},
+    only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
+    only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
+                      "subtracted in lssar's second stage, in units of the mean weight"}),
+    only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
+                      "first rows without that offset"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "a further term in softmax's denominator"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none: no gate"},
-    {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
-     "a logit per channel, or per head"},
-    {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"},
-    {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"},
-    {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
-     "its initial weights: normal 0.02, or zero"},
-    {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"},
-    {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"},
+    only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
+                     "a logit per channel, or per head"}),
+    only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),
+    only_with(GATE, {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"}),
+    only_with(GATE, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
+                     "its initial weights: normal 0.02, or zero"}),
+    only_with(GATE, {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"}),
+    only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),
 
     {"data.train", &c.data.train, "", no,
      "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
@@ -83,8 +100,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
     {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
     {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
-    {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "of lr, reached at the end"},
-    {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"},
+    only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "of lr, reached at the end"}),
+    only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"}),
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
 
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
@@ -153,9 +170,6 @@ const std::vector<Variant>& variants() {
   return table;
 }
 
-template <class... F> struct Overloaded : F... { using F::operator()...; };
-template <class... F> Overloaded(F...) -> Overloaded<F...>;
-
 std::string value_text(const ConfigRow& row) {
   auto list = [](const auto& items, auto text_of) {
     std::string text;
@@ -183,20 +197,6 @@ bool is_automatic(const ConfigRow& row) {
   return text == "0" || text == "\"\"" || text == "[]";
 }
 
-static const char* type_name(const ConfigRow& row) {
-  return std::visit(
-    Overloaded{
-      [](bool*) { return "true/false"; },
-      [](double*) { return "number"; },
-      [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
-      [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
-      [](std::vector<std::string>*) { return "text/list"; },
-      [](std::vector<int>*) { return "integers"; },
-      [](auto*) { return "integer"; },
-    },
-    row.value);
-}
-
 std::vector<std::string> choices(const std::string& allowed) {
   std::vector<std::string> names;
   for (size_t begin = 0; begin < allowed.size();) {
@@ -211,114 +211,4 @@ Interval interval(const std::string& allowed) {
   size_t comma = allowed.find(',');
   return {std::stod(allowed.substr(1, comma - 1)), std::stod(allowed.substr(comma + 1)), allowed.front() == '(',
           allowed.back() == ')'};
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Output, all of it from the table.
-
-static std::string padded(std::string text, size_t width) {
-  if (text.size() < width) text.resize(width, ' ');
-  return text;
-}
-
-std::string print_config(const Config& config) {
-  Config copy = config;
-  auto rows = config_rows(copy);
-  size_t key_width = 0, value_width = 0;
-  auto shown = [](const ConfigRow& row) {
-    return is_automatic(row) ? "auto (" + std::string(row.automatic) + ")" : value_text(row);
-  };
-  for (auto& row : rows) {
-    key_width = std::max(key_width, std::string(row.key).size());
-    value_width = std::max(value_width, std::min<size_t>(shown(row).size(), 36));
-  }
-  std::string text;
-  for (auto& row : rows) {
-    auto origin = config.origins.find(row.key);
-    text += padded(row.key, key_width) + "  " + padded(shown(row), value_width) + "  " +
-            (origin == config.origins.end() ? "default" : origin->second) + "\n";
-  }
-  return text;
-}
-
-std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now) {
-  Config old_copy = before, new_copy = now;
-  auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
-  std::vector<ChangedSetting> changes;
-  for (size_t i = 0; i < new_rows.size(); i++) {
-    std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
-    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].may_change});
-  }
-  return changes;
-}
-
-// Keys of one object stand together in the table, so objects open and close as the rows go by.
-std::string config_json(const Config& config, const std::vector<std::string>& sections) {
-  Config copy = config;
-  copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
-  std::string text = "{";
-  std::vector<std::string> open;  // the objects that the last row stands in
-  bool first = true;
-  auto new_line = [&] {
-    text += '\n';
-    text.append(2 * (open.size() + 1), ' ');
-  };
-  auto begin_item = [&](const std::string& key) {
-    if (!first) text += ',';
-    new_line();
-    text += json_quote(key) + ": ";
-    first = false;
-  };
-  auto close_to = [&](size_t depth) {
-    while (open.size() > depth) {
-      open.pop_back();
-      new_line();
-      text += '}';
-      first = false;
-    }
-  };
-  for (auto& row : config_rows(copy)) {
-    std::vector<std::string> path;
-    std::string key = row.key;
-    for (size_t dot; (dot = key.find('.')) != std::string::npos; key = key.substr(dot + 1))
-      path.push_back(key.substr(0, dot));
-    std::string section = path.empty() ? "" : path[0];
-    if (!sections.empty() && std::find(sections.begin(), sections.end(), section) == sections.end()) continue;
-    size_t common = 0;
-    while (common < std::min(open.size(), path.size()) && open[common] == path[common]) common++;
-    close_to(common);
-    while (open.size() < path.size()) {
-      begin_item(path[open.size()]);
-      text += '{';
-      open.push_back(path[open.size()]);
-      first = true;
-    }
-    begin_item(key);
-    text += value_text(row);
-  }
-  close_to(0);
-  return text + "\n}\n";
-}
-
-std::string config_help() {
-  Config defaults;
-  auto default_of = [](const ConfigRow& row) {
-    return is_automatic(row) ? std::string(row.automatic) : value_text(row);
-  };
-  auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
-  std::string text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
-                     "Keys that begin with \"_\" are comments.\n";
-  for (auto& row : config_rows(defaults)) {
-    text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
-    text += ", default " + default_of(row);
-    if (!row.allowed.empty() && row.allowed.size() < 90) text += "; " + row.allowed;
-  }
-  text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";
-  for (auto& variant : variants()) {
-    std::string changes;
-    for (auto& [key, value] : variant.changes)
-      append_item(changes, short_key(key) + " " + value);
-    text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
-  }
-  return text;
 }
