@@ -212,7 +212,7 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   int ranks = model.comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
-  metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
+  metrics.start(PLUSGPT_VERSION, flags.command, config_text(model.config()), name,
                 {{"backend", on_cpu ? "cpu" : "cuda"}});
   return metrics;
 }
@@ -494,7 +494,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     }
     matmul_set_choices(from->state.matmul_choices);
   }
-  int micro_before = from ? saved_config(*from).batch.micro : 0;
+  int micro_before = from ? from->state.config.batch.micro : 0;
   Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
@@ -520,11 +520,12 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
     begin_run(*run_dir, flags.overwrite, from, place, config);
   }
-  RunState state = from ? from->state : RunState{};
+  RunState state;
+  if (from) state = from->state;
   state.windows = windows->windows();
   state.train = data.train_files;
   state.val = data.val_files;
-  state.config = config_json(config);
+  state.config = config;
   train(*model, flags, device, loader, data.val, run_dir.get(), state);
 }
 

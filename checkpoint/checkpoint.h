@@ -17,6 +17,7 @@
 
 #include "checkpoint/run_dir.h"
 #include "checkpoint/spikes.h"
+#include "settings/config.h"
 
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
@@ -33,7 +34,7 @@ struct RunState {
   std::vector<DataFile> train, val;  // val is empty where the run does not evaluate
   SpikeHistory spikes;
   std::string matmul_choices;    // measured algorithms, which a resumed run must use again
-  std::string config;            // JSON, the resolved settings
+  Config config;                 // the resolved settings
 };
 
 // Values that lie in memory row by row, rows `stride` elements apart.

@@ -114,8 +114,7 @@ std::string model_config_json(const Config& config) {
       "  \"architectures\": [\"PlusGPTLMHeadModel\"],\n"
       "  \"auto_map\": {\"AutoConfig\": \"modeling_plusgpt.PlusGPTConfig\",\n"
       "               \"AutoModelForCausalLM\": \"modeling_plusgpt.PlusGPTLMHeadModel\"},\n";
-  std::string own = config_json(config, {"model", "attention"});
-  while (!own.empty() && own.back() == '\n') own.pop_back();
+  std::string own = config_json(config, {"model", "attention"}).dump(2);
   for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
   return format(
     "{\n"
@@ -144,7 +143,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-    Config theirs = parse_config(found["plusgpt"].dump(), path, {}, false);
+    Config theirs = config_from_json(found["plusgpt"], path, {}, false);
     for (const ChangedSetting& change : changed_model(theirs, config))
       append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
   } catch (const UserError& error) {

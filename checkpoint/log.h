@@ -28,7 +28,7 @@ class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
   explicit MetricsLog(const std::string& path);  // appends; a torn last line is dropped first
-  // commit: of this build. config: JSON, as config_json() gives it. versions: {"cuda", "12.4"}, ...
+  // commit: of this build. config: JSON, as config_text() gives it. versions: {"cuda", "12.4"}, ...
   void start(const std::string& commit, const std::string& command, const std::string& config,
              const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions);
   void train(const TrainReport& report);

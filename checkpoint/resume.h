@@ -28,7 +28,6 @@ ResumePlace resume_place(const std::string& resume, const std::string& name);
 std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
-Config saved_config(const Checkpoint& checkpoint);  // the settings that it was written with
 
 // A user_error with a list of old and new values. In `now` batch.micro = 0 stands for the checkpoint's.
 // train, val: the files of `now`; val is not compared where one of the two does not evaluate.

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -106,8 +107,10 @@ struct Config {
 // trains: eval.lengths is checked too, against the rest.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
-Config parse_config(std::string_view json, const std::string& file, const std::vector<std::string>& sets = {},
+Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets = {},
                     bool trains = true);
+Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
+                        bool trains = true);
 
 // What depends on the ranks and on the memory. `fits`: the largest micro batch that the memory plan allows.
 // Where batch.micro is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
@@ -136,8 +139,9 @@ std::vector<ChangedSetting> changed_model(const Config& before, const Config& no
 std::string mechanism(const Config& config);
 
 std::string print_config(const Config& config);  // one line a key: value and origin
-// The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.
-std::string config_json(const Config& config, const std::vector<std::string>& sections = {});
+// The resolved settings as JSON that loads back to the same Config; with `sections` ("model") only those.
+nlohmann::ordered_json config_json(const Config& config, const std::vector<std::string>& sections = {});
+std::string config_text(const Config& config);  // the same, indented: config.json of a run
 std::string config_help();  // keys with type, default, allowed values and meaning; variants
 
 // `; did you mean "x"?` with the candidate nearest to `word` by edits; "" when none is near. For flags and keys alike.

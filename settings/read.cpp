@@ -17,7 +17,6 @@ using nlohmann::json;
 namespace {
 
 constexpr size_t MAX_FILE_BYTES = 1 << 20;
-constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
 
 std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
 
@@ -278,7 +277,7 @@ class Reader {
     Config plain = plain_variant(name.get_ref<const std::string&>());
     auto all = config_rows(plain);
     for (auto& variant : variants())
-      for (auto& [key, text] : variant.changes) meaning[key] = json::parse(value_text(all[index.at(key)]));
+      for (auto& [key, text] : variant.changes) meaning[key] = value_json(all[index.at(key)]);
     return meaning;
   }
 
@@ -329,7 +328,10 @@ Config plain_variant(const std::string& name) {
 Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets, bool trains) {
   if (text.size() > MAX_FILE_BYTES)
     refuse(file, "%zu bytes are too many for a configuration (at most %zu)", text.size(), MAX_FILE_BYTES);
-  json root = parse_json(text, "config", file);
+  return config_from_json(parse_json(text, "config", file), file, sets, trains);
+}
+
+Config config_from_json(const json& root, const std::string& file, const std::vector<std::string>& sets, bool trains) {
   if (!root.is_object()) refuse(file, "the file must hold one JSON object: {...}");
   Config config;
   config.file = file;

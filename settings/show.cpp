@@ -1,10 +1,13 @@
 // A Config as text: --print-config, --help, JSON, and how two differ.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "settings/table.h"
+
+using nlohmann::ordered_json;
 
 static std::string padded(std::string text, size_t width) {
   if (text.size() < width) text.resize(width, ' ');
@@ -31,52 +34,21 @@ std::string print_config(const Config& config) {
   return text;
 }
 
-// Keys of one object stand together in the table, so objects open and close as the rows go by.
-std::string config_json(const Config& config, const std::vector<std::string>& sections) {
+ordered_json config_json(const Config& config, const std::vector<std::string>& sections) {
   Config copy = config;
   copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
-  std::string text = "{";
-  std::vector<std::string> open;  // the objects that the last row stands in
-  bool first = true;
-  auto new_line = [&] {
-    text += '\n';
-    text.append(2 * (open.size() + 1), ' ');
-  };
-  auto begin_item = [&](const std::string& key) {
-    if (!first) text += ',';
-    new_line();
-    text += json_quote(key) + ": ";
-    first = false;
-  };
-  auto close_to = [&](size_t depth) {
-    while (open.size() > depth) {
-      open.pop_back();
-      new_line();
-      text += '}';
-      first = false;
-    }
-  };
-  for (auto& row : config_rows(copy)) {
-    std::vector<std::string> path;
-    std::string key = row.key;
-    for (size_t dot; (dot = key.find('.')) != std::string::npos; key = key.substr(dot + 1))
-      path.push_back(key.substr(0, dot));
-    std::string section = path.empty() ? "" : path[0];
-    if (!sections.empty() && std::find(sections.begin(), sections.end(), section) == sections.end()) continue;
-    size_t common = 0;
-    while (common < std::min(open.size(), path.size()) && open[common] == path[common]) common++;
-    close_to(common);
-    while (open.size() < path.size()) {
-      begin_item(path[open.size()]);
-      text += '{';
-      open.push_back(path[open.size()]);
-      first = true;
-    }
-    begin_item(key);
-    text += value_text(row);
+  ordered_json root;
+  for (const ConfigRow& row : config_rows(copy)) {
+    std::string path = row.key, section = path.substr(0, path.find('.'));
+    std::replace(path.begin(), path.end(), '.', '/');
+    if (sections.empty() || std::count(sections.begin(), sections.end(), section))
+      root[ordered_json::json_pointer("/" + path)] = value_json(row);
   }
-  close_to(0);
-  return text + "\n}\n";
+  return root;
+}
+
+std::string config_text(const Config& config) {
+  return config_json(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 static const char* type_name(const ConfigRow& row) {

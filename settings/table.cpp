@@ -1,8 +1,9 @@
 #include "settings/table.h"
 
 #include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "base/json.h"
 
 // number: what the last enumerator stands for, which has no name in a configuration then.
@@ -170,31 +171,27 @@ const std::vector<Variant>& variants() {
   return table;
 }
 
-std::string value_text(const ConfigRow& row) {
-  auto list = [](const auto& items, auto text_of) {
-    std::string text;
-    for (auto& item : items) append_item(text, text_of(item));
-    return "[" + text + "]";
+using nlohmann::json;
+
+json value_json(const ConfigRow& row) {
+  auto number = [](double x) {  // 4, not 4.0
+    return std::floor(x) == x && std::fabs(x) <= EXACT_INTEGERS ? json(int64_t(x)) : json(x);
   };
   return std::visit(
     Overloaded{
-      [](bool* x) -> std::string { return *x ? "true" : "false"; },
-      [](double* x) { return json_number(*x); },
-      [](std::string* x) { return json_quote(*x); },
-      [](const Choice& x) {
-        return x.get() < x.names.size() ? json_quote(x.names[x.get()]) : json_number(*x.number);
-      },
-      [&](std::vector<std::string>* x) { return list(*x, [](const std::string& item) { return json_quote(item); }); },
-      [&](std::vector<int>* x) { return list(*x, [](int item) { return std::to_string(item); }); },
-      [](auto* x) { return std::to_string(*x); },  // int, int64_t, uint64_t
+      [&](double* x) { return number(*x); },
+      [&](const Choice& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
+      [](auto* x) { return json(*x); },
     },
     row.value);
 }
 
+std::string value_text(const ConfigRow& row) { return value_json(row).dump(-1, ' ', false, json::error_handler_t::replace); }
+
 bool is_automatic(const ConfigRow& row) {
   if (!row.automatic) return false;
-  std::string text = value_text(row);
-  return text == "0" || text == "\"\"" || text == "[]";
+  json value = value_json(row);
+  return value == 0 || value == "" || value == json::array();
 }
 
 std::vector<std::string> choices(const std::string& allowed) {

@@ -3,6 +3,7 @@
 // rest of this file.
 #pragma once
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <variant>
@@ -49,8 +50,10 @@ const std::vector<Variant>& variants();
 template <class... F> struct Overloaded : F... { using F::operator()...; };
 template <class... F> Overloaded(F...) -> Overloaded<F...>;
 
-// The value as JSON text: 12, "softmax", [1024, 2048].
-std::string value_text(const ConfigRow& row);
+constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
+
+nlohmann::json value_json(const ConfigRow& row);
+std::string value_text(const ConfigRow& row);  // value_json() as text: 12, "softmax", [1024,2048]
 bool is_automatic(const ConfigRow& row);  // 0, "" or [], where that stands for something
 // The names in an `allowed` text: {"a", "b", "c"}.
 std::vector<std::string> choices(const std::string& allowed);
