@@ -1,6 +1,7 @@
 // Values that follow from others, and the rules between keys.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "base/error.h"
@@ -31,6 +32,10 @@ static ConfigRow row_of(Config& config, const std::string& key) {
 
 static void complete(Config& c) {
   auto& m = c.model;
+  if (c.name.empty()) {
+    c.name = c.file.empty() ? "run" : std::filesystem::path(c.file).stem().string();
+    c.origins["name"] = "the file's name";
+  }
   if (m.head_dim == 0) {
     if (m.channels % m.heads != 0)
       refuse(source_of(c, {"model.channels", "model.heads"}),
@@ -93,9 +98,9 @@ static const Rule RULES[] = {
             "\"elementwise\" or another position";
    }},
   {"name", {}, [](const Config& c) -> std::string {
-     bool plain = !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
+     bool plain = is_utf8(c.name) && !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
      for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
-     return plain ? "" : "must be a plain folder name: 1 to 200 bytes, no slash, no control characters";
+     return plain ? "" : "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
    }},
   {"eval.rope_scaling", {"model.position"}, [](const Config& c) -> std::string {
      if (c.eval.rope_scaling == RopeScaling::none || c.model.position == "rope") return "";

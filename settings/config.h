@@ -16,7 +16,7 @@
 inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
 
 struct Config {
-  std::string name = "run";         // output goes to runs/NAME
+  std::string name;                 // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
   std::string init;                 // folder with model.safetensors to start from; "" = fresh
   std::string precision;            // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
@@ -39,7 +39,8 @@ struct Config {
   AttentionSettings attention;
 
   struct Data {
-    std::vector<std::string> train, val;  // globs or files
+    std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files
+    std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
     bool shuffle = true;
   } data;
 

@@ -45,7 +45,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
   std::string variant_names;
   for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
   std::vector<ConfigRow> rows = {
-    {"name", &c.name, "", no, "the run's name: output goes to runs/NAME; no slash", may_change, of_a_rank},
+    {"name", &c.name, "", "the file's name, without .json", "the run's name: output goes to runs/NAME; no slash",
+     may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
      "folder with a model.safetensors to start from; empty starts afresh", may_change, of_a_rank},

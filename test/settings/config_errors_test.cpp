@@ -124,13 +124,15 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(
     R"({"attention": {"variant": "lssr"}})", {},
     "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
-  for (auto* name : {"", ".", "..", "a/b", "/", "a\\nb", "\\u007f"})
+  for (auto* name : {".", "..", "a/b", "/", "a\\nb", "\\u007f"})
     expect_error(std::string(R"({"name": ")") + name + "\"}", {},
                  "name = " +
                    json_quote(name == std::string("a\\nb")     ? "a\nb"
                               : name == std::string("\\u007f") ? "\x7f"
                                                                : name) +
-                   " must be a plain folder name: 1 to 200 bytes, no slash, no control characters  [x.json]");
+                   " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
+  for (auto* file : {"a/...json", "\xff.json"})  // the name comes from there
+    EXPECT_TRUE(error_of([&] { parse_config("{}", file); }).starts_with("user: config: name = \"")) << file;
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
   EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
 }

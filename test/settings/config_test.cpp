@@ -62,8 +62,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     }
   },
   "data": {
-    "train": [],
-    "val": [],
+    "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
+    "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
     "shuffle": true
   },
   "batch": {
@@ -184,6 +184,15 @@ TEST(Config, ValuesOfEveryType) {
   EXPECT_EQ(c.batch.tokens, 64000);
   EXPECT_EQ(c.eval.lengths, (std::vector<int>{1000, 2000}));
   EXPECT_TRUE(c.warnings.empty());
+}
+
+TEST(Config, TheNameIsTheFilesUnlessGiven) {
+  Config c = parse_config("{}", "configs/gpt2_1.5b.json");
+  EXPECT_EQ(c.name, "gpt2_1.5b");
+  EXPECT_EQ(c.origins.at("name"), "the file's name");
+  EXPECT_EQ(parse_config(R"({"name": ""})", "a.json").name, "a");
+  EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json").name, "b");
+  EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json", {"name=c"}).name, "c");
 }
 
 TEST(Config, SetParsesByType) {
