@@ -27,7 +27,7 @@ struct AttentionShape {
 enum class Kernels { automatic, general, tensor, hopper };  // which family runs, for tests and benchmarks
 inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
 
-// The settings, and what else the kernels are told, which nobody sets: it follows from the model and from the call.
+// The settings, and what the kernels need beside them: no user sets it, it follows from the model and from the call.
 struct AttentionSetup : AttentionSettings {
   int context = 1024;         // the trained length, for Scale::logn and Kind::sigmoid
   int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow

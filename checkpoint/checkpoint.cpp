@@ -138,7 +138,7 @@ std::vector<double> numbers(const json& object, const char* key) {
   return list.get<std::vector<double>>();
 }
 
-// path: of state.json. Settings that this program does not take are a user_error: the file is as it was written.
+// path: of state.json. A user_error if this program does not accept the settings: the file itself is intact.
 RunState parsed_state(const json& root, const std::string& path) {
   int64_t found = natural(root, "format");
   if (found != FORMAT && found != 1)

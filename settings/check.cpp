@@ -24,12 +24,6 @@ std::string source_of(const Config& c, const std::vector<const char*>& keys) {
 
 int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
 
-static ConfigRow row_of(Config& config, const std::string& key) {
-  for (ConfigRow& row : config_rows(config))
-    if (row.key == key) return row;
-  failure("%s is not in the configuration table", key.c_str());
-}
-
 static void complete(Config& c) {
   auto& m = c.model;
   if (c.name.empty()) {
@@ -53,7 +47,7 @@ static void complete(Config& c) {
       refuse(source_of(c, {"train.steps", "train.tokens"}),
              "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
     c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
-    if (!interval(row_of(c, "train.steps").allowed).contains(double(c.train.steps)))
+    if (!interval(config_row(c, "train.steps").allowed).contains(double(c.train.steps)))
       refuse(source_of(c, {"train.tokens", "batch.tokens"}),
              "train.tokens = %ld in steps of batch.tokens = %ld would be %ld steps, at most 1e9 are possible",
              c.train.tokens, c.batch.tokens, c.train.steps);
@@ -67,11 +61,11 @@ static void complete(Config& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// What a value may not be beside others, or what float32 has no place for.
+// A limit on one key's value that depends on other keys, or that an interval cannot express.
 struct Rule {
   const char* key;
   std::vector<const char*> others;        // that it depends on too
-  std::string (*problem)(const Config&);  // what is wrong, to stand behind "config: KEY = VALUE "; "" if nothing is
+  std::string (*problem)(const Config&);  // what is wrong, to follow "config: KEY = VALUE "; "" if nothing is
 };
 
 static const Rule RULES[] = {
@@ -122,7 +116,7 @@ static void check_rules(Config& c) {
     if (problem.empty()) continue;
     std::vector<const char*> keys = rule.others;
     keys.push_back(rule.key);
-    refuse(source_of(c, keys), "%s = %s %s", rule.key, shortened(value_text(row_of(c, rule.key))).c_str(),
+    refuse(source_of(c, keys), "%s = %s %s", rule.key, shortened(value_text(config_row(c, rule.key))).c_str(),
            problem.c_str());
   }
 }
@@ -161,7 +155,7 @@ static void check_batch(const Config& c, int ranks) {
          nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
-// Of keys that were changed and change nothing.
+// Warns of keys that were changed but have no effect.
 static void warn_without_effect(Config& c) {
   Config plain = plain_variant(c.variant);
   std::vector<ConfigRow> rows = config_rows(c), plain_rows = config_rows(plain);

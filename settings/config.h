@@ -35,7 +35,7 @@ struct Config {
     int mlp_width() const;          // round(mlp_ratio * channels)
   } model;
 
-  std::string variant = "softmax";  // attention.variant: where attention's settings come from unless given themselves
+  std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
   AttentionSettings attention;
 
   struct Data {

@@ -317,9 +317,10 @@ Config plain_variant(const std::string& name) {
   Config plain;
   for (const Variant& variant : variants()) {
     if (name != variant.name) continue;
-    for (ConfigRow& row : config_rows(plain))
-      for (auto& [key, text] : variant.changes)
-        if (row.key == std::string(key)) assign(row, value_of(row, text));
+    for (auto& [key, text] : variant.changes) {
+      ConfigRow row = config_row(plain, key);
+      assign(row, value_of(row, text));
+    }
   }
   plain.variant = name;
   return plain;
@@ -349,12 +350,10 @@ Config load_config(const std::string& path, const std::vector<std::string>& sets
 
 std::vector<int> parse_lengths(const std::string& text, const char* what) {
   Config scratch;
-  for (auto& row : config_rows(scratch)) {
-    if (std::string(row.key) != "eval.lengths") continue;
-    json value = value_of(row, text);
-    std::string problem = value.empty() ? "must be a list of integers in " + row.allowed : assign(row, value);
-    if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
-  }
+  ConfigRow row = config_row(scratch, "eval.lengths");
+  json value = value_of(row, text);
+  std::string problem = value.empty() ? "must be a list of integers in " + row.allowed : assign(row, value);
+  if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
   return scratch.eval.lengths;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/json.h"
 
 // number: what the last enumerator stands for, which has no name in a configuration then.
@@ -145,6 +146,12 @@ std::vector<ConfigRow> config_rows(Config& c) {
   return rows;
 }
 
+ConfigRow config_row(Config& config, const std::string& key) {
+  for (ConfigRow& row : config_rows(config))
+    if (row.key == key) return row;
+  failure("%s is not in the configuration table", key.c_str());
+}
+
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> table = {
     {"softmax", {}},
@@ -187,7 +194,9 @@ json value_json(const ConfigRow& row) {
     row.value);
 }
 
-std::string value_text(const ConfigRow& row) { return value_json(row).dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string value_text(const ConfigRow& row) {
+  return value_json(row).dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 bool is_automatic(const ConfigRow& row) {
   if (!row.automatic) return false;

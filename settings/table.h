@@ -1,6 +1,6 @@
 // THE configuration table. A row's type is the type of the Config member that it points to, its default that member's
-// initialiser; everything else that is known about a key alone is in the row. read.cpp, check.cpp and show.cpp share the
-// rest of this file.
+// initialiser; everything else that is known about a key alone is in the row. Below it is what read.cpp, check.cpp and
+// show.cpp share.
 #pragma once
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -38,6 +38,7 @@ struct ConfigRow {
   const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);
+ConfigRow config_row(Config& config, const std::string& key);  // one of them
 
 // What a variant changes: key and value, the value as in --set. The first one changes nothing.
 struct Variant {

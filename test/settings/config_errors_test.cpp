@@ -70,9 +70,7 @@ TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
 static std::string allowed_names(const std::string& key) {
   Config config;
   std::string names;
-  for (auto& row : config_rows(config))
-    for (auto& name : row.key == key ? choices(row.allowed) : std::vector<std::string>())
-      append_item(names, name, ", ");
+  for (auto& name : choices(config_row(config, key).allowed)) append_item(names, name, ", ");
   return names;
 }
 
