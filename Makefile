@@ -1,5 +1,5 @@
 # plusgpt. `make` builds ./train, `make help` lists the rest. Objects lie under build/BACKEND (with -asan, -tsan for those builds).
-#   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90a"   GPU targets (default: the GPU present)
+#   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90"    GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
 #   NCCL=0                  build without NCCL (default where it is missing) SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
@@ -16,9 +16,11 @@ endif
 ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif
-GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
-ARCH ?= $(or $(patsubst 90,90a,$(filter-out 0,$(GPU_ARCH))),80 90a)
-ifneq ($(filter 1% 2% 3% 4% 5% 6% 7%,$(filter-out 10% 12%,$(ARCH))),)
+GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u))
+ARCH ?= $(or $(filter-out 0,$(GPU_ARCH)),80 90)
+# Hopper's own kernels need 90a.
+override ARCH := $(patsubst 90,90a,$(ARCH))
+ifneq ($(filter 10 11 12 13 2% 3% 5% 6% 7%,$(ARCH)),)
   $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
 endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
@@ -30,7 +32,7 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := base kernels attention attention/instances data settings ranks checkpoint eval training
-SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+SOURCES := train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
@@ -91,13 +93,18 @@ ifeq ($(BACKEND),cpu)
   LIBRARIES += -lopenblas
 else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
-  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a))
+  # A program that is built without a GPU may run on one newer than its targets: it carries PTX of the last of them, which
+  # the driver compiles there. (PTX of 90a runs on 9.0 alone.)
+  WITH_PTX := $(if $(filter ptx,$(BACKEND))$(GPU_ARCH),,$(lastword $(filter-out %a %f,$(ARCH))))
+  TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
+            $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o: private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
+  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o $(BUILD)/bench/hopper_%.cu.o: \
+    private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
@@ -135,7 +142,7 @@ $(BUILD)/version.h: FORCE
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
-$(BUILD)/main.cu.o $(BENCHES:%=$(BUILD)/bench/%_bench.cu.o): $(BUILD)/version.h
+$(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(BUILD)/common.h: $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
@@ -173,7 +180,8 @@ FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
-PTX_ARCH ?= 90a
+PTX_ARCH ?= 90
+override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
 PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper) attention kernels gate prepare $(if $(FULL),matmul model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
@@ -183,7 +191,7 @@ check-ptx:                         ## the CUDA build's tests on its PTX, without
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors
-FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json file checksum) $(addprefix settings/,table read check show) \
+FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
   checkpoint/safetensors data/shards)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp
@@ -199,10 +207,15 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+# QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
+QUICK_cpu_attention := softmax,lssar 64 128
+QUICK_cpu_step := --variants softmax,lssar
+QUICK_cuda_attention := softmax,lssar 64 1024,4096
+QUICK_cuda_step := --variants softmax,lssar --set batch.tokens=131072
 bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel, of attention by kind, of whole steps
-	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) --json $(BUILD)/$(part).json &&) true
+	@$(foreach part,$(BENCHES),$(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 scripts/kernel_table.py)
-	@python3 scripts/bench_table.py --collect $(BENCHES:%=$(BUILD)/%.json)
+	@python3 scripts/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)

@@ -1,8 +1,8 @@
 // Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
-// qkv [B, T, 3, H, D], out [B, T, H, D]; all contiguous, but rows (b, t) of qkv and dqkv may lie further apart:
-// AttentionSetup::qkv_stride. Scores are q_i . k_j as they stand in qkv: rotation, norms and the row scale were
-// folded in before (prepare.cuh). Memory is linear in the length, results are the same bits in every run; no atomics.
-// Tensors are of float or bf16; sums are taken in float32.
+// qkv is [B, T, 3, H, D] and out [B, T, H, D], both contiguous, but rows (b, t) of qkv and dqkv may be further apart
+// (AttentionSetup::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
+// applied rotation, norms and the row scale. Memory is linear in the length; results are the same bits in every run,
+// without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
 #include <cstddef>
 #include <iterator>
@@ -15,7 +15,7 @@
 struct AttentionShape {
   int B, T, H, D;
   size_t rows() const { return size_t(B) * H * T; }  // (b, h, t)
-  // Sizes of qkv and out, and where an element is, while their rows are contiguous.
+  // Sizes of qkv and out and the index of an element, for contiguous rows.
   size_t qkv_size() const { return 3 * rows() * D; }
   size_t out_size() const { return rows() * D; }
   size_t qkv(int b, int t, int part, int h, int d = 0) const {
@@ -24,18 +24,19 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
-enum class Kernels { automatic, general, tensor, hopper };  // which family runs, for tests and benchmarks
+enum class Kernels { automatic, general, tensor, hopper };  // the family that runs, for tests and benchmarks
 inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
 
 // The settings, and what the kernels need beside them: no user sets it, it follows from the model and from the call.
 struct AttentionSetup : AttentionSettings {
-  int context = 1024;         // the trained length, for Scale::logn and Kind::sigmoid
+  int context = 1024;         // the trained length; for Scale::logn and Kind::sigmoid
   int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
-  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, not 1 only with yarn
+  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
   Kernels kernels = Kernels::automatic;
+  int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
-// The learned numbers of a layer, where the settings have any, and their gradients. Each [H].
+// The learned numbers of a layer, if the settings have any, and their gradients, [H] each.
 template <class T>
 struct AttentionLearned {
   const T* ssmax_scale = nullptr;
@@ -44,24 +45,25 @@ struct AttentionLearned {
   float* dsink = nullptr;         // +=
 };
 
-bool attention_is_built(Kind kind);  // make ATTN=... leaves kinds out
+bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
 
-// A user_error naming the key if these settings have no kernels here; call it when the config has been read.
+// Throws a user_error that names the key if this build has no kernels for these settings. Call it once the
+// configuration has been read.
 void attention_check(const AttentionSettings& settings, int D);
 
-// Floats saved per row (b, h, t) for the backward, one [B, H, T] array after the other. (lssar saves a vector of D
-// more.)
+// Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for lssar, a vector of
+// D floats per row).
 int attention_statistics(const AttentionSettings& settings, int D);
 
 size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 per row (b, h, t), so linear in T
 
-// out = , stats = (only if training; may be nullptr otherwise).
+// Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings,
                        const AttentionShape& shape, bool training, cudaStream_t stream,
                        const AttentionLearned<T>& learned = {});
 
-// dqkv = , from what the forward read and wrote.
+// Writes dqkv from the forward's inputs and outputs.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,

@@ -1,4 +1,4 @@
-// The one place where the settings of a run choose kernels.
+// Chooses the kernels that the settings of a run ask for; no other file does.
 #include "attention/attention.h"
 #include "attention/kernel_table.h"
 
@@ -17,8 +17,8 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
   user_error(
-      "config: attention.kind = \"%s\" has no kernels in this build (attention/general_%s.cu, left out by make ATTN=...); "
-      "choose one of %s, or build with that file.", name, name, built.c_str());
+      "config: attention.kind = \"%s\" has no kernels in this build (attention/instances/general_%s.cu, left out by make "
+      "ATTN=...); choose one of %s, or build with that file.", name, name, built.c_str());
 }
 
 using Arrays = std::initializer_list<const void*>;
@@ -27,9 +27,10 @@ const Launchers<float>& launchers_for(const AttentionSetup& s, int, TypeTag<floa
   return kernels_for(s).general_float;
 }
 
-// On a GPU the fastest kernels that can. (The CPU layer runs those for tensor cores slower than the general ones: there
-// only tests ask for them.) Hopper's copy engine reads heads that begin at multiples of 16 bytes and rows that are whole
-// heads apart, of arrays at multiples of 128 (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
+// On a GPU, picks the fastest kernels that support this case. (On the CPU layer those for tensor cores are slower than
+// the general ones, and only tests ask for them.) Hopper's copy engine needs heads that begin at multiples of 16 bytes,
+// rows that are whole heads apart, and arrays at multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's
+// own header asks for 16).
 const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
   bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
@@ -70,7 +71,7 @@ const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned)
 }  // namespace
 
 KindKernels& kernels_of(Kind kind, PowerClass power) {
-  static KindKernels table[KINDS][POWER_CLASSES];  // here, so that it is there when the first file enters its kernels
+  static KindKernels table[KINDS][POWER_CLASSES];  // local, so that it exists when the first file enters its kernels
   return table[int(kind)][int(power)];
 }
 
@@ -98,7 +99,8 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup&
   const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward
             : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                   policy_settings(settings), shape, settings.qkv_stride, stream});
+                                   policy_settings(settings), shape, settings.qkv_stride,
+                                   settings.spare_multiprocessors, stream});
 }
 
 template <class T>
@@ -108,7 +110,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   attention_check(settings, shape.D);
   launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
-                 policy_settings(settings), shape, settings.qkv_stride, stream});
+                 policy_settings(settings), shape, settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
 #define INSTANTIATE(T)                                                                                              \

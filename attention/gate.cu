@@ -22,8 +22,8 @@ struct Relu {
   __device__ static float value(float g) { return max(g, 0.0f); }
   __device__ static float slope(float g) { return g > 0 ? 1.0f : 0.0f; }
 };
-struct Tanh {  // 2 sigmoid(2g) - 1 would lose small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses them only below
-               // 1e-4, where g is right
+struct Tanh {  // 2 sigmoid(2g) - 1 would lose the digits of a small g; (1 - e) / (1 + e) with e = exp(-2|g|) loses
+               // them only below 1e-4, where g itself is accurate
   __device__ static float value(float g) {
     float size = fabsf(g), e = expf(-2 * size), t = (1 - e) / (1 + e);
     t = size < 0.02f ? size * (1 - size * size * (1.0f / 3 - size * size * (2.0f / 15))) : t;
@@ -75,7 +75,7 @@ __global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<con
   }
 }
 
-// ---- headwise: a warp has a head of a row; in the backward also a warp for each column of padding
+// ---- headwise: a warp has a head of a row; in the backward each column of padding has a warp too
 
 constexpr int WARPS = 4;
 
@@ -148,13 +148,13 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
   bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld}) && aligned16(y.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.granularity == GateGranularity::headwise)
-      launch((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
+      LAUNCH((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
              stream, y, x, logits, N, H, D);
     else if (wide)
-      launch((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
+      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
              H * D);
     else
-      launch((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
+      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
              H * D);
   });
 }
@@ -169,13 +169,13 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
               aligned16(dx.data, dlogits.data, dy.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.granularity == GateGranularity::headwise)
-      launch((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
+      LAUNCH((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
              0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)
-      launch((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
+      LAUNCH((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
              x, logits, N, width, columns);
     else
-      launch((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
+      LAUNCH((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
              logits, N, width, columns);
   });
 }

@@ -1,13 +1,13 @@
 // The gate: y = x act(g), or x + act(g), on a matrix x of N rows, with logits g that are further columns of the q,k,v
-// product. Elementwise there is a logit for every channel, headwise one for all D channels of a head. Where x stands
-// (attention's output, queries, keys, values, or the output projection) is the model's business: x is H heads of D
-// channels. What lies between the rows of a matrix is not touched. Any sizes and alignment; 16-byte accesses where
+// product. Elementwise there is a logit for every channel, headwise one for all D channels of a head. The model
+// decides what x is (attention's output, queries, keys, values, or the output projection): here it is H heads of D
+// channels. Memory between the rows of a matrix is not touched. Any sizes and alignment; 16-byte accesses where
 // strides, widths and addresses allow them.
 #pragma once
 #include "attention/settings.h"
 #include "kernels/gpu.cuh"
 
-// The first of rows that lie ld elements apart.
+// A pointer to the first of rows that are ld elements apart.
 template <class T>
 struct Matrix {
   T* data;

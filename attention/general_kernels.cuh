@@ -1,16 +1,17 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
-// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched; a
-// thread makes E neighbours by one to four of a product in registers. The backward is two kernels, dK and dV by tiles of
-// keys and dQ by tiles of queries, so that every number is summed by one thread in one order. Heads of more than 128
-// channels are done 128 output channels at a time, each of which computes the scores anew. A kind's own file
-// general_KIND.cu enters them into the table, so that kinds compile side by side.
+// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched. Each
+// thread computes E by one to four elements of a product in registers. The backward has two kernels, dK and dV by tiles
+// of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
+// channels are done 128 output channels at a time, and each time the scores are computed again.
+// instances/general_KIND.cu enters them into the table, so that kinds compile in parallel.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tiles.cuh"
 
 namespace {
 
-// Which tile of rows and which chunk of channels a block makes; rows with the most to do come first.
+// The tile of rows and the chunk of channels that a block computes. With last_rows_first, the rows that see the most
+// keys come first.
 struct Place {
   int b, h, row, chunk, chunks;
 };
@@ -22,8 +23,8 @@ __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
 }
 
 // z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time
-// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies what they differ
-// by. The held tiles stay where one chunk is all; they are loaded when `fresh`. Begins with a barrier.
+// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
+// If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
                                             const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
@@ -46,7 +47,7 @@ __device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* he
   }
 }
 
-// After score_tiles(): the stream tiles hold the block's own chunk of channels again. A barrier must follow.
+// After score_tiles(): loads the block's own chunk of channels into the stream tiles again. A barrier must follow.
 template <class Tile, int N, class T>
 __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0,
                                                  const Place& place) {
@@ -62,14 +63,14 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, VALUES = Policy::VALUES, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
+  constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
-  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [VALUES]
-  float* partial = weight_tile + VALUES * Tile::WEIGHT_FLOATS;           // [SUMS][SHARERS][HELD]
-  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [VALUES][HELD]
-  float* constants = factors + VALUES * Tile::HELD;                      // [CONSTANTS][HELD]
+  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [OUTPUTS]
+  float* partial = weight_tile + OUTPUTS * Tile::WEIGHT_FLOATS;          // [SUMS][SHARERS][HELD]
+  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [OUTPUTS][HELD]
+  float* constants = factors + OUTPUTS * Tile::HELD;                     // [CONSTANTS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -79,31 +80,34 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
 
-  float out_sum[VALUES][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
-  // f(the sums of row e): they stand apart by sum, so that loops over e become vector code.
+  float out_sum[OUTPUTS][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
+  // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
   auto with_sums = [&](int e, auto f) {
     float s[SUMS + 1];
     for (int n = 0; n < SUMS; n++) s[n] = sums[n][e];
     f(s);
     for (int n = 0; n < SUMS; n++) sums[n][e] = s[n];
   };
-  for (int pass = 0; pass < Policy::PASSES; pass++) {
-    bool weighing = pass == Policy::PASSES - 1;
-    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start(s, mine.first == 0); });
+  for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
+    bool weighing = sweep == Policy::SWEEPS - 1;
+    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(s, mine.first == 0); });
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
-      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, pass == 0 && j0 == 0);
-      if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+      // Scores, masked on the diagonal
+      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == 0);
+      if (j0 + Tile::STREAM - 1 > i0)
         for (int x = 0; x < X; x++)
           for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+
+      // First of two sweeps
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.look(z[0][x][e], s); });
+          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.first_sweep(z[0][x][e], s); });
         continue;
       }
 
-      // the largest score of each row so far, and by what that lowers what was summed before
-      if constexpr (Policy::RAISES) {
+      // Largest score of each row so far, factor for older sums
+      if constexpr (Policy::RESCALES) {
         float top[E];
         for (int e = 0; e < E; e++) top[e] = z[0][0][e];
         for (int x = 1; x < X; x++)
@@ -112,7 +116,7 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       }
       __syncthreads();  // the keys have been read, the maxima written
       load_stream<Tile>(stream_tile, v, j0, chunk0);
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         float top[E], factor[E];
         read_neighbours(top, partial + mine.held);
 #pragma unroll 2
@@ -121,38 +125,40 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
           for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
         }
-        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.raise(s, top[e]); });
+        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.rescale(s, top[e]); });
         if (mine.first == 0) write_neighbours(factors + mine.held, factor);
       }
 
-      // the weights, and with them the values
+      // Weights
 #pragma unroll
       for (int x = 0; x < X; x++) {
         float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
         for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
-          float weights[VALUES][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
+          float weights[OUTPUTS][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
           for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held + e0);
           for (int e = 0; e < AT_ONCE; e++) {
-            float c[CONSTANTS + 1], w[VALUES];
+            float c[CONSTANTS + 1], w[OUTPUTS];
             for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
             with_sums(e0 + e, [&](float* s) { policy.weigh(z[0][x][e0 + e], c, s, w); });
-            for (int n = 0; n < VALUES; n++) weights[n][e] = w[n];
+            for (int n = 0; n < OUTPUTS; n++) weights[n][e] = w[n];
           }
-          for (int n = 0; n < VALUES; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
+          for (int n = 0; n < OUTPUTS; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
         }
       }
       __syncthreads();
+
+      // Outputs
       if (ours.channel >= width) continue;
-      if constexpr (Policy::RAISES) {
+      if constexpr (Policy::RESCALES) {
         for (int r = 0; r < R; r++)
-          for (int n = 0; n < VALUES; n++)
+          for (int n = 0; n < OUTPUTS; n++)
             for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
       }
-      for (int n = 0; n < VALUES; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
+      for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
 
-    // one of the threads that share a row puts together what they have seen, always in the same order, and ends the row
+    // End of the sweep: one of the threads that share a row merges their sums, always in the same order
     for (int n = 0; n < SUMS; n++)
       write_neighbours(partial + (n * Tile::SHARERS + mine.first) * Tile::HELD + mine.held, sums[n]);
     __syncthreads();
@@ -165,35 +171,37 @@ attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, Poli
       for (int e = 0; e < E; e++) {
         float o[SUMS + 1];
         for (int n = 0; n < SUMS; n++) o[n] = other[n][e];
-        with_sums(e, [&](float* s) { policy.merge(pass, s, o); });
+        with_sums(e, [&](float* s) { policy.merge(sweep, s, o); });
       }
     }
     for (int e = 0; e < E; e++) {
       int r = mine.held + e, i = i0 + r;
-      float c[CONSTANTS + 1], factor[VALUES], saved[Policy::SAVED + 1];
+      float c[CONSTANTS + 1], factor[OUTPUTS], saved[Policy::SAVED + 1];
       if (!weighing) {
-        with_sums(e, [&](float* s) { policy.turn(i + 1, s, c); });
+        with_sums(e, [&](float* s) { policy.row_constants(i + 1, s, c); });
         for (int n = 0; n < CONSTANTS; n++) constants[n * Tile::HELD + r] = c[n];
         continue;
       }
       for (int n = 0; n < CONSTANTS; n++) c[n] = constants[n * Tile::HELD + r];
       with_sums(e, [&](float* s) { policy.finish(i + 1, c, s, factor, saved); });
-      for (int n = 0; n < VALUES; n++) factors[n * Tile::HELD + r] = factor[n];
+      for (int n = 0; n < OUTPUTS; n++) factors[n * Tile::HELD + r] = factor[n];
       if (!stats || place.chunk != 0 || i >= shape.T) continue;
       for (int n = 0; n < Policy::SAVED; n++)
         stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
     }
   }
   __syncthreads();
+
+  // Store outputs
   size_t A = size_t(shape.H) * shape.D;
   for (int r = 0; r < R; r++) {
     int i = i0 + ours.held + r;
     if (i >= shape.T || ours.channel >= width) continue;
-    for (int n = 0; n < VALUES; n++)
+    for (int n = 0; n < OUTPUTS; n++)
       for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
     T* to = out + (size_t(place.b) * shape.T + i) * A + size_t(place.h) * shape.D;
     store_channels(to, out_sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
-    if constexpr (VALUES > 1)
+    if constexpr (OUTPUTS > 1)
       if (stats) {
         float* second = stats + Policy::SAVED * shape.rows(gridDim.z);
         second += ((size_t(place.b) * shape.H + place.h) * shape.T + i) * shape.D;
@@ -209,7 +217,7 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                    Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                       // k, v
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // q, dO
@@ -228,16 +236,19 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E];
   int first = j0 / Tile::STREAM * Tile::STREAM;
   for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
+    // Scores, masked on the diagonal, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
     reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
-    if (i0 < j0 + Tile::HELD - 1)  // on the diagonal
+    if (i0 < j0 + Tile::HELD - 1)
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.held + e > i0 + mine.streamed(x) ? -INFINITY : z[0][x][e];
+
+    // P and dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
-      float row[ROWS + 1];
-      for (int n = 0; n < ROWS; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
+      float row[ROW_VALUES + 1];
+      for (int n = 0; n < ROW_VALUES; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
       int to = mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
@@ -248,6 +259,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       }
     }
     __syncthreads();
+
+    // Sums for dk and dv
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
@@ -267,12 +280,12 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                   Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROWS = Policy::ROWS;
+  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                       // q, dO
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // k, v
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
-  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROWS][HELD]
+  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROW_VALUES][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -285,32 +298,37 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
   Policy policy(settings, 0);
 
   float dq[R][E] = {}, z[2][X][E];
-  for (int n = threadIdx.x; n < ROWS * Tile::HELD; n += Tile::THREADS) {
+  for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
   }
   for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
+    // Scores, masked on the diagonal, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
     reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
-    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+    if (j0 + Tile::STREAM - 1 > i0)
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+
+    // dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
-        float dz[AT_ONCE], row[ROWS + 1][AT_ONCE];
-        for (int n = 0; n < ROWS; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
+        float dz[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
+        for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
         for (int e = 0; e < AT_ONCE; e++) {
-          float r[ROWS + 1], p;
-          for (int n = 0; n < ROWS; n++) r[n] = row[n][e];
+          float r[ROW_VALUES + 1], p;
+          for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
           policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
       }
     }
     __syncthreads();
+
+    // Sums for dq
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
   for (int r = 0; r < R; r++) {
@@ -328,29 +346,16 @@ dim3 grid_of(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
 }
 
-// f.operator()<Tile>() with the smaller of the tiles whose channels hold D, else with the last.
-template <class Tile, class... More, class F>
-void with_tile(int D, F f) {
-  if constexpr (sizeof...(More) == 0) f.template operator()<Tile>();
-  else if (D <= Tile::CHANNELS) f.template operator()<Tile>();
-  else with_tile<More...>(D, f);
-}
-
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
-// Where scores take C chunks (D > 128), (C + 1) / 2 times the work.
+// If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
 template <class T, class Policy>
 void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  // Where the training forward makes two sums, a GPU needs more threads for the registers. (Evaluation must use the
-  // same tiles.)
-  constexpr bool few = Policy::PASSES == 1 || on_cpu;
-  using Narrow = std::conditional_t<few, Tile<32, 64, 64, 64>, Tile<32, 64, 32, 128>>;
-  using Middle = std::conditional_t<few, Tile<64, 32, 64, 64>, Tile<64, 32, 64, 128>>;
-  with_tile<Narrow, Middle, Tile<128, 32, 64, 128>>(c.shape.D, [&]<class Tile>() {
-    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Policy::VALUES * Tile::WEIGHT_FLOATS +
-                    (Policy::SUMS * Tile::SHARERS + Policy::VALUES + Policy::CONSTANTS) * Tile::HELD;
-    launch((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, on_cpu)>;
+    size_t floats = Tile::template FORWARD_FLOATS<Policy>;
+    LAUNCH((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
@@ -361,23 +366,24 @@ void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
-  with_tile<Tile<32, 64, 32, 64>, Tile<64, 32, 64, 64>, Tile<128, 16, 64, 64>>(c.shape.D, [&]<class Tile>() {
-    size_t floats = 2 * (Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS);
-    launch((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+    size_t floats = Tile::BACKWARD_FLOATS;
+    LAUNCH((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
-    launch((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROWS * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
+    LAUNCH((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
            c.workspace, c.qkv, c.settings, shape);
   });
 }
 
 template <class Policy>
 bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  static_assert(Policy::ROWS <= 8, "attention_backward_workspace() has 8 floats per row");
+  static_assert(Policy::ROW_VALUES <= 8, "attention_backward_workspace() has 8 floats per row");
   KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
-  k.vectors = Policy::VALUES - 1;
+  k.vectors = Policy::OUTPUTS - 1;
   k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>,
                      general_backward<float, Policy>};
   k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>};

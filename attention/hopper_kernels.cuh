@@ -1,6 +1,7 @@
 // Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor_kernels.cuh (the same
-// policies, the same 7 products in the backward, no atomics), with wgmma for mma.sync, the copy engine for cp.async, a
-// producer for barriers of the block. While one consumer works on its scores the other's products run.
+// policies, the same 7 products in the backward, no atomics), but with wgmma instead of mma.sync, the copy engine
+// instead of cp.async, and a producer instead of barriers of the block. While one consumer works on its scores, the
+// other's products run.
 #pragma once
 #include "attention/hopper_tiles.cuh"
 #include "attention/policies.cuh"
@@ -8,222 +9,263 @@
 namespace {
 
 // ---- forward: queries are held, keys and values stream past
-//
-// A row tile's streamed tiles: for policies of two sweeps first keys 0, 1, 2 ..., then keys 0, values 0, keys 1,
-// values 1 ... The weights of one step are made while the sums of the step before run.
+
+// A consumer thread's part of 64 queries: a quarter of the columns of two rows, called halves (HopperFragment). Scores
+// become weights in z, and packed weights are left operands of the products with the values.
+template <class Policy, class Tile>
+struct QueryRows {
+  static constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
+  // Computes the weights of a step beside the products of the step before; two outputs leave no registers for it.
+  static constexpr bool OVERLAP = OUTPUTS == 1;
+  float z[N][4], outputs[OUTPUTS][DIM / 8][4] = {};
+  unsigned weights[OUTPUTS][Tile::K][4];
+  float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
+
+  __device__ __forceinline__ void start_sweep(const Policy& policy, const HopperFragment& mine) {
+    for (int half = 0; half < 2; half++) policy.start_sweep(sums[half], mine.quad == 0);
+  }
+  __device__ __forceinline__ void first_sweep(const Policy& policy) {
+    for_elements<N>([&](int n, int half, int c) { policy.first_sweep(z[n][2 * half + c], sums[half]); });
+  }
+  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const HopperFragment& mine, int block_row) {
+    for (int half = 0; half < 2; half++) {
+      merge_quad(policy, 0, sums[half]);
+      policy.row_constants(block_row + mine.row(half) + 1, sums[half], constants[half]);
+    }
+  }
+  __device__ __forceinline__ void clear_outputs() {
+    for (int output = 0; output < OUTPUTS; output++) clear(outputs[output]);
+  }
+  // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
+  // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
+  __device__ __forceinline__ void weigh(const Policy& policy) {
+    if constexpr (Policy::RESCALES) {
+      float top[2] = {-INFINITY, -INFINITY};
+      for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
+      quad_max(top);
+      for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        float low[OUTPUTS], high[OUTPUTS];
+        policy.weigh(z[n][2 * half], constants[half], sums[half], low);
+        policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
+        if constexpr (OVERLAP) {
+          z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
+        } else {
+          for (int output = 0; output < OUTPUTS; output++)
+            keep_weights(weights[output], n, half, low[output], high[output]);
+        }
+      }
+  }
+  __device__ __forceinline__ void pack() {
+    if constexpr (OVERLAP) pack_weights(weights[0], z);
+  }
+  __device__ __forceinline__ void scale(int output, const float (&by)[2]) {
+    for_elements<DIM / 8>([&](int n, int half, int c) { outputs[output][n][2 * half + c] *= by[half]; });
+  }
+  __device__ __forceinline__ void rescale_outputs() {
+    if constexpr (Policy::RESCALES) {
+      for (int output = 0; output < OUTPUTS; output++) scale(output, factor);
+    }
+  }
+  // Starts outputs += weights x values, as a group of products.
+  __device__ __forceinline__ void start_outputs(const bf16* values) {
+    for (int output = 0; output < OUTPUTS; output++) start_sums<Tile>(outputs[output], weights[output], values);
+    wgmma_commit();
+  }
+};
+
+// The streamed tiles of a row tile: first, for policies of two sweeps, keys 0, 1, 2 ...; then keys 0, values 0, keys 1,
+// values 1 ... The weights of a step are computed while the outputs of the step before are summed.
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
                                     float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, DIM = Tile::DIM, VALUES = Policy::VALUES, LOOKS = Policy::PASSES - 1;
-  constexpr bool OVERLAP = VALUES == 1;  // two sums leave no registers for it
+  using Rows = QueryRows<Policy, Tile>;
+  constexpr int DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
+  constexpr bool TWO_SWEEPS = Policy::SWEEPS == 2, OVERLAP = Rows::OVERLAP;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int streamed = 0;  // tiles before this row tile's
+  int streamed = 0;  // tiles before those of this sweep
+  auto keys_tile = [&](int step) { return streamed + 2 * step; };  // in the last sweep
+  auto values_tile = [&](int step) { return streamed + 2 * step + 1; };
 
-  if (threadIdx.x < WARPGROUP) {
-    registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp != 0) return;
-    for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-      int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-      stages.fetch_held(number, 0, qkv, b, block_row, h);
-      for (int step = 0; step < LOOKS * steps; step++)
-        stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
-      for (int step = 0; step < steps; step++) {
-        stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
-        stages.fetch(streamed++, qkv, b, step * Tile::STREAM, 2 * shape.H + h);
-      }
-    });
+  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+        int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
+        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        stages.fetch_held(number, 0, qkv, b, block_row, h);
+        for (int step = 0; step < TWO_SWEEPS * steps; step++)
+          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
+        for (int step = 0; step < steps; step++) {
+          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
+          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, 2 * shape.H + h);
+        }
+      }))
     return;
-  }
 
-  registers_grow<Tile::CONSUMER_REGISTERS>();
   HopperFragment mine;
-  float z[N][4], out_sums[VALUES][DIM / 8][4] = {};
-  unsigned weights[VALUES][Tile::K][4];
-  float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1];
+  Rows rows;
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+    // The row tile: steps of the block, and steps of this consumer
     int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
     int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
-    auto start = [&] {
-      for (int half = 0; half < 2; half++) policy.start(sums[half], mine.quad == 0);
-    };
     auto scores_of = [&](int keys_number) {  // z =
       const bf16* keys = stages.await(keys_number);
-      wgmma_fence(z);
-      start_scores<Tile>(z, queries, keys);
+      wgmma_fence(rows.z);
+      start_scores<Tile>(rows.z, queries, keys);
       wgmma_commit();
-      wgmma_wait<0>(z);
+      wgmma_wait<0>(rows.z);
       stages.free(keys_number);
     };
-    // z = weights, to be packed when those of the step before have been used; factor: for the sums made so far
-    float factor[2];
-    auto weigh = [&](int step) {
-      mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
-      if constexpr (Policy::RAISES) {
-        float top[2] = {-INFINITY, -INFINITY};
-        for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
-        quad_max(top);
-        for (int half = 0; half < 2; half++) factor[half] = policy.raise(sums[half], top[half]);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-          float low[VALUES], high[VALUES];
-          policy.weigh(z[n][2 * half], constants[half], sums[half], low);
-          policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-          if constexpr (OVERLAP) {
-            z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
-          } else {
-            for (int value = 0; value < VALUES; value++) keep_weights(weights[value], n, half, low[value], high[value]);
-          }
-        }
-    };
-    auto pack = [&] {
-      if constexpr (OVERLAP) pack_weights(weights[0], z);
-    };
-    auto scale = [&](int value, const float (&by)[2]) {
-      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] *= by[half]; });
-    };
-
+    auto mask = [&](int step) { mask_later<Tile>(rows.z, step * Tile::STREAM, block_row, mine); };
     stages.await_held(number);
-    if constexpr (LOOKS > 0) {
-      start();
+
+    // First of two sweeps
+    if constexpr (TWO_SWEEPS) {
+      rows.start_sweep(policy, mine);
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
-        mask_later<Tile>(z, step * Tile::STREAM, block_row, mine);
-        for_elements<N>([&](int n, int half, int c) { policy.look(z[n][2 * half + c], sums[half]); });
+        mask(step);
+        rows.first_sweep(policy);
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
-      for (int half = 0; half < 2; half++) {
-        merge_quad(policy, 0, sums[half]);
-        policy.turn(block_row + mine.row(half) + 1, sums[half], constants[half]);
-      }
+      rows.finish_first_sweep(policy, mine, block_row);
       streamed += steps;
     }
 
-    start();
-    for (int value = 0; value < VALUES; value++)
-      for_elements<DIM / 8>([&](int n, int half, int c) { out_sums[value][n][2 * half + c] = 0; });
-    scores_of(streamed);
-    weigh(0);
-    pack();
-    auto start_output = [&](const bf16* values) {
-      for (int value = 0; value < VALUES; value++) start_sums<Tile>(out_sums[value], weights[value], values);
-      wgmma_commit();
-    };
+    // Weights of the first keys
+    rows.start_sweep(policy, mine);
+    rows.clear_outputs();
+    if (mine.consumer == 1) stagger<Tile>();
+    scores_of(keys_tile(0));
+    if (mine.consumer == 0) stagger<Tile>();
+    mask(0);
+    rows.weigh(policy);
+    rows.pack();
+
+    // Scores of a step, beside the outputs of the step before
     for (int step = 1; step < own_steps; step++) {
-      int keys_number = streamed + 2 * step, values_number = keys_number - 1;
-      const bf16 *values = stages.await(values_number), *keys = stages.await(keys_number);
-      wgmma_fence(z, out_sums, weights);
-      start_scores<Tile>(z, queries, keys);
+      const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
+      wgmma_fence(rows.z, rows.outputs, rows.weights);
+      start_scores<Tile>(rows.z, queries, keys);
       wgmma_commit();
-      start_output(values);
-      if constexpr (OVERLAP) wgmma_wait<1>(z);
-      else wgmma_wait<0>(z, out_sums, weights);
-      stages.free(keys_number);
-      weigh(step);
+      rows.start_outputs(values);
+
+      // Weights, while the outputs are summed
+      if constexpr (OVERLAP) wgmma_wait<1>(rows.z);
+      else wgmma_wait<0>(rows.z, rows.outputs, rows.weights);
+      stages.free(keys_tile(step));
+      mask(step);
+      rows.weigh(policy);
       if constexpr (OVERLAP) {
-        compute_before_wait(z);
-        wgmma_wait<0>(out_sums, weights);
+        if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(rows.z);
+        wgmma_wait<0>(rows.outputs, rows.weights);
       }
-      stages.free(values_number);
-      if constexpr (Policy::RAISES) {
-        for (int value = 0; value < VALUES; value++) scale(value, factor);
-      }
-      pack();
+      stages.free(values_tile(step - 1));
+      rows.rescale_outputs();
+      rows.pack();
     }
-    const bf16* values = stages.await(streamed + 2 * own_steps - 1);
-    wgmma_fence(out_sums, weights);
-    start_output(values);
-    wgmma_wait<0>(out_sums, weights);
-    stages.free(streamed + 2 * own_steps - 1);
+
+    // Outputs of the last step
+    int last_values_tile = keys_tile(own_steps) - 1;
+    const bf16* values = stages.await(last_values_tile);
+    wgmma_fence(rows.outputs, rows.weights);
+    rows.start_outputs(values);
+    wgmma_wait<0>(rows.outputs, rows.weights);
+    stages.free(last_values_tile);
+
+    // Tiles that only the other consumer uses
 #pragma unroll 1
     for (int n = 2 * own_steps; n < 2 * steps; n++) stages.skip(streamed + n);
     streamed += 2 * steps;
 
-    size_t rows = shape.rows(B), first = size_t(head) * shape.T;
-    float last[VALUES][2];
+    // End of the rows: factors and what is saved
+    size_t count = shape.rows(B), first = size_t(head) * shape.T;
+    float last[OUTPUTS][2];
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
-      merge_quad(policy, Policy::PASSES - 1, sums[half]);
-      float f[VALUES], saved[Policy::SAVED + 1];
-      policy.finish(i + 1, constants[half], sums[half], f, saved);
-      for (int value = 0; value < VALUES; value++) last[value][half] = f[value];
+      merge_quad(policy, Policy::SWEEPS - 1, rows.sums[half]);
+      float f[OUTPUTS], saved[Policy::SAVED + 1];
+      policy.finish(i + 1, rows.constants[half], rows.sums[half], f, saved);
+      for (int output = 0; output < OUTPUTS; output++) last[output][half] = f[output];
       if (stats && mine.quad == 0 && i < shape.T)
-        for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
+        for (int n = 0; n < Policy::SAVED; n++) stats[n * count + first + i] = saved[n];
     }
-    for (int value = 0; value < VALUES; value++) scale(value, last[value]);
-    if constexpr (VALUES > 1) {
+    for (int output = 0; output < OUTPUTS; output++) rows.scale(output, last[output]);
+
+    // The second output, for the backward pass
+    if constexpr (OUTPUTS > 1) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int i = block_row + mine.row(half);
-        float* to = stats + Policy::SAVED * rows + (first + i) * shape.D + 2 * mine.quad;
+        float* to = stats + Policy::SAVED * count + (first + i) * shape.D + 2 * mine.quad;
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++)
           if (stats && i < shape.T && 8 * n < shape.D)
             *reinterpret_cast<float2*>(to + 8 * n) =
-                make_float2(out_sums[1][n][2 * half], out_sums[1][n][2 * half + 1]);
+                make_float2(rows.outputs[1][n][2 * half], rows.outputs[1][n][2 * half + 1]);
       }
     }
-    store_rows<Tile>(out, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, out_sums[0]);
-    if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(stages.held_empty[number % 2]);
+
+    // The output, through the queries' buffer
+    store_rows<Tile>(out, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, rows.outputs[0]);
+    stages.free_held(number);
   });
 }
 
 // ---- backward
 
 // Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO.
-// Scores are made transposed, keys as rows.
+// Scores are computed transposed, with keys as rows.
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout,
                                           const __grid_constant__ TensorMap qkv, const float* rows,
                                           PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
+  constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
   int steps = steps_to<Tile>(shape.T, shape.T);
-  int streamed = 0;  // tiles before this key tile's
+  int streamed = 0;  // tiles before this step's: queries, then dO
 
-  if (threadIdx.x < WARPGROUP) {
-    registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp != 0) return;
-    for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-      int b = head / shape.H, h = head % shape.H;
-      stages.fetch_held(number, 0, qkv, b, tile * Tile::HELD, shape.H + h);
-      stages.fetch_held(number, 1, qkv, b, tile * Tile::HELD, 2 * shape.H + h);
-      for (int step = tile * Tile::HELD / STREAM; step < steps; step++) {
-        stages.fetch(streamed, qkv, b, step * STREAM, h, rows + size_t(head) * shape.row_pitch + step * STREAM,
-                     shape.row_values(B));
-        stages.fetch(streamed + 1, dout, b, step * STREAM, h);
-        streamed += 2;
-      }
-    });
+  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+        int b = head / shape.H, h = head % shape.H;
+        stages.fetch_held(number, 0, qkv, b, tile * Tile::HELD, shape.H + h);
+        stages.fetch_held(number, 1, qkv, b, tile * Tile::HELD, 2 * shape.H + h);
+        for (int step = tile * Tile::HELD / STREAM; step < steps; step++, streamed += 2) {
+          stages.fetch(streamed, qkv, b, step * STREAM, h, rows + size_t(head) * shape.row_pitch + step * STREAM,
+                       shape.row_values(B));
+          stages.fetch(streamed + 1, dout, b, step * STREAM, h);
+        }
+      }))
     return;
-  }
 
-  registers_grow<Tile::CONSUMER_REGISTERS>();
   HopperFragment mine;
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4];
-  unsigned p[Tile::K][4], dz[Tile::K][4];
+  unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+    // Held rows
     int block_row = tile * Tile::HELD, first = block_row / STREAM, j0 = block_row + mine.first;
-    int own_first = (block_row + mine.consumer * BOX) / STREAM;  // what comes before sees none of these keys
+    int own_first = (block_row + mine.consumer * BOX) / STREAM;  // earlier queries see none of this consumer's keys
     bf16 *keys = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *values = keys + Tile::HELD_SIZE;
-    for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dk[n][2 * half + c] = dv[n][2 * half + c] = 0; });
+    clear(dk), clear(dv);
     stages.await_held(number);
+
+    // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = first; step < min(own_first, steps); step++, streamed += 2)
-      stages.skip(streamed), stages.skip(streamed + 1);
+    for (int step = first; step < min(own_first, steps); step++, streamed += 2) stages.skip_pair(streamed);
+
+    if (mine.consumer == 1) stagger<Tile>();
     for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
+      // Scores and dP
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
       const float* row_values = stages.row_values(streamed);
       wgmma_fence();
@@ -231,15 +273,20 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
-      if (i0 < j0 + 15)  // on the diagonal
+      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
+
+      // Mask on the diagonal
+      if (i0 < j0 + 15)
         for_elements<N>([&](int n, int half, int c) {
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
         });
+
+      // P and dz
 #pragma unroll
       for (int n = 0; n < N; n++) {
-        float row[2][ROWS + 1];
+        float row[2][ROW_VALUES + 1];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROW_VALUES; r++)
 #pragma unroll
           for (int c = 0; c < 2; c++) row[c][r] = row_values[r * STREAM + mine.column(n) + c];
 #pragma unroll
@@ -252,6 +299,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
           keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
         }
       }
+
+      // Sums for dv and dk
       wgmma_fence(dk, dv, p, dz);
       start_sums<Tile>(dv, p, douts);
       start_sums<Tile>(dk, dz, queries);
@@ -259,10 +308,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(dk, dv, p, dz);
       stages.free(streamed), stages.free(streamed + 1);
     }
+
+    // Results, through the buffers of keys and values
     int b = head / shape.H, h = head % shape.H, row = block_row + mine.consumer * BOX;
     store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     store_rows<Tile>(dqkv, b, row, 2 * shape.H + h, values, dv);
-    if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(stages.held_empty[number % 2]);
+    stages.free_held(number);
   });
 }
 
@@ -273,74 +324,82 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
                                              const __grid_constant__ TensorMap dout,
                                              const __grid_constant__ TensorMap qkv, const float* rows,
                                              PolicySettings settings, Shape shape, int B) {
-  constexpr int N = Tile::N, ROWS = Policy::ROWS, STREAM = Tile::STREAM;
+  constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int streamed = 0;  // tiles before this query tile's
+  int streamed = 0;  // tiles before this step's: keys, then values
 
-  if (threadIdx.x < WARPGROUP) {
-    registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp != 0) return;
-    for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-      int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-      int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-      stages.fetch_held(number, 0, qkv, b, block_row, h);
-      stages.fetch_held(number, 1, dout, b, block_row, h);
-      for (int step = 0; step < steps; step++, streamed += 2) {
-        stages.fetch(streamed, qkv, b, step * STREAM, shape.H + h);
-        stages.fetch(streamed + 1, qkv, b, step * STREAM, 2 * shape.H + h);
-      }
-    });
+  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+        int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
+        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        stages.fetch_held(number, 0, qkv, b, block_row, h);
+        stages.fetch_held(number, 1, dout, b, block_row, h);
+        for (int step = 0; step < steps; step++, streamed += 2) {
+          stages.fetch(streamed, qkv, b, step * STREAM, shape.H + h);
+          stages.fetch(streamed + 1, qkv, b, step * STREAM, 2 * shape.H + h);
+        }
+      }))
     return;
-  }
 
-  registers_grow<Tile::CONSUMER_REGISTERS>();
   HopperFragment mine;
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
-  unsigned dz[Tile::K][4];
+  unsigned dz[Tile::K][4];  // as left operands
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+    // Held rows and their values
     int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
     int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16 *queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *douts = queries + Tile::HELD_SIZE;
-    float row[2][ROWS + 1];
+    float row[2][ROW_VALUES + 1];
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
-      for (int n = 0; n < ROWS; n++)
+      for (int n = 0; n < ROW_VALUES; n++)
         row[half][n] = i < shape.T ? rows[n * shape.row_values(B) + size_t(head) * shape.row_pitch + i] : 0;
     }
-    for_elements<Tile::DIM / 8>([&](int n, int half, int c) { dq[n][2 * half + c] = 0; });
+    clear(dq);
     stages.await_held(number);
+
+    if (mine.consumer == 1) stagger<Tile>();
     for (int step = 0; step < own_steps; step++, streamed += 2) {
+      // Scores and dP
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
       start_scores<Tile>(z, queries, keys);
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
       wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
+
+      // dz, in place of dP
       mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {
         float p;
         policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
       });
       pack_weights(dz, dp);
+
+      // Sums for dq
       wgmma_fence(dq, dz);
       start_sums<Tile>(dq, dz, keys);
       wgmma_commit();
       wgmma_wait<0>(dq, dz);
       stages.free(streamed);
     }
+
+    // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip(streamed), stages.skip(streamed + 1);
+    for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip_pair(streamed);
+
+    // The result, through the queries' buffer
     store_rows<Tile>(dqkv, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, dq);
-    if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(stages.held_empty[number % 2]);
+    stages.free_held(number);
   });
 }
 
 // ---- launchers
 
-// q, k, v are 3 H heads of one tensor.
+// q, k and v are 3 H heads of one tensor.
 inline TensorMap qkv_map(const bf16* x, const Shape& s, int B) {
   return tensor_map(x, {B, s.T, 3 * s.H, s.D, s.T * s.qkv_stride, s.qkv_stride, size_t(s.D)}, BOX);
 }
@@ -349,30 +408,38 @@ inline TensorMap out_map(const bf16* x, const Shape& s, int B) {
   return tensor_map(x, {B, s.T, s.H, s.D, s.T * A, A, size_t(s.D)}, BOX);
 }
 
+// A block takes a whole multiprocessor. While another kernel holds some, as NCCL's do beside the backward pass, blocks
+// without a place wait until others have ended, and the time doubles: so `spare` multiprocessors are left free. (Blocks
+// could take their tiles from a counter instead, but that costs an atomic and a broadcast within the block for every
+// tile, always.)
 template <class Tile>
-dim3 hopper_grid(const Shape& s, int B) {
+dim3 hopper_grid(const Shape& s, int B, int spare) {
   int tiles = (s.T + Tile::HELD - 1) / Tile::HELD;
-  return dim3(std::min(device_properties().multiProcessorCount, (tiles * s.H * B + 1) / 2));
+  int most = std::max(1, device_properties().multiProcessorCount - spare);
+  return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3). Two sums of
-// 128 channels leave registers for 64 streamed rows only.
+template <class Policy, int DIM>
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
+template <class Policy, int DIM>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
+template <int DIM>
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
+
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
 template <class Policy>
 void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  auto run = [&]<int DIM>() {
-    using Tile = std::conditional_t<Policy::VALUES == 1, HopperTile<DIM, 128, DIM == 64 ? 8 : 4, 1>,
-                                    HopperTile<DIM, DIM == 64 ? 128 : 64, 8, 1>>;
-    launch((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink,
-           c.settings, shape, B);
-  };
-  if (c.shape.D <= 64) run.template operator()<64>();
-  else run.template operator()<128>();
+  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
+    using Tile = ForwardTile<Policy, DIM>;
+    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
+           dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B),
+           c.stats, c.sink, c.settings, shape, B);
+  });
 }
 
-// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
+// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class Policy>
 void hopper_backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
@@ -380,16 +447,15 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   shape.row_pitch = workspace_rows(c.shape.T);
   prepare_backward_rows<bf16, Policy>(c, shape);
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
-  auto run = [&]<int DIM>() {
-    using Keys = HopperTile<DIM, 64, DIM == 64 ? 8 : 4, 2, Policy::ROWS>;
-    launch((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B), dim3(Keys::THREADS),
-           Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
-    using Queries = HopperTile<DIM, DIM == 64 ? 128 : 64, 4, 2>;
-    launch((attention_backward_queries_hopper_kernel<Policy, Queries>), hopper_grid<Queries>(shape, B),
-           dim3(Queries::THREADS), Queries::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
-  };
-  if (c.shape.D <= 64) run.template operator()<64>();
-  else run.template operator()<128>();
+  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
+    using Keys = KeysTile<Policy, DIM>;
+    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
+           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+    using Queries = QueriesTile<DIM>;
+    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
+           hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
+           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+  });
 }
 
 template <class Policy>

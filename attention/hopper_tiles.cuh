@@ -1,23 +1,24 @@
-// What the Hopper attention kernels are made of. A block is persistent, one to a multiprocessor: the first warp of its
+// The parts of the Hopper attention kernels. A block is persistent and takes a multiprocessor. The first warp of its
 // first warpgroup, the producer, asks the copy engine for tiles; the two other warpgroups, the consumers, multiply, 64
 // held rows each. Tiles arrive in two kinds of shared memory:
-//   held    the rows that a block works for, [HELD_TENSORS][PARTS][HELD][64], two buffers: the next is filled early
-//   slots   a ring of streamed tiles [PARTS][STREAM][64]; tile number n of the kernel goes to slot n % SLOTS
-// and each of them has two mbarriers, full and empty. Producer and consumers count the same tiles in the same order, so
-// a number is all they need to agree on.
+//   held    the rows that the block works for, [HELD_TENSORS][PARTS][HELD][64], two buffers: the next is filled early
+//   slots   a ring of streamed tiles [PARTS][STREAM][64]; tile number n of the block goes to slot n % SLOTS
+// Each buffer and each slot has two mbarriers, full and empty. Producer and consumers count the same tiles in the same
+// order, so a tile's number is all that they need to agree on.
 #pragma once
 #include "attention/heads.cuh"
 #include "kernels/hopper.cuh"
 
-constexpr int BOX = 64;  // rows that one copy brings, and that a consumer holds
+constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
-// DIM: channels, 64 or 128; heads with fewer are padded with zeros by the copy engine. STREAM: streamed rows at a time.
-// ROWS: floats per streamed row that come with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, int STREAM_, int SLOTS_, int HELD_TENSORS_, int ROWS_ = 0>
+// DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
+// ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0>
 struct HopperTile {
-  static constexpr int DIM = DIM_, STREAM = STREAM_, SLOTS = SLOTS_, HELD_TENSORS = HELD_TENSORS_, ROWS = ROWS_;
+  static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
+  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
-  // A block begins with 168 for each thread; what the producer gives back must be enough for what the consumers take.
+  // A block begins with 168 for each thread; the producer must give back as many as the consumers take.
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * 168);
   static constexpr int PARTS = DIM / TILE_COLUMNS, N = STREAM / 8, K = STREAM / 16;
@@ -25,7 +26,10 @@ struct HopperTile {
   static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
   static constexpr int BARRIERS = 2 * (SLOTS + 2);
   static constexpr size_t SHARED_BYTES =
-      TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROWS * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
+      TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
+  // bench/hopper_bench.cu tries the opposite in tiles of its own: no compute_before_wait() in the forward pass, and
+  // stagger() below.
+  static constexpr bool COMPUTE_BEFORE_WAIT = true, STAGGER = false;
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
@@ -54,13 +58,14 @@ struct Stages {
   __device__ __forceinline__ bf16* slot(int number) const {
     return tiles + 2 * Tile::HELD_TENSORS * Tile::HELD_SIZE + number % Tile::SLOTS * Tile::SLOT_SIZE;
   }
-  // [ROWS][STREAM], beside tile `number` and the next
+  // [ROW_VALUES][STREAM], for tiles `number` and number + 1
   __device__ __forceinline__ float* row_values(int number) const {
-    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) + number % Tile::SLOTS / 2 * Tile::ROWS * Tile::STREAM;
+    return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) +
+           number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
   }
 
-  // The producer's side, called by its whole warp: what is the same for all lanes then costs none of its few registers.
-  // Held rows come in the order of their tensors, one call each.
+  // The producer's side, called by its whole warp: values that are the same for all lanes then take none of its few
+  // registers. Held rows are fetched in the order of their tensors, one call for each.
   __device__ __forceinline__ void fetch_held(int number, int tensor, const TensorMap& map, int b, int row, int head) {
     Mbarrier& barrier = held_full[number % 2];
     if (tensor == 0) mbarrier_wait(held_empty[number % 2], (number / 2 & 1) ^ 1);
@@ -71,16 +76,16 @@ struct Stages {
     }
     warp_sync();  // no lane may run ahead by two phases, which look alike
   }
-  // With `rows` come STREAM floats from each of ROWS arrays, `pitch` apart, to row_values(number).
+  // If `rows` is given, STREAM floats of each of ROW_VALUES arrays, `pitch` apart, are copied to row_values(number).
   __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head,
                                         const float* rows = nullptr, size_t pitch = 0) {
     constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
     if (threadIdx.x == 0) {
-      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROWS * row_bytes : 0));
+      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROW_VALUES * row_bytes : 0));
       fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
-      for (int n = 0; rows && n < Tile::ROWS; n++)
+      for (int n = 0; rows && n < Tile::ROW_VALUES; n++)
         bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
     }
     warp_sync();
@@ -101,6 +106,11 @@ struct Stages {
     await(number);
     free(number);
   }
+  __device__ __forceinline__ void skip_pair(int number) const { skip(number), skip(number + 1); }
+  // By a consumer's threads, after store_rows().
+  __device__ __forceinline__ void free_held(int number) const {
+    if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(held_empty[number % 2]);
+  }
 
  private:
   template <int COUNT>
@@ -114,8 +124,8 @@ struct Stages {
   }
 };
 
-// f(head of B H, row tile, number) for the tiles of HELD rows that are this block's, numbered from 0. A head's tiles
-// stand in the order last, first, last but one, second, ...: much and little work in turn; blocks take two at a time.
+// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0. A head's tiles come in the
+// order last, first, last but one, second, ..., so much and little work alternate, and a block takes two at a time.
 template <class Tile, class F>
 __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
 #pragma unroll 1
@@ -127,8 +137,8 @@ __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
   }
 }
 
-// A consumer thread's place in its block's rows. The warp's number is taken from its first lane: so the compiler knows
-// that it is the same for all, and keeps it elsewhere than in each lane's registers.
+// A consumer thread's place in its block's rows. The warp's number is read from its first lane: so the compiler knows
+// that it is the same for all, and does not keep it in each lane's registers.
 struct HopperFragment {
   int thread = anew(threadIdx.x), lane_row = thread % WARP / 4, quad = thread % 4;
   int warp = shuffle(thread / WARP, 0), consumer = warp / 4 - 1;
@@ -137,7 +147,27 @@ struct HopperFragment {
   __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
 };
 
-// f(n, half, c) for every element [n][2 half + c] of a product's result that a thread has.
+// Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
+// Returns true for its warpgroup, which has nothing else to do, and false for the consumers, which get its registers.
+template <class Tile, class F>
+__device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
+  if (threadIdx.x < WARPGROUP) {
+    registers_shrink<Tile::PRODUCER_REGISTERS>();
+    if (HopperFragment().warp == 0) for_row_tiles<Tile>(shape, B, f);
+    return true;
+  }
+  registers_grow<Tile::CONSUMER_REGISTERS>();
+  return false;
+}
+
+// The consumers meet once in each row tile: the second before its first products, the first when its own are done. So
+// the second is half a step behind, and its products run beside the first one's arithmetic.
+template <class Tile>
+__device__ __forceinline__ void stagger() {
+  if constexpr (Tile::STAGGER) named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);
+}
+
+// f(n, half, c) for every element [n][2 half + c] that a thread has of a product's result.
 template <int N, class F>
 __device__ __forceinline__ void for_elements(F f) {
 #pragma unroll
@@ -148,13 +178,18 @@ __device__ __forceinline__ void for_elements(F f) {
       for (int c = 0; c < 2; c++) f(n, half, c);
 }
 
-// Steps of streamed rows that reach to row `end` of T.
+template <int N>
+__device__ __forceinline__ void clear(float (&sums)[N][4]) {
+  for_elements<N>([&](int n, int half, int c) { sums[n][2 * half + c] = 0; });
+}
+
+// The number of steps of streamed rows up to row `end` of T.
 template <class Tile>
 __device__ __forceinline__ int steps_to(int end, int T) {
   return (min(end, T) + Tile::STREAM - 1) / Tile::STREAM;
 }
 
-// Scores of queries, rows of the block's from block_row on, with keys from j0 on: -inf where the key comes later.
+// Scores of the block's queries, from block_row on, with keys from j0 on: z = -inf where the key comes after the query.
 template <class Tile>
 __device__ __forceinline__ void mask_later(float (&z)[Tile::N][4], int j0, int block_row, const HopperFragment& mine) {
   if (j0 + Tile::STREAM - 1 <= block_row + mine.first) return;
@@ -163,7 +198,7 @@ __device__ __forceinline__ void mask_later(float (&z)[Tile::N][4], int j0, int b
   });
 }
 
-// z = held rows x streamed rows, over all channels; held: the first of the consumer's rows. One group, not waited for.
+// Starts z = held rows x streamed rows, summed over all channels, without a commit. held: the consumer's first row.
 template <class Tile>
 __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16* held, const bf16* streamed) {
 #pragma unroll
@@ -174,7 +209,7 @@ __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16*
   }
 }
 
-// sums += weights x streamed rows, on its way
+// Starts sums += weights x streamed rows, without a commit.
 template <class Tile>
 __device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[Tile::K][4],
                                            const bf16* streamed) {
@@ -183,7 +218,7 @@ __device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], cons
     wgmma(sums, weights[k], columns_operand(streamed, Tile::STREAM * TILE_ROW_BYTES) + k * 128);
 }
 
-// Weights as left operands: those of columns 8 n + 2 quad and the next, in the first or second half of the rows.
+// Packs weights as left operands: those of columns 8 n + 2 quad and the next, in the first or second half of the rows.
 template <int K>
 __device__ __forceinline__ void keep_weights(unsigned (&weights)[K][4], int n, int half, float low, float high) {
   weights[n / 2][half + n % 2 * 2] = pack_pair<bf16>(low, high);
@@ -197,8 +232,8 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
       keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
-// The consumer's 64 rows, from `row` on, of a head of a tensor = sums. They pass through `held`, the consumer's rows of
-// a buffer that its products have read; when this returns, its first thread may hand that back.
+// Writes the sums to the consumer's 64 rows, from `row` on, of a head of a tensor. They pass through `held`, the
+// consumer's rows of a buffer that its products have read; after this its first thread may free that buffer.
 template <class Tile>
 __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, int head, bf16* held,
                                            const float (&sums)[Tile::DIM / 8][4]) {

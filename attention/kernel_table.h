@@ -1,17 +1,16 @@
-// The kernels that a build has. Files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu enter theirs here when the
-// program starts, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up. Policies stand in
-// policies.cuh.
+// The kernels that a build has. The files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu in instances/ enter theirs
+// here when the program starts, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up.
 #pragma once
 #include "attention/attention.h"
 
-// What a policy may know, uniform over a launch.
+// The settings that a policy may use, the same for a whole launch.
 struct PolicySettings {
   float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
   int offset_free_rows;
   float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
 };
 
-// out [B, T, H, D] =, stats = (nullptr in evaluation) from qkv; sink [H] or nullptr
+// out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
 template <class T>
 struct ForwardCall {
   T* out;
@@ -20,14 +19,14 @@ struct ForwardCall {
   const T* sink;
   PolicySettings settings;
   AttentionShape shape;
-  int qkv_stride;
+  int qkv_stride, spare_multiprocessors;
   cudaStream_t stream;
 };
 
-// Rows of a head in the backward's workspace: whole tiles, so that the copy engine can bring them.
+// Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 
-// dqkv = ; dsink [H] += or nullptr; workspace: Policy::ROWS floats per row (b, h, t < workspace_rows(T))
+// dqkv =, dsink [H] += (or nullptr). workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
 template <class T>
 struct BackwardCall {
   T* dqkv;
@@ -39,14 +38,14 @@ struct BackwardCall {
   float* dsink;
   PolicySettings settings;
   AttentionShape shape;
-  int qkv_stride;
+  int qkv_stride, spare_multiprocessors;
   cudaStream_t stream;
 };
 
 template <class T>
 struct Launchers {
   void (*forward)(const ForwardCall<T>&) = nullptr;
-  void (*evaluate)(const ForwardCall<T>&) = nullptr;  // without what only a backward needs
+  void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
 };
 
@@ -57,8 +56,9 @@ struct KindKernels {
   Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };
 
-// lssar's power: its usual one, 15; another integer up to 32; any other. The other kinds have kernels for `usual` alone.
+// lssar's power: 15, the usual one; another integer up to 32; any other number. Other kinds have kernels for `usual`
+// alone.
 enum class PowerClass { usual, whole, any };
 constexpr int POWER_CLASSES = 3;
 
-KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::usual);  // their entry
+KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::usual);  // their entry in the table

@@ -1,5 +1,5 @@
-// The functions that the kinds are made of beyond expf, in float32 and free of branches (and of logf's special cases,
-// which g++ would make branches of), so that loops over them become vector code on the CPU.
+// The functions of the kinds, beyond expf, in float32. They have no branches (nor logf's special cases, which g++ would
+// turn into branches), so loops over them become vector code on the CPU.
 #pragma once
 #include "kernels/gpu.cuh"
 
@@ -12,8 +12,8 @@ __device__ inline float log_normal(float x) {
   return fmaf(float(n), 0.693147181f, fmaf(2 * s, q * tail, 2 * s));
 }
 
-// ln(1 + e) for e in [0, 1], small e with all their digits: e + e^2 q(e), q of degree 7 with the least relative error
-// of the whole (Remez): 3e-8, 1.5e-7 in float32. Ten multiply-adds, where a logarithm would keep a GPU's
+// ln(1 + e) for e in [0, 1], with all digits of a small e: e + e^2 q(e), where q of degree 7 minimizes the relative
+// error of the whole (Remez): 3e-8, or 1.5e-7 in float32. It takes ten multiply-adds; a logarithm would keep a GPU's
 // special-function unit busy.
 __device__ inline float log1p_of_unit(float e) {
   float q = fmaf(0.0053648264f, e, -0.030065799f);
@@ -33,8 +33,8 @@ __device__ inline float integer_power(float x, int n) {
   return low * high * (n & 16 ? x8 * x8 : 1.0f);
 }
 
-// What policies take per score, twice. FullMaths: to float32's accuracy. FastMaths: for the kernels on tensor cores,
-// whose operands have 8 bits, to 2^-13; a score takes a third of the instructions there.
+// The functions that policies call for each score, twice. FullMaths has float32's accuracy. FastMaths is for the
+// kernels on tensor cores, whose operands have 8 bits: it is accurate to 2^-13 and takes a third of the instructions.
 //   exp(z, m) = e^(z - m); softplus(z) = ln(1 + e^z), `slope` = its derivative, the sigmoid; all are 0 at z = -inf
 //   power(x, p) = x^p for x in [0, 1], p > 0
 struct FullMaths {
@@ -49,14 +49,14 @@ struct FullMaths {
     float e = expf(-fabsf(z));
     return (z < 0 ? e : 1.0f) / (1 + e);
   }
-  // 2e-7 (1 + p |ln x|)
+  // relative error 2e-7 (1 + p |ln x|)
   __device__ static float power(float x, float p) { return expf(p * log_normal(x + 0x1p-126f)) * float(x > 0); }
 };
 
 struct FastMaths {
   static constexpr float LOG2_E = 1.44269504f;
   __device__ static float exp(float z, float m) { return fast_exp2(fmaf(z, LOG2_E, -m * LOG2_E)); }
-  // As log1p_of_unit, q of degree 3: 7e-5.
+  // As log1p_of_unit with q of degree 3: relative error 7e-5.
   __device__ static float log1p(float e) {
     float q = fmaf(fmaf(fmaf(0.04310623f, e, -0.16136298f), e, 0.30922472f), e, -0.49777449f);
     return fmaf(e * e, q, e);

@@ -1,54 +1,68 @@
-// The kinds of attention: one struct each, from scores z_ij = q_i . k_j to weights P_ij and back. Kernels know nothing
-// else of them. Maths (maths.cuh) is FullMaths or FastMaths. The equations are in README.md. A row i = 1..T sees the
-// keys j <= i, n = i of them; masked scores arrive as -inf and must come out as weight 0, gradient 0. In the forward
-// several threads share a row, each with its own SUMS over its keys.
-//   PASSES  sweeps over the keys in the forward: 1, or 2 where the weights need something of the whole row: the first
-//           gathers SUMS (look), from which come the row's CONSTANTS (turn); start() begins each sweep's sums
-//   VALUES  weighted sums of the values: 1 (the output), or 2 (what only the backward needs besides, kept in float32)
-//   HEAVY   its backward leaves few registers
-//   HAS_SINK   the constructor's second argument, the logit of a sink, counts; then also sink_grad(): see Softmax
-//   RAISES  weights are relative to the largest score so far: raise() says by what the sums made before are multiplied
-//   SAVED   floats per row that the forward keeps; ROWS: floats per row that the backward's kernels read
-//   Evaluation   the struct for a forward that no backward follows
-// and functions, whose arrays have a constant above as their length (kernels give one more, so that none is empty):
-//   Policy(settings, sink)                      on the device, for a head
-//   start(sums =, first)                        before a sweep; first: of the threads of a row only one adds the sink
-//   look(z, sums +=)   turn(n, sums, constants =)               the first sweep of two, and what follows from it
-//   raise(sums, top): factor                    top: the largest score of those to come, where RAISES
-//   weigh(z, constants, sums +=, weight =)      a score's unnormalised weights, one for each of VALUES
-//   merge(pass, sums +=, other)                 another thread's sums of the same row
-//   finish(n, constants, sums, factor =, saved =)   by what each of VALUES is multiplied at the end; what is kept
-//   backward_row(n, saved, dot, row =)          dot: dO . O for each of VALUES
-//   grad(z, dp, row, p =, dz =)                 P and dz of one score, dp = dO . v
+// The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
+// gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
+// norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
+// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations.
+//
+// The forward pass of a row, in every family of kernels:
+//   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
+//     start_sweep(sums =, first)                          // first: of the threads of a row, one adds the sink
+//     for each key:
+//       first of two sweeps: first_sweep(z, sums +=)
+//       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
+//                   weigh(z, constants, sums +=, weights =), outputs += weights x value
+//     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
+//     first of two sweeps: row_constants(n, sums, constants =)
+//     last sweep: finish(n, constants, sums, factors =, saved =), outputs *= factors
+//
+// The backward pass of a row:
+//   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
+//   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
+//
+// The constructor, Policy(settings, sink), runs on the device, once for each head. Constants of a policy:
+//
+//   SWEEPS      over the keys in the forward pass: 1 or 2
+//   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
+//   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
+//   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
+//   HEAVY       grad() leaves few registers for tiles
+//   Evaluation  a type: the policy of a forward pass that no backward pass follows
+//   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
+//               row (read by the backward kernels); kernels give each array one element more, so that none is empty
 #pragma once
 #include "attention/kernel_table.h"
 #include "attention/maths.cuh"
 
-// What most kinds have no use for.
+// Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
-  static constexpr int PASSES = 1, VALUES = 1;
-  static constexpr bool RAISES = false, HAS_SINK = false, HEAVY = false;
+  static constexpr int SWEEPS = 1, OUTPUTS = 1;
+  static constexpr bool RESCALES = false, HAS_SINK = false, HEAVY = false;
+  enum { SUMS };
   enum { CONSTANTS };
-  __device__ void look(float, float*) const {}
-  __device__ void turn(int, const float*, float*) const {}
-  __device__ float raise(float*, float) const { return 1; }
+  enum { SAVED };
+  enum { ROW_VALUES };
+  __device__ void start_sweep(float*, bool) const {}
+  __device__ void first_sweep(float, float*) const {}
+  __device__ void row_constants(int, const float*, float*) const {}
+  __device__ float rescale(float*, float) const { return 1; }
+  __device__ void merge(int, float*, const float*) const {}
+  __device__ void row_for_backward(int, const float*, const float*, float*) const {}
 };
 
 // P = e^z / (e^sink + sum e^z), in one sweep with a running maximum; saved: lse, the logarithm of the denominator.
 template <class Maths>
 struct Softmax : PolicyDefaults {
-  using Evaluation = Softmax;  // the struct for a forward that no backward follows
-  static constexpr bool RAISES = true, HAS_SINK = true;
+  using Evaluation = Softmax;
+  static constexpr bool RESCALES = true, HAS_SINK = true;
   enum { MAX, SUM, SUMS };
   enum { LSE, SAVED };
-  enum { ROW_LSE, DOT, ROWS };
+  enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
   __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
-  __device__ void start(float* sums, bool first) const {
+  __device__ void start_sweep(float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
-  __device__ float raise(float* sums, float top) const {
+  __device__ float rescale(float* sums, float top) const {
     float raised = max(sums[MAX], top), factor = Maths::exp(sums[MAX], raised);
     sums[MAX] = raised;
     sums[SUM] *= factor;
@@ -63,7 +77,7 @@ struct Softmax : PolicyDefaults {
     factor[0] = 1 / sums[SUM];
     saved[LSE] = sums[MAX] + logf(sums[SUM]);
   }
-  __device__ void backward_row(int, const float* saved, const float* dot, float* row) const {
+  __device__ void row_for_backward(int, const float* saved, const float* dot, float* row) const {
     row[ROW_LSE] = saved[LSE];
     row[DOT] = dot[0];
   }
@@ -71,7 +85,7 @@ struct Softmax : PolicyDefaults {
     p = Maths::exp(z, row[ROW_LSE]);
     dz = p * (dp - row[DOT]);
   }
-  // a row's share of the gradient of a learned sink; rows [ROWS][count]
+  // a row's share of the gradient of a learned sink; rows [ROW_VALUES][count]
   __device__ static float sink_grad(float sink, const float* rows, size_t count) {
     return -expf(sink - rows[ROW_LSE * count]) * rows[DOT * count];
   }
@@ -79,15 +93,15 @@ struct Softmax : PolicyDefaults {
 
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
-// P = softplus(z) / S, S = sum softplus(z). A row whose S underflows (every z below -87) has weight 0 everywhere.
+// P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
 template <class Maths>
 struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
   enum { SUM, SUMS };
   enum { S, SAVED };
-  enum { INVERSE_S, DOT, ROWS };
+  enum { INVERSE_S, DOT, ROW_VALUES };
   __device__ Lssa(const PolicySettings&, float) {}
-  __device__ void start(float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void start_sweep(float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus(z);
     sums[SUM] += weight[0];
@@ -97,7 +111,7 @@ struct Lssa : PolicyDefaults {
     factor[0] = inverse_or_0(sums[SUM]);
     saved[S] = sums[SUM];
   }
-  __device__ void backward_row(int, const float* saved, const float* dot, float* row) const {
+  __device__ void row_for_backward(int, const float* saved, const float* dot, float* row) const {
     row[INVERSE_S] = inverse_or_0(saved[S]);
     row[DOT] = dot[0];
   }
@@ -108,8 +122,8 @@ struct Lssa : PolicyDefaults {
   }
 };
 
-// x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known here, for integers up to 32 by multiplications
-// without a branch, for any other.
+// x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known at compile time, for integers up to 32 (by
+// multiplications, without branches), and for any power.
 template <int POWER>
 struct FixedPower {
   static_assert(POWER > 1);
@@ -130,19 +144,20 @@ struct AnyPower {
 };
 
 // f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
-// finds S and max f. As r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second needs
-// two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A row that is
-// degenerate (offset > 0, m < 1e-3) gets 1 / m = 0, and with it 0 everywhere. Power: how x^(power - 1) is taken.
+// finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second
+// needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A
+// degenerate row (offset > 0, m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Power: how x^(power - 1) is
+// computed.
 template <class Maths, class Power, bool TRAINING = true>
 struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
-  static constexpr int PASSES = 2, VALUES = TRAINING ? 2 : 1;
+  static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
   static constexpr bool HEAVY = std::is_same_v<Power, AnyPower<Maths>>;
   enum { SUM_F, MAX_F };         // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };   // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
-  enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROWS };
+  enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROW_VALUES };
   float power, exponent, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
@@ -153,13 +168,13 @@ struct Lssar : PolicyDefaults {
     x = max(fmaf(f, slope, -floor), 0.0f);
     return Power::one_less(x, exponent);
   }
-  __device__ void start(float* sums, bool) const { sums[0] = sums[1] = 0; }
-  __device__ void look(float z, float* sums) const {
+  __device__ void start_sweep(float* sums, bool) const { sums[0] = sums[1] = 0; }
+  __device__ void first_sweep(float z, float* sums) const {
     float f = Maths::softplus(z);
     sums[SUM_F] += f;
     sums[MAX_F] = max(sums[MAX_F], f);
   }
-  __device__ void turn(int n, const float* sums, float* row) const {
+  __device__ void row_constants(int n, const float* sums, float* row) const {
     // the bound, where every z is below -80, keeps SLOPE finite
     float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
     row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
@@ -173,9 +188,9 @@ struct Lssar : PolicyDefaults {
     sums[SUM_Y] += y;
     if constexpr (TRAINING) weight[1] = y;
   }
-  __device__ void merge(int pass, float* sums, const float* other) const {
+  __device__ void merge(int sweep, float* sums, const float* other) const {
     sums[0] += other[0];
-    sums[1] = pass == 0 ? max(sums[MAX_F], other[MAX_F]) : sums[SUM_Y] + other[SUM_Y];
+    sums[1] = sweep == 0 ? max(sums[MAX_F], other[MAX_F]) : sums[SUM_Y] + other[SUM_Y];
   }
   __device__ void finish(int, const float* row, const float* sums, float* factor, float* saved) const {
     float inverse_w = sums[SUM_W] > 0 ? 1 / sums[SUM_W] : 0;
@@ -186,7 +201,7 @@ struct Lssar : PolicyDefaults {
     saved[INVERSE_W] = inverse_w;
     saved[T] = sums[SUM_Y] * inverse_w * row[INVERSE_M];
   }
-  __device__ void backward_row(int n, const float* saved, const float* dot, float* row) const {
+  __device__ void row_for_backward(int n, const float* saved, const float* dot, float* row) const {
     float inverse_m = saved[KEPT_INVERSE_M], scale = inverse_m > 0 ? saved[KEPT_SLOPE] / inverse_m : 0;  // n / S
     row[ROW_SLOPE] = saved[KEPT_SLOPE];
     row[ROW_FLOOR] = offset_of(n) * inverse_m;
@@ -208,18 +223,12 @@ struct Lssar : PolicyDefaults {
 template <class Maths>
 struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
-  enum { SUMS };
-  enum { SAVED };
-  enum { ROWS };
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
-  __device__ void start(float*, bool) const {}
   __device__ void weigh(float z, const float*, float*, float* weight) const {
     weight[0] = Maths::sigmoid(z - log_context);
   }
-  __device__ void merge(int, float*, const float*) const {}
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
-  __device__ void backward_row(int, const float*, const float*, float*) const {}
   __device__ void grad(float z, float dp, const float*, float& p, float& dz) const {
     p = Maths::sigmoid(z - log_context);
     dz = p * (1 - p) * dp;
@@ -230,15 +239,11 @@ struct Sigmoid : PolicyDefaults {
 template <class Maths>
 struct Relu : PolicyDefaults {
   using Evaluation = Relu;
-  enum { SUMS };
-  enum { SAVED };
-  enum { INVERSE_N, ROWS };
+  enum { INVERSE_N, ROW_VALUES };
   __device__ Relu(const PolicySettings&, float) {}
-  __device__ void start(float*, bool) const {}
   __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f); }
-  __device__ void merge(int, float*, const float*) const {}
   __device__ void finish(int n, const float*, const float*, float* factor, float*) const { factor[0] = 1.0f / n; }
-  __device__ void backward_row(int n, const float*, const float*, float* row) const { row[INVERSE_N] = 1.0f / n; }
+  __device__ void row_for_backward(int n, const float*, const float*, float* row) const { row[INVERSE_N] = 1.0f / n; }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
     p = max(z, 0.0f) * row[INVERSE_N];
     dz = z > 0 ? dp * row[INVERSE_N] : 0;
@@ -258,13 +263,13 @@ struct Relu2 : Relu<Maths> {
   }
 };
 
-// On tensor cores four neighbouring lanes share a row: they put together what they have seen; all get the same bits.
+// On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.
 template <class Policy>
-__device__ __forceinline__ void merge_quad(const Policy& policy, int pass, float (&sums)[Policy::SUMS + 1]) {
+__device__ __forceinline__ void merge_quad(const Policy& policy, int sweep, float (&sums)[Policy::SUMS + 1]) {
 #pragma unroll
   for (int mask = 1; mask <= 2; mask *= 2) {
     float other[Policy::SUMS + 1];
     for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[n], mask);
-    policy.merge(pass, sums, other);
+    policy.merge(sweep, sums, other);
   }
 }

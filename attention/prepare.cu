@@ -1,5 +1,5 @@
-// The contract is in prepare.cuh. A row is read once for its norm (it stays in the first-level cache) and once to be
-// changed.
+// The contract is in prepare.cuh. A row is read once for its norm, which leaves it in the first-level cache, and once
+// more to be changed.
 #include "attention/prepare.cuh"
 
 #include <cmath>
@@ -40,8 +40,8 @@ RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
   return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
 
-// Which row a group of lanes has. Groups past the end have the last row's place but touch no q or k: they only take
-// part in the shuffles, which need all lanes. (Reading the row would race with the group that writes it.)
+// The row that a group of lanes works on. Groups past the end get the last row but touch no q or k: they only take part
+// in the shuffles, which need all lanes. (If they read the row, they would race with the group that writes it.)
 struct Row {
   bool inside, is_q;
   int n, h;         // position b T + t, head
@@ -72,8 +72,8 @@ struct Lanes {
   int lane, count;
 };
 
-// sum of x y over a row, this lane's share of it: the elements that the lane will also write (in each half of a row
-// that is rotated), as lanes do not wait for each other's reads.
+// This lane's share of the sum of x y over a row. It reads only the elements that it will also write (in each half of a
+// row that is rotated), because lanes do not wait for each other's reads.
 template <int W, class T>
 __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
   float sum = 0;
@@ -88,8 +88,7 @@ __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes la
   return sum;
 }
 
-// x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only where along is used: pass x itself
-// otherwise.
+// x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only if `along` is used; otherwise pass x for it.
 template <int W, int SIGN, class T>
 __device__ void scale_and_rotate(T* x, const T* y, float scale, float along, const float2* angles, int D, Lanes lanes) {
   if (!angles) {
@@ -153,7 +152,7 @@ template <int W, class T>
 __device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
                              bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
   float along = 0;
-  if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles need
+  if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles require
     float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, angles, lanes), lanes.count);
     if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
     if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
@@ -182,7 +181,7 @@ __global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norm
 }
 
 // ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. One block per head.
-// s_h = 0 loses the direction of q, so its gradient counts as 0.
+// s_h = 0 loses the direction of q, so the gradient of s_h is taken to be 0.
 template <class T>
 __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* row_dots, int B, int T_, int H) {
   __shared__ float shared[THREADS / WARP];
@@ -195,21 +194,21 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
   if (threadIdx.x == 0 && s != 0) dscale[h] += sum / s;
 }
 
-// 16-byte accesses need rows (with rope: their halves) that are whole packs, and aligned arrays.
+// 16-byte accesses need aligned arrays and rows (with rope, halves of rows) of whole packs.
 template <class T>
 bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
   int unit = Pack<T>::size * (rope ? 2 : 1);
   return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && aligned16(a, b);
 }
 
-// A lane has at most 32 elements of a row, while there are lanes.
+// Enough lanes for each to have at most 32 elements of a row; 16 lanes at most.
 int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
 
 dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes, THREADS)); }
 
 }  // namespace
 
-// Floor: 4 N A elements moved (q and k read and written; k stays where nothing changes it: 2 N A).
+// Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
 template <class T>
 void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
@@ -217,7 +216,7 @@ void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSe
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
-  launch(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
+  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
          row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, length, H, D, stride,
          can_be_wide<T>(D, stride, rope, qkv, qkv));
 }
@@ -236,11 +235,11 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
   int lanes = lanes_for(D);
   size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
   float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
-  launch(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
+  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
          settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, length, H, D,
          stride, can_be_wide<T>(D, stride, rope, dqkv, qkv));
   if (row_dots)
-    launch(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
+    LAUNCH(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
            static_cast<const float*>(row_dots), B, length, H);
 }
 
@@ -255,7 +254,7 @@ std::vector<float2> rope_table(int length, int D, double base, RopeScaling scali
     double frequency = std::pow(base, -2.0 * k / D);
     if (scaling == RopeScaling::linear) frequency /= factor;
     if (scaling == RopeScaling::yarn) {
-      // frequencies that turn often within the trained length stay, those that turn less than once are squeezed
+      // frequencies that turn often within the trained length are kept, those that turn less than once are squeezed
       double turns = trained * frequency / (2 * pi), keep = std::fmin(std::fmax((turns - 1) / (32 - 1), 0.0), 1.0);
       frequency *= keep + (1 - keep) / factor;
     }

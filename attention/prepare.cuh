@@ -11,9 +11,8 @@
 
 #include "attention/attention.h"
 
-// Cosine and sine of every angle, [length, D/2], computed in double. factor = length to evaluate at / trained length,
-// where the scaling says how positions beyond the trained length (length / factor) are squeezed; factor 1 scales
-// nothing.
+// Cosine and sine of every angle, [length, D/2], computed in double. factor = length to evaluate at / trained length.
+// The scaling says how positions beyond the trained length, length / factor, are squeezed; with factor 1 none are.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1);
 // For AttentionSetup::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
@@ -25,7 +24,7 @@ template <class T>
 void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
-// The gradients of q and k in dqkv become those of what the forward was given. qkv is what the forward left.
+// Turns the gradients in dqkv, of q and k as the forward left them in qkv, into those of the forward's inputs.
 // workspace: prepare_backward_workspace() bytes, used for the gradient of ssmax's scale alone.
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape);
 template <class T>

@@ -1,5 +1,5 @@
 // The settings of attention and its gate. Each enum is followed by its names, in the same order. The configuration's
-// table, the kernels, tests and benchmarks all take them from here. Plain C++, for files that know nothing of CUDA.
+// table, the kernels, tests and benchmarks all take them from here. Plain C++, for files that do not include CUDA.
 #pragma once
 #include <string>
 
@@ -48,7 +48,7 @@ struct AttentionSettings {
   GateSettings gate = {};
 };
 
-// The enumerator of that name; another name is a user_error that lists them. `what`: what the user set.
+// The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.
 template <class Enum, size_t N>
 Enum from_name(const char* what, const char* const (&names)[N], const std::string& name) {
   std::string allowed;

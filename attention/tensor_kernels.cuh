@@ -1,9 +1,9 @@
 // Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32
 // scores, statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream
-// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward is two
-// kernels, dK and dV by tiles of keys and dQ by tiles of queries: 7 products in place of 5, and every number is summed
-// by one lane in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the row's
-// statistics have been taken from them in float32.
+// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward has two
+// kernels, dK and dV by tiles of keys and dQ by tiles of queries. So it takes 7 products instead of 5, but one lane
+// computes each sum, in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the
+// row's statistics have been taken from them in float32.
 #pragma once
 #include "attention/policies.cuh"
 #include "attention/tensor_tiles.cuh"
@@ -16,7 +16,7 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
                                     Shape shape) {
-  constexpr int M = Tile::M, N = Tile::N, VALUES = Policy::VALUES, PASSES = Policy::PASSES;
+  constexpr int M = Tile::M, N = Tile::N, OUTPUTS = Policy::OUTPUTS, SWEEPS = Policy::SWEEPS;
   constexpr int TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* query_tile = shared;                                  // [HELD][DIM]
@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
-  int tiles = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM, steps = PASSES * tiles;
+  // Copies of the queries and of the first tiles
+  int tiles = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM, steps = SWEEPS * tiles;
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
@@ -42,18 +43,21 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   load_rows<Tile, Tile::HELD>(query_tile, q, block_row);
   fetch(0);
 
-  Sums<Tile> out_sum[VALUES] = {};
+  Sums<Tile> out_sum[OUTPUTS] = {};
   float z[M][N][4], sums[M][2][Policy::SUMS + 1], constants[M][2][Policy::CONSTANTS + 1];
   for (int step = 0; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     bool weighing = step >= steps - tiles;
     int j0 = step % tiles * Tile::STREAM;
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
-    if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start(sums[m][half], mine.quad == 0); });
+
+    // Scores, masked on the diagonal
+    if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start_sweep(sums[m][half], mine.quad == 0); });
     scores<Tile>(z, my_queries, keys);
-    if (j0 + Tile::STREAM - 1 > i0)  // on the diagonal
+    if (j0 + Tile::STREAM - 1 > i0)
       for_rows<M>([&](int m, int half) {
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -61,18 +65,21 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           for (int c = 0; c < 2; c++)
             if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
       });
-    if (PASSES > 1 && !weighing) {
+
+    // First of two sweeps
+    if (SWEEPS > 1 && !weighing) {
       for_rows<M>([&](int m, int half) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int c = 0; c < 2; c++) policy.look(z[m][n][2 * half + c], sums[m][half]);
+          for (int c = 0; c < 2; c++) policy.first_sweep(z[m][n][2 * half + c], sums[m][half]);
         if (step != tiles - 1) return;
         merge_quad(policy, 0, sums[m][half]);
-        policy.turn(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
+        policy.row_constants(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
       });
     } else {
-      if constexpr (Policy::RAISES) {
+      // Larger scores: older outputs shrink
+      if constexpr (Policy::RESCALES) {
         float top[2 * M], factor[M][2];
         for_rows<M>([&](int m, int half) {
           float& most = top[2 * m + half];
@@ -81,41 +88,46 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(z[m][n][2 * half], z[m][n][2 * half + 1]));
         });
         quad_max(top);
-        for_rows<M>([&](int m, int half) { factor[m][half] = policy.raise(sums[m][half], top[2 * m + half]); });
-        for (int n = 0; n < VALUES; n++) scale_rows<Tile>(out_sum[n], factor);
+        for_rows<M>([&](int m, int half) { factor[m][half] = policy.rescale(sums[m][half], top[2 * m + half]); });
+        for (int n = 0; n < OUTPUTS; n++) scale_rows<Tile>(out_sum[n], factor);
       }
-      Weights<Tile> weights[VALUES];
+
+      // Weights, and the outputs that they add
+      Weights<Tile> weights[OUTPUTS];
       for_rows<M>([&](int m, int half) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
-          float low[VALUES], high[VALUES];
+          float low[OUTPUTS], high[OUTPUTS];
           policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
           policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
 #pragma unroll
-          for (int value = 0; value < VALUES; value++)
-            keep_weights<Tile, T>(weights[value], m, half, n, low[value], high[value]);
+          for (int output = 0; output < OUTPUTS; output++)
+            keep_weights<Tile, T>(weights[output], m, half, n, low[output], high[output]);
         }
       });
 #pragma unroll
-      for (int value = 0; value < VALUES; value++) add_weighted<Tile>(out_sum[value], weights[value], values);
+      for (int output = 0; output < OUTPUTS; output++) add_weighted<Tile>(out_sum[output], weights[output], values);
     }
     __syncthreads();  // all have read this step's tiles
   }
 
+  // End of the rows: factors and what is saved
   size_t rows = shape.rows(gridDim.z), first = (size_t(b) * shape.H + h) * shape.T, A = size_t(shape.H) * shape.D;
-  float factor[VALUES][M][2];
+  float factor[OUTPUTS][M][2];
   for_rows<M>([&](int m, int half) {
     int i = i0 + mine.row(m, half);
-    float f[VALUES], saved[Policy::SAVED + 1];
-    merge_quad(policy, PASSES - 1, sums[m][half]);
+    float f[OUTPUTS], saved[Policy::SAVED + 1];
+    merge_quad(policy, SWEEPS - 1, sums[m][half]);
     policy.finish(i + 1, constants[m][half], sums[m][half], f, saved);
-    for (int value = 0; value < VALUES; value++) factor[value][m][half] = f[value];
+    for (int output = 0; output < OUTPUTS; output++) factor[output][m][half] = f[output];
     if (stats && mine.quad == 0 && i < shape.T)
       for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
   });
-  for (int value = 0; value < VALUES; value++) scale_rows<Tile>(out_sum[value], factor[value]);
+  for (int output = 0; output < OUTPUTS; output++) scale_rows<Tile>(out_sum[output], factor[output]);
+
+  // The output; the second one, for the backward pass, in float32
   store_rows<Tile>(out + size_t(b) * shape.T * A + size_t(h) * shape.D, A, i0, shape, out_sum[0], my_queries);
-  if constexpr (VALUES > 1)
+  if constexpr (OUTPUTS > 1)
     if (stats)
       for_channels<Tile>(out_sum[1], [&](int m, int half, int channel, float low, float high) {
         int i = i0 + mine.row(m, half);
@@ -132,12 +144,12 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
                                           PolicySettings settings, Shape shape) {
-  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM,
+  constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* held = shared;                                                     // k, v [HELD][DIM]
   T* stages = held + 2 * HELD_TILE;                                     // [2] q, dO [STREAM][DIM]
-  float* row_stages = reinterpret_cast<float*>(stages + 4 * TILE);      // [2][ROWS][STREAM]
+  float* row_stages = reinterpret_cast<float*>(stages + 4 * TILE);      // [2][ROW_VALUES][STREAM]
   int b = blockIdx.z, h = blockIdx.y, block_row = blockIdx.x * Tile::HELD;
   int warp = threadIdx.x / WARP, j0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), d = head_of_out(dout, b, h, shape);
@@ -147,15 +159,16 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
+  // Copies of keys, values and the first tiles
   int first = block_row / Tile::STREAM, steps = (shape.T + Tile::STREAM - 1) / Tile::STREAM;
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
       load_rows<Tile, Tile::STREAM>(stage, q, step * Tile::STREAM);
       load_rows<Tile, Tile::STREAM>(stage + TILE, d, step * Tile::STREAM);
-      for (int n = threadIdx.x; n < ROWS * Tile::STREAM; n += Tile::THREADS) {
+      for (int n = threadIdx.x; n < ROW_VALUES * Tile::STREAM; n += Tile::THREADS) {
         int i = step * Tile::STREAM + n % Tile::STREAM;
-        row_stages[step % 2 * ROWS * Tile::STREAM + n] = i < shape.T ? rows[n / Tile::STREAM * count + i] : 0;
+        row_stages[step % 2 * ROW_VALUES * Tile::STREAM + n] = i < shape.T ? rows[n / Tile::STREAM * count + i] : 0;
       }
     }
     cp_async_commit();
@@ -167,20 +180,23 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Sums<Tile> dk = {}, dv = {};
   float z[M][N][4], dp[M][N][4];
   for (int step = first; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     int i0 = step * Tile::STREAM;
     const T *queries = stages + step % 2 * 2 * TILE, *douts = queries + TILE;
-    const float* row_values = row_stages + step % 2 * ROWS * Tile::STREAM;
+    const float* row_values = row_stages + step % 2 * ROW_VALUES * Tile::STREAM;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
+
+    // Scores and dP, P and dz
     scores<Tile>(z, my_keys, queries);
     scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      float row[2][ROWS + 1];
+      float row[2][ROW_VALUES + 1];
 #pragma unroll
-      for (int r = 0; r < ROWS; r++)
+      for (int r = 0; r < ROW_VALUES; r++)
 #pragma unroll
         for (int c = 0; c < 2; c++) row[c][r] = row_values[r * Tile::STREAM + mine.column(n) + c];
       for_rows<M>([&](int m, int half) {
@@ -194,6 +210,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
       });
     }
+
+    // Sums
     add_weighted<Tile>(dv, p, douts);
     add_weighted<Tile>(dk, dz, queries);
     __syncthreads();  // all have read this step's tiles
@@ -209,7 +227,7 @@ template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
                                              PolicySettings settings, Shape shape) {
-  constexpr int M = Tile::M, N = Tile::N, ROWS = Policy::ROWS, HELD_TILE = Tile::HELD * Tile::DIM,
+  constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
   T* held = shared;                         // q, dO [HELD][DIM]
@@ -224,6 +242,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
+  // Copies of queries, dO and the first tiles
   int steps = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
   auto fetch = [&](int step) {
     if (step < steps) {
@@ -236,20 +255,23 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   load_rows<Tile, Tile::HELD>(held, head_of_qkv(qkv, 0, b, h, shape), block_row);
   load_rows<Tile, Tile::HELD>(held + HELD_TILE, head_of_out(dout, b, h, shape), block_row);
   fetch(0);
-  float row[M][2][ROWS + 1];
+  float row[M][2][ROW_VALUES + 1];
   for_rows<M>([&](int m, int half) {
     int i = i0 + mine.row(m, half);
-    for (int r = 0; r < ROWS; r++) row[m][half][r] = i < shape.T ? rows[r * count + i] : 0;
+    for (int r = 0; r < ROW_VALUES; r++) row[m][half][r] = i < shape.T ? rows[r * count + i] : 0;
   });
 
   Sums<Tile> dq = {};
   float z[M][N][4], dp[M][N][4];
   for (int step = 0; step < steps; step++) {
+    // Copies of the next step's tiles, wait for this step's
     int j0 = step * Tile::STREAM;
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
+
+    // Scores and dP, dz
     scores<Tile>(z, my_queries, keys);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
@@ -265,6 +287,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
       }
     });
+
+    // Sums
     add_weighted<Tile>(dq, dz, keys);
     __syncthreads();  // all have read this step's tiles
   }
@@ -279,50 +303,39 @@ dim3 tensor_grid(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
 }
 
-// The widths that are built, in rising order: make HEAD_DIM=64 builds one.
+// The widths that are built, in rising order; make HEAD_DIM=64 builds just one.
 #ifndef TENSOR_WIDTHS
 #define TENSOR_WIDTHS 32, 64, 96, 128
 #endif
 constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 
-// f.operator()<DIM>() with the least of the widths that holds D.
-template <int DIM, int... MORE, class F>
-void with_width(int D, F f) {
-  if constexpr (sizeof...(MORE) == 0) f.template operator()<DIM>();
-  else if (D <= DIM) f.template operator()<DIM>();
-  else with_width<MORE...>(D, f);
-}
-
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
-// instruction: with M = 1 just what an SM can deliver at the full rate of mma.sync, with M = 2 half. Two sums leave
-// registers for M = 1 only, at DIM 128 with shorter tiles.
+// instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
 template <class T, class Policy>
 void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
-    constexpr bool one_sum = Policy::PASSES == 1;
-    using Tile = TensorTile<DIM, DIM <= 64 && one_sum ? 2 : 1, DIM == 128 && !one_sum ? 32 : 64>;
-    size_t elements = Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM;
-    launch((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           elements * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS)>;
+    LAUNCH((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+           Tile::shared_elements(1) * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
-// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); 7 are done.
+// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class T, class Policy>
 void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, 1, DIM == 32 ? 64 : DIM == 128 && Policy::HEAVY ? 16 : 32>;
-    size_t bytes = (2 * Tile::HELD * Tile::DIM + 4 * Tile::STREAM * Tile::DIM) * sizeof(T);
-    launch((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           bytes + 2 * Policy::ROWS * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
+    using Tile = TensorTile<DIM, tensor_backward_size(DIM, Policy::HEAVY)>;
+    size_t bytes = Tile::shared_elements(2) * sizeof(T);
+    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+           bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
            c.settings, shape);
-    launch((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
+    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }

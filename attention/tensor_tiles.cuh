@@ -1,33 +1,35 @@
-// What the tensor-core attention kernels are made of. A warp multiplies 16 M held rows by a tile of streamed rows, as
+// The parts of the tensor-core attention kernels. A warp multiplies 16 M held rows by a tile of streamed rows, as
 // products m16n8k16 of 16-bit elements with float32 sums:
 //   scores   held rows [16 M, DIM] x streamed rows [STREAM, DIM]^T, summed over channels
 //   sums     weights [16 M, STREAM] x streamed rows [STREAM, DIM], summed over streamed rows
-// The scores' result lies in the lanes' registers just as the sums want their left operand, so weights never see shared
-// memory. Which elements a lane holds stands in gpu.cuh (mma_m16n8k16): rows lane / 4 and lane / 4 + 8 of 16, columns
-// in pairs.
+// The scores are left in the lanes' registers exactly as the sums need their left operand, so weights never pass
+// through shared memory. gpu.cuh (mma_m16n8k16) says which elements a lane has: rows lane / 4 and lane / 4 + 8 of 16,
+// columns in pairs.
 #pragma once
 #include "attention/heads.cuh"
 
-// DIM: channels, head dimensions below it are padded with zeros; M: 16-row groups of a warp; STREAM: streamed rows at a
-// time.
-template <int DIM_, int M_, int STREAM_>
+// DIM: channels, of which those beyond the head's are zeros; M: groups of 16 held rows for a warp; STREAM: streamed
+// rows at a time.
+template <int DIM_, TensorSize SIZE>
 struct TensorTile {
-  static constexpr int DIM = DIM_, M = M_, STREAM = STREAM_, WARPS = 4, THREADS = WARPS * WARP;
+  static constexpr int DIM = DIM_, M = SIZE.groups, STREAM = SIZE.stream, WARPS = 4, THREADS = WARPS * WARP;
   static constexpr int WARP_ROWS = 16 * M, HELD = WARPS * WARP_ROWS;
   static constexpr int CHUNKS = DIM / 8;                   // of 16 bytes, in a row
   static constexpr int WIDTH = DIM % 64 == 0 ? 64 : 32;    // channels of a product of the sums
   static constexpr int PARTS = DIM / WIDTH, N = STREAM / 8, K = STREAM / 16;
   static_assert(DIM % 32 == 0 && STREAM % 16 == 0);
+  // of shared memory: the held tensors, and two stages of two streamed tiles
+  static constexpr size_t shared_elements(int held_tensors) { return (held_tensors * HELD + 4 * STREAM) * DIM; }
 };
 
-// Where 16-byte chunk c of row r lies in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'
+// The place of 16-byte chunk c of row r in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'
 // chunks of one column, which ldmatrix reads at once, lie in different banks.
 template <class Tile>
 __device__ __forceinline__ int place(int row, int chunk) {
   return (row * Tile::CHUNKS + (chunk ^ (Tile::CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3))) * 8;
 }
 
-// tile [ROWS][DIM] = rows r0.. of a head; what lies beyond its last row or channel becomes 0. Arrives after
+// tile [ROWS][DIM] = rows r0.. of a head, and 0 beyond its last row or channel. The rows have arrived after
 // cp_async_wait and a barrier.
 template <class Tile, int ROWS, class T>
 __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) {
@@ -46,15 +48,15 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
   }
 }
 
-// Which rows and columns a lane has of a product's 16 M x 8 N result d[M][N][4]: d[m][n][2 half + c] is row(m, half),
-// column(n) + c.
+// The rows and columns of a product's 16 M x 8 N result d[M][N][4] that a lane has: d[m][n][2 half + c] is in row(m,
+// half) and column(n) + c.
 struct Fragment {
   int group = int(threadIdx.x) % WARP / 4, quad = int(threadIdx.x) % 4;
   __device__ __forceinline__ int row(int m, int half) const { return 16 * m + 8 * half + group; }
   __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
 };
 
-// f(m, half) for every row that a lane has part in, unrolled.
+// f(m, half) for every row of which a lane has elements, unrolled.
 template <int M, class F>
 __device__ __forceinline__ void for_rows(F f) {
 #pragma unroll
@@ -63,7 +65,7 @@ __device__ __forceinline__ void for_rows(F f) {
     for (int half = 0; half < 2; half++) f(m, half);
 }
 
-// z = held rows x streamed rows, over all channels. held: the warp's first row of a tile.
+// z = held rows x streamed rows, summed over all channels. held: the warp's first row in a tile.
 template <class Tile, class T>
 __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
   constexpr int M = Tile::M, PAIRS = Tile::N / 2;
@@ -91,7 +93,7 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
   }
 }
 
-// Sums over streamed rows of the lane's rows: WIDTH channels to a part.
+// The lane's sums over streamed rows, in parts of WIDTH channels.
 template <class Tile>
 using Sums = float[Tile::PARTS][Tile::M][Tile::WIDTH / 8][4];
 
@@ -151,8 +153,9 @@ __device__ __forceinline__ void for_channels(const Sums<Tile>& sums, F f) {
     });
 }
 
-// The warp's rows from r0 of a tensor whose row r is at to + r stride: = sums, rounded to T. They pass through `tile`,
-// the warp's own WARP_ROWS rows of a tile that nobody else reads any more, so that they leave in whole 16-byte pieces.
+// Writes the sums, rounded to T, to the warp's rows from r0 of a tensor whose row r is at to + r stride. They pass
+// through `tile`, the warp's own WARP_ROWS rows of a tile that no other warp reads any more, to leave in 16-byte
+// pieces.
 template <class Tile, class T>
 __device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const Shape& shape, const Sums<Tile>& sums,
                                            T* tile) {

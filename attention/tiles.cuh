@@ -1,23 +1,23 @@
-// What the general attention kernels are made of. A block holds a tile of rows of one sequence (queries, or keys) and
-// lets the rows of the other stream past it, in float32 whatever the type in memory:
+// The parts of the general attention kernels. A block holds a tile of rows of one sequence (queries, or keys) and lets
+// the rows of the other stream past it, in float32 whatever the type in memory is:
 //   held tile    [channel][row]             transposed, so that a thread reads E neighbouring rows at once
 //   stream tile  [row][channel]             as in memory
 //   weight tile  [streamed row][held row]
-// Two products are all there is: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies
-// E neighbouring floats by single ones that its neighbours read too. E = 16: four 16-byte reads on a GPU, two AVX
-// registers or one of AVX-512 on a CPU (g++ makes vector code of the innermost loops; fmaf, so that every kernel rounds
-// alike).
+// There are two products: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
+// neighbouring floats by single ones that its neighbours read too. E = 16 is four 16-byte reads on a GPU, and two AVX
+// registers or one of AVX-512 on a CPU, where g++ makes vector code of the innermost loops. fmaf is written out so that
+// every kernel rounds alike.
 #pragma once
 #include <utility>
 
 #include "attention/heads.cuh"
 
 inline constexpr int E = 16;
-// Of these, elements that a policy works on at once: a vector's worth on a CPU; on a GPU their temporaries take
-// registers.
+// How many of these a policy works on at once: all on a CPU, where they are a vector; fewer on a GPU, where their
+// temporaries take registers.
 inline constexpr int AT_ONCE = on_cpu ? E : 4;
 
-// f(0), ..., f(N - 1) written out, so that arrays indexed by the argument stay in registers on both machines.
+// f(0), ..., f(N - 1), unrolled, so that arrays indexed by the argument stay in registers on both machines.
 template <int N, class F>
 __device__ __forceinline__ void unrolled(F f) {
   if constexpr (N > 1) unrolled<N - 1>(f);
@@ -38,9 +38,9 @@ __device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* s
 __host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
-template <int CHANNELS_, int HELD_, int STREAM_, int THREADS_>
-struct Tile {
-  static constexpr int CHANNELS = CHANNELS_, HELD = HELD_, STREAM = STREAM_, THREADS = THREADS_;
+template <int CHANNELS_, GeneralSize SIZE>
+struct GeneralTile {
+  static constexpr int CHANNELS = CHANNELS_, HELD = SIZE.held, STREAM = SIZE.stream, THREADS = SIZE.threads;
   // streamed rows begin in 8 different banks (an odd multiple of 4 floats apart)
   static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (at(CHANNELS) % 8 ? 0 : 4);
   static constexpr int HELD_FLOATS = CHANNELS * HELD_STRIDE, STREAM_FLOATS = STREAM * STREAM_STRIDE,
@@ -49,8 +49,13 @@ struct Tile {
   static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
   // sums: a thread has R held rows x E channels
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
-  // blocks on a multiprocessor at least: at most 255 registers a thread, and leave for all of them (the compiler aims
-  // lower)
+  // of shared memory: the forward, and the backward by keys
+  template <class Policy>
+  static constexpr int FORWARD_FLOATS = HELD_FLOATS + STREAM_FLOATS + Policy::OUTPUTS * WEIGHT_FLOATS +
+                                        (Policy::SUMS * SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * HELD;
+  static constexpr int BACKWARD_FLOATS = 2 * (HELD_FLOATS + STREAM_FLOATS + WEIGHT_FLOATS);
+  // at least this many blocks on a multiprocessor: that permits the 255 registers that a thread can have (without it
+  // the compiler aims lower)
   static constexpr int BLOCKS = 256 / THREADS;
   static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
   static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
@@ -59,7 +64,7 @@ struct Tile {
 
 __host__ __device__ constexpr int round_up_8(int n) { return (n + 7) / 8 * 8; }
 
-// W channels from channel d of row r, 0 outside the matrix. W is 1 or a pack (D is a multiple of the pack then).
+// W channels from channel d of row r, 0 outside the matrix. W is 1, or a pack if D is a multiple of it.
 template <int W, class T>
 __device__ __forceinline__ void read_channels(float (&v)[W], const Head<T>& head, int r, int d) {
   if (r >= head.rows || d >= head.D) {
@@ -112,7 +117,7 @@ __device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, in
   else load_stream_by<Tile, 1>(tile, head, r0, c0);
 }
 
-// N neighbours from and to shared memory, N a multiple of 4.
+// Read and write N neighbours in shared memory; N is a multiple of 4.
 template <int N>
 __device__ __forceinline__ void read_neighbours(float (&v)[N], const float* x) {
   for (int i = 0; i < N; i += 4) {
@@ -125,7 +130,7 @@ __device__ __forceinline__ void write_neighbours(float* x, const float (&v)[N]) 
   for (int i = 0; i < N; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
 }
 
-// Where a thread's part of the scores begins: E held rows from `held`, streamed rows first, first + SHARERS, ...
+// A thread's part of the scores: E held rows from `held`, and the streamed rows first, first + SHARERS, ...
 template <class Tile>
 struct ScorePlace {
   int held = int(threadIdx.x) % (Tile::HELD / E) * E, first = int(threadIdx.x) / (Tile::HELD / E);
@@ -149,7 +154,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   }
 }
 
-// Where a thread's part of the sums begins: R held rows from `held`, E channels from `channel`.
+// A thread's part of the sums: R held rows from `held`, and E channels from `channel`.
 template <class Tile>
 struct SumPlace {
   int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::R, channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * E;
@@ -172,7 +177,7 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* 
   }
 }
 
-// The thread's E channels from c of a row of D channels that begins at `to`; channels beyond D are dropped.
+// Stores the thread's E channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
 template <class T>
 __device__ __forceinline__ void store_channels(T* to, const float (&v)[E], int c, int D, bool wide) {
   if (wide) {

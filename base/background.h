@@ -1,5 +1,5 @@
-// One job at a time on a thread of its own. What it throws is thrown again by check() or wait(), in the thread that
-// calls them.
+// Runs one job at a time on a thread of its own. An exception thrown by the job is rethrown by check() or wait(), in
+// the thread that calls them.
 #pragma once
 #include <chrono>
 #include <future>
@@ -7,13 +7,13 @@
 
 class Background {
  public:
-  template <class F> void start(F job) {  // the one before must be over: wait()
+  template <class F> void start(F job) {  // the previous job must be over: wait() first
     running_ = std::async(std::launch::async, std::move(job));
   }
   void wait() {  // until the job is over
     if (running_.valid()) running_.get();
   }
-  void check() {  // does not wait
+  void check() {  // rethrows if the job has ended; does not wait
     if (running_.valid() && running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) running_.get();
   }
 

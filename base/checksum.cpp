@@ -46,7 +46,7 @@ void Checksum::add(const void* bytes, size_t count) {
 }
 
 uint64_t Checksum::value() const {
-  uint64_t sum = P5;  // lanes_[2] is the seed, for what is shorter than a stripe
+  uint64_t sum = P5;  // plus the seed, which is 0: the start for input shorter than a stripe
   if (total_ >= 32) {
     sum = std::rotl(lanes_[0], 1) + std::rotl(lanes_[1], 7) + std::rotl(lanes_[2], 12) + std::rotl(lanes_[3], 18);
     for (uint64_t lane : lanes_) sum = (sum ^ round(0, lane)) * P1 + P4;

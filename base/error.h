@@ -1,7 +1,7 @@
-// The two ways something can end badly, and how each is said.
+// The two kinds of error.
 // user_error(): the user can fix it (config, data, memory, flags): exit 2. failure(): something broke (device, disk):
-// exit 1. Both take printf formats and throw; main() prints the text and exits. Texts name the key or file, the value
-// found, what is allowed and the fix.
+// exit 1. Both take printf formats and throw; main() prints the text and exits. The text names the key or file, the
+// value found, what is allowed and the fix.
 #pragma once
 #include <cstdarg>
 #include <stdexcept>
@@ -11,7 +11,7 @@ struct UserError : std::runtime_error { using std::runtime_error::runtime_error;
 struct Failure : std::runtime_error { using std::runtime_error::runtime_error; };
 
 std::string vformat(const char* fmt, va_list args);
-// std::format for C++20 compilers that lack it (g++ 11 and 12).
+// printf into a string, because g++ 11 and 12 lack std::format.
 __attribute__((format(printf, 1, 2))) std::string format(const char* fmt, ...);
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) void user_error(const char* fmt, ...);

@@ -87,7 +87,7 @@ void File::truncate(int64_t bytes) {
 }
 
 void File::sync() {
-  // EINVAL: a pipe or a device, which has no disk behind it
+  // EINVAL: a pipe or a device, which has no disk behind it and needs no sync
   if (::fsync(fd) != 0 && errno != EINVAL) failure("cannot write %s to disk: %s", path_.c_str(), std::strerror(errno));
 }
 
@@ -100,7 +100,7 @@ std::string read_text_file(const std::string& path, const char* what, size_t lim
   File file = File::open_to_read(path, what);
   std::string text;
   char chunk[1 << 16];
-  for (;;) {  // read on to the end, whatever size a pipe or /proc claims to have
+  for (;;) {  // to the end: the size that a pipe or a file of /proc reports means nothing
     ssize_t got = ::read(file.descriptor(), chunk, sizeof chunk);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
@@ -118,7 +118,7 @@ void write_text_file(const std::string& path, std::string_view text) {
 }
 
 void replace_text_file(const std::string& path, std::string_view text) {
-  size_t name = path.rfind('/') + 1;  // 0 where there is no folder in it
+  size_t name = path.rfind('/') + 1;  // 0 if the path has no folder
   std::string beside = path.substr(0, name) + ".tmp_" + path.substr(name);
   write_text_file(beside, text);
   if (::rename(beside.c_str(), path.c_str()) != 0)

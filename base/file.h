@@ -1,19 +1,19 @@
 // Files whose content matters: every error is reported with the path, and "written" can mean "on the disk".
-// A path that the user named and that cannot be opened is a user_error; what fails while writing (full disk, no
-// permission) or in the middle of reading is a failure.
+// A file opened with open_to_read that cannot be opened is a user_error, because the user named it. Every other error
+// (full disk, no permission, a read that breaks off) is a failure.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 
-// An open file; closed at the end of its life.
+// An open file, closed by the destructor.
 class File {
  public:
   File() = default;
-  static File open_to_read(const std::string& path, const char* what);  // what: begins the error text, "config"
-  static File create(const std::string& path);                          // empty, whatever was there before
-  static File open_to_append(const std::string& path);                  // created when missing
+  static File open_to_read(const std::string& path, const char* what);  // what: begins the error text, as "config"
+  static File create(const std::string& path);                          // empties a file that exists
+  static File open_to_append(const std::string& path);                  // creates a file that does not exist
   static File open_to_sync(const std::string& path);                    // a file or a folder
   File(File&& other) noexcept : fd(std::exchange(other.fd, -1)), path_(std::move(other.path_)) {}
   File& operator=(File&& other) noexcept {
@@ -26,12 +26,12 @@ class File {
   explicit operator bool() const { return fd >= 0; }
   const std::string& path() const { return path_; }
   int descriptor() const { return fd; }
-  int64_t size() const;
-  void read_at(void* out, size_t bytes, int64_t offset) const;  // all of them, or a failure
-  void write(const void* data, size_t bytes);                   // all of them, or a failure
+  int64_t size() const;                                         // bytes
+  void read_at(void* out, size_t bytes, int64_t offset) const;  // all bytes, or a failure
+  void write(const void* data, size_t bytes);                   // all bytes, or a failure
   void truncate(int64_t bytes);
   void sync();   // returns when the content is on the disk
-  void close();  // reports what some file systems only find out now
+  void close();  // reports errors that some file systems find only now, which the destructor cannot
 
  private:
   File(int fd, const std::string& path) : fd(fd), path_(path) {}
@@ -39,12 +39,12 @@ class File {
   std::string path_;
 };
 
-// The whole file; more than `limit` bytes are a user_error.
+// Returns the whole file; more than `limit` bytes are a user_error.
 std::string read_text_file(const std::string& path, const char* what, size_t limit);
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
-// The same, but whoever looks, at any moment, finds the old text or the new one: written beside (.tmp_*) and renamed.
+// The same, but a reader finds the old text or the new one at any moment: it is written to .tmp_NAME and renamed.
 void replace_text_file(const std::string& path, std::string_view text);
-// Copies a file and syncs it; false where there is none at `from`. What is half written of it is removed on a failure.
+// Copies a file and syncs it; returns false if `from` does not exist. On a failure the unfinished copy is removed.
 bool copy_text_file(const std::string& from, const std::string& to);
-// What was written at `path` is on the disk; of a folder only the names in it, not the files.
+// Returns when the file is on the disk; for a folder, the names in it, but not its files.
 inline void sync_path(const std::string& path) { File::open_to_sync(path).sync(); }

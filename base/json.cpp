@@ -11,21 +11,6 @@
 
 using nlohmann::json;
 
-std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
-
-static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-
-std::string shortened(std::string text, size_t bytes) {
-  if (text.size() <= bytes) return text;
-  while (bytes > 0 && is_continuation(text[bytes])) bytes--;
-  return text.substr(0, bytes) + "...";
-}
-
-void append_item(std::string& list, std::string_view item, std::string_view separator) {
-  if (!list.empty()) list += separator;
-  list += item;
-}
-
 std::string json_quote(std::string_view text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -49,8 +34,9 @@ bool is_utf8(std::string_view text) {
   }
 }
 
-// The place as "line 3, column 14" (columns count characters), and the line with a caret below, each indented.
-// Long lines are shown around the place only; what a terminal might act upon is shown as '?'.
+// Writes the place as "line 3, column 14" (columns count characters), and the line with a caret below it, both
+// indented.
+// Only the part of a long line near the place is shown; bytes that a terminal might act upon are shown as '?'.
 static void describe_place(std::string_view text, size_t at, std::string& place, std::string& excerpt) {
   at = std::min(at, text.size());
   size_t line = 1 + std::count(text.begin(), text.begin() + at, '\n');
@@ -58,14 +44,14 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
   begin = begin == std::string_view::npos ? 0 : begin + 1;
   size_t end = std::min(text.find('\n', at), text.size());
   size_t column = 1;
-  for (size_t i = begin; i < at; i++) column += !is_continuation(text[i]);
+  for (size_t i = begin; i < at; i++) column += !is_utf8_continuation(text[i]);
   place = format("line %zu, column %zu", line, column);
 
   constexpr size_t SHOWN = 60;
   if (at - begin > SHOWN) begin = at - SHOWN;
   if (end - at > SHOWN) end = at + SHOWN;
-  while (begin < at && is_continuation(text[begin])) begin++;
-  while (end > at && end < text.size() && is_continuation(text[end])) end--;
+  while (begin < at && is_utf8_continuation(text[begin])) begin++;
+  while (end > at && end < text.size() && is_utf8_continuation(text[end])) end--;
   std::string shown(text.substr(begin, end - begin));
   bool utf8 = is_utf8(shown);
   for (char& c : shown) {
@@ -74,7 +60,7 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
     else if (byte < 32 || byte == 127 || (byte > 127 && !utf8)) c = '?';
   }
   size_t caret = 0;
-  for (size_t i = begin; i < at; i++) caret += utf8 ? !is_continuation(text[i]) : 1;
+  for (size_t i = begin; i < at; i++) caret += utf8 ? !is_utf8_continuation(text[i]) : 1;
   excerpt = "\n    " + shown + "\n    " + std::string(caret, ' ') + "^";
 }
 
@@ -87,19 +73,19 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
 }
 
 // nlohmann says "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing object
-// key - invalid literal; last read: '{x'": the reason is what users need; the last token can be huge and hold any byte.
+// key - invalid literal; last read: '{x'": users need the reason; the last token can be huge and hold any byte.
 static std::string reason(std::string text) {
   size_t start = text.find("syntax error ");
   if (start != std::string::npos) text = text.substr(start + 13);
   return shortened(text.substr(0, text.find("; last read:")), 200);
 }
 
-// What JSON allows and we do not: deep nesting and a key given twice. It sees the text before anything is made of it;
-// json::parse with a callback would do both at once, in a time that grows with the square of a list's length.
+// Rejects what JSON allows and we do not: deep nesting and a key given twice. This is a pass of its own before the
+// parse: json::parse with a callback would need only one, but its time grows with the square of a list's length.
 struct Limits : nlohmann::json_sax<json> {
   const char* what;
   std::string tag;
-  std::vector<std::set<std::string>> keys;  // of each object and, empty, each list that is open
+  std::vector<std::set<std::string>> keys;  // of each open object; an empty set for each open list
 
   Limits(const char* what, std::string tag) : what(what), tag(std::move(tag)) {}
   bool open() {
@@ -125,7 +111,7 @@ struct Limits : nlohmann::json_sax<json> {
   bool number_float(double, const std::string&) override { return true; }
   bool string(std::string&) override { return true; }
   bool binary(json::binary_t&) override { return true; }
-  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse says it
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse reports it
 };
 
 json parse_json(std::string_view text, const char* what, const std::string& file) {

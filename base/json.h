@@ -1,21 +1,18 @@
-// JSON as several files need it, over nlohmann::json, which costs seconds to compile and is included by few .cpp files.
+// JSON helpers over nlohmann::json, which takes seconds to compile, so few .cpp files include it.
 // Reading takes untrusted bytes: broken JSON, duplicate keys, invalid UTF-8 and deep nesting are each a user_error.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
+#include "base/text.h"
+
 constexpr int JSON_MAX_DEPTH = 32;
 
-// `what` begins the error text, `file` ends it, then comes the line itself with a mark below its place:
+// Errors begin with `what`, end with `file`, and show the line with a mark below the place:
 // "config: not valid JSON at line 3, column 14: ...  [configs/x.json]".
 nlohmann::json parse_json(std::string_view text, const char* what, const std::string& file);
 
 std::string json_quote(std::string_view text);  // "text" in quotes, escaped; bytes that are not UTF-8 become U+FFFD
 std::string json_number(double x);              // the shortest text that reads back to x; null for NaN and infinities
 bool is_utf8(std::string_view text);
-// "  [configs/x.json]", which ends an error text; "" without a file.
-std::string source_tag(const std::string& file);
-void append_item(std::string& list, std::string_view item, std::string_view separator = ", ");  // "a, b" from "a"
-// For error texts: at most so many bytes and "...", cut between characters.
-std::string shortened(std::string text, size_t bytes = 80);

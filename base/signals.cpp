@@ -6,14 +6,14 @@
 #include <atomic>
 #include <initializer_list>
 
-// A handler may run in any thread, between any two instructions: it sets these and does nothing else.
+// A handler may run in any thread, between any two instructions: it only sets these.
 static std::atomic<bool> saving{false};
 static std::atomic<int64_t> stopping_since{0};  // 0: not asked yet
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
 
 int64_t milliseconds_now() {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);  // which a handler may call
+  clock_gettime(CLOCK_MONOTONIC, &now);  // a handler may call this
   return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
@@ -30,7 +30,7 @@ static void handle(int signal) {
 void watch_signals() {
   struct sigaction action = {};
   action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;  // system calls under way go on
+  action.sa_flags = SA_RESTART;  // interrupted system calls continue
   sigemptyset(&action.sa_mask);
   for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }

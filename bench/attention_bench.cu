@@ -4,8 +4,10 @@
 //   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor|hopper] [--type fp32|bf16] [--json FILE]
 //                                 [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
-// heads. Medians of repeated runs on random data.
+// heads. Medians of repeated runs on random data. On Hopper also the backward while another kernel holds as many
+// multiprocessors as collectives do, with the whole grid and with that many left free.
 #include "bench/bench.h"
+#include "ranks/comm.h"
 
 static std::vector<JsonObject> rows;
 
@@ -35,6 +37,49 @@ static void measure(const Ceilings& ceilings, const AttentionSetup& settings, in
   printf("\n");
   fflush(stdout);
   rows.push_back(row);
+}
+
+// Each block holds a multiprocessor until the host writes to *stop: its 1024 threads leave too few registers for a block
+// of attention, as NCCL's do.
+__global__ void hold_kernel(const volatile int* stop) {
+  while (*stop == 0) {}
+}
+
+// The backward beside such blocks.
+class Held {
+ public:
+  explicit Held(int blocks) {
+    CUDA_CHECK(cudaMallocHost(&stop_, sizeof(int)));
+    *stop_ = 0;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    LAUNCH(hold_kernel, dim3(blocks), dim3(1024), 0, stream_, stop_);
+  }
+  ~Held() {
+    *static_cast<volatile int*>(stop_) = 1;
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_), cudaFreeHost(stop_);
+  }
+
+ private:
+  int* stop_;
+  cudaStream_t stream_;
+};
+
+static JsonObject measure_beside(AttentionSetup settings) {
+  constexpr int HELD = Comm::MULTIPROCESSORS;
+  AttentionCase<bf16> alone(settings, 16, 1024, 12, 64);
+  settings.spare_multiprocessors = HELD;
+  AttentionCase<bf16> spared(settings, 16, 1024, 12, 64);
+  alone.forward(true), spared.forward(true);
+  auto ms = [](AttentionCase<bf16>& attention) { return 1e3 * seconds([&] { attention.backward(); }).median; };
+  double free = ms(alone), whole, room;
+  {
+    Held held(HELD);
+    whole = ms(alone), room = ms(spared);
+  }
+  printf("\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
+         "%.3g ms with room left\n", kind_names[int(settings.kind)], free, HELD, whole, room);
+  return JsonObject()("held", HELD)("free_ms", free)("whole_grid_ms", whole)("room_left_ms", room);
 }
 
 static void bench(int argc, char** argv) {
@@ -73,7 +118,13 @@ static void bench(int argc, char** argv) {
         if (type == "fp32") measure<float>(ceilings, settings, B, length, H, D);
         else measure<bf16>(ceilings, settings, B, length, H, D);
       }
-  write_report(json, report_head(argc, argv, ceilings)("attention", rows));
+  JsonObject report = report_head(argc, argv, ceilings)("attention", rows);
+  if (device_properties().major == 9 && attention_is_built(Kind::softmax))
+    report.raw("beside_collectives", measure_beside({{}, 1024, 0, 1, Kernels::hopper}).text());
+  else
+    printf("\nnot measured: the backward beside held multiprocessors, because %s\n",
+           on_cpu ? "on the CPU layer a block holds none" : "only Hopper's kernels for softmax take whole ones");
+  write_report(json, report);
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

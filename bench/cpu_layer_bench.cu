@@ -79,7 +79,7 @@ void report(const char* what, double value, const char* unit) { printf("%-52s %9
 
 template <int M, int N, class T> void report_mma(const char* what, float* x, int blocks) {
   constexpr int times = 300;
-  double s = best_seconds([&] { launch((multiply<M, N, T>), blocks, WARP, 0, nullptr, x, times); });
+  double s = best_seconds([&] { LAUNCH((multiply<M, N, T>), blocks, WARP, 0, nullptr, x, times); });
   report(what, 2.0 * 16 * 8 * 16 * M * N * times * blocks / s * 1e-9, "GFLOP/s");
 }
 
@@ -103,7 +103,7 @@ template <int TILES, bool FROM_REGISTERS> __global__ void multiply_together(floa
 template <int TILES, bool FROM_REGISTERS> void report_wgmma(const char* what, float* x, int blocks, int depth) {
   constexpr int times = 50;
   double s = best_seconds([&] {
-    launch((multiply_together<TILES, FROM_REGISTERS>), blocks, WARPGROUP, 128 * TILE_ROW_BYTES, nullptr, x, times,
+    LAUNCH((multiply_together<TILES, FROM_REGISTERS>), blocks, WARPGROUP, 128 * TILE_ROW_BYTES, nullptr, x, times,
            depth);
   });
   report(what, 2.0 * 64 * 8 * TILES * depth * times * blocks / s * 1e-9, "GFLOP/s");
@@ -123,39 +123,38 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaMemset(y, 0, n * sizeof(float)));
   printf("%d worker%s\n", threads, threads == 1 ? "" : "s");
   double s;
-  s = best_seconds([&] { for (int i = 0; i < 100; ++i) launch(nothing, 1, 1, 0, nullptr); });
+  s = best_seconds([&] { for (int i = 0; i < 100; ++i) LAUNCH(nothing, 1, 1, 0, nullptr); });
   report("launch of one block", s * 1e7, "ns");
-  s = best_seconds([&] { for (int i = 0; i < 100; ++i) launch(nothing, 64, 1, 0, nullptr); });
+  s = best_seconds([&] { for (int i = 0; i < 100; ++i) LAUNCH(nothing, 64, 1, 0, nullptr); });
   report("launch of 64 blocks", s * 1e7, "ns");
-  s = best_seconds([&] { launch(nothing, 1000, 256, 0, nullptr); });
+  s = best_seconds([&] { LAUNCH(nothing, 1000, 256, 0, nullptr); });
   report("a thread that does nothing", s / 256000 * 1e9, "ns");
-  s = best_seconds([&] { launch(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
+  s = best_seconds([&] { LAUNCH(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
   report("a thread of axpy, 4 floats", s / (n / 4) * 1e9, "ns");
-  s = best_seconds([&] { launch(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y),
+  s = best_seconds([&] { LAUNCH(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y),
                                 reinterpret_cast<const bf16*>(x), 2.0f, n); });
   report("a thread of axpy, 8 bf16", s / (n / 8) * 1e9, "ns");
-  s = best_seconds([&] { launch(wait_for_warp, 1000, 256, 0, nullptr, 1); });
+  s = best_seconds([&] { LAUNCH(wait_for_warp, 1000, 256, 0, nullptr, 1); });
   report("first wait of a thread", s / 256000 * 1e9, "ns");
-  s = best_seconds([&] { launch(wait_for_warp, threads, WARP, 0, nullptr, 1000); });
+  s = best_seconds([&] { LAUNCH(wait_for_warp, threads, WARP, 0, nullptr, 1000); });
   report("each further wait for the warp", s / 32000 / threads * 1e9, "ns");
-  s = best_seconds([&] { launch(wait_for_block, 1, 256, 0, nullptr, 200); });
+  s = best_seconds([&] { LAUNCH(wait_for_block, 1, 256, 0, nullptr, 200); });
   report("__syncthreads of 256 threads, at one line", s / 200 * 1e6, "us");
-  s = best_seconds([&] { launch(reverse, 1, 256, 0, nullptr, x, 100); });
+  s = best_seconds([&] { LAUNCH(reverse, 1, 256, 0, nullptr, x, 100); });
   report("__syncthreads of 256 threads, at two lines", s / 200 * 1e6, "us");
-  s = best_seconds([&] { launch(exchange<0>, 1, WARP, 0, nullptr, x, 1000); });
+  s = best_seconds([&] { LAUNCH(exchange<0>, 1, WARP, 0, nullptr, x, 1000); });
   report("shuffle of a warp", s * 1e3, "us");
-  s = best_seconds([&] { launch(exchange<1>, 1, WARP, 0, nullptr, x, 1000); });
+  s = best_seconds([&] { LAUNCH(exchange<1>, 1, WARP, 0, nullptr, x, 1000); });
   report("warp_sum of one number", s * 1e3, "us");
-  s = best_seconds([&] { launch(exchange<2>, 1, WARP, 0, nullptr, x, 1000); });
+  s = best_seconds([&] { LAUNCH(exchange<2>, 1, WARP, 0, nullptr, x, 1000); });
   report("warp_max of four numbers", s * 1e3, "us");
-  s = best_seconds([&] { launch(load_matrices<false>, 1, WARP, 0, nullptr, x, 1000); });
+  s = best_seconds([&] { LAUNCH(load_matrices<false>, 1, WARP, 0, nullptr, x, 1000); });
   report("ldmatrix of 4 x 4 matrices", s * 1e3, "us");
-  s = best_seconds([&] { launch(load_matrices<true>, 1, WARP, 0, nullptr, x, 1000); });
+  s = best_seconds([&] { LAUNCH(load_matrices<true>, 1, WARP, 0, nullptr, x, 1000); });
   report("ldmatrix of 4 x 4 matrices, transposed", s * 1e3, "us");
   report_mma<1, 1, bf16>("mma m16n8k16 bf16, 1 tile", x, threads);
   report_mma<1, 8, bf16>("mma m16n8k16 bf16, 1 x 8 tiles", x, threads);
   report_mma<2, 8, bf16>("mma m16n8k16 bf16, 2 x 8 tiles", x, threads);
-  report_mma<2, 8, fp16>("mma m16n8k16 fp16, 2 x 8 tiles", x, threads);
 #ifdef PLUSGPT_CPU
   report_wgmma<8, false>("wgmma n64, tiles, groups of k 64", x, threads, 64);
   report_wgmma<16, false>("wgmma n128, tiles, groups of k 128", x, threads, 128);

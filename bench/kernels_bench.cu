@@ -2,7 +2,10 @@
 // that must move over the measured copy rate, FLOPs over the measured product rate, whichever is longer), and the ratio
 // of the two. GPT-2 124M in bf16 on a GPU, the quick-start model in float32 on the CPU; the options choose otherwise.
 // Medians of repeated runs on random data with caches flushed; attention is softmax's and lssar's.
-//   build/BACKEND/bench_kernels [--gpu-shapes|--cpu-shapes] [--type fp32|bf16] [--threads N] [--json FILE] [FILTER]
+//   build/BACKEND/bench_kernels [--gpu-shapes|--cpu-shapes] [--type fp32|bf16] [--threads N] [--json FILE]
+//                               [--workspaces A,B] [FILTER]...
+// FILTER: only lines whose names hold one of them. --workspaces: only the matrix products, with A and with B MiB of
+// workspace for cuBLASLt in turns.
 #include "bench/bench.h"
 
 #include "attention/gate.cuh"
@@ -24,7 +27,8 @@ constexpr Model gpt2_124m = {"GPT-2 124M", 32, 1024, 768, 12, 3072, 50257},
                 quick_start = {"quick start", 16, 128, 128, 4, 512, 256};
 
 static cudaStream_t stream = nullptr;  // the one that seconds() watches
-static std::string filter;
+static std::vector<std::string> filters;
+static std::vector<int> workspaces;
 static Ceilings ceilings;
 static std::vector<JsonObject> rows;
 
@@ -40,8 +44,21 @@ static std::string launches_of(const std::function<void()>& run) {
 
 static void line(const std::string& name, bool is_bf16, double bytes, double flops,
                  const std::function<void()>& run) {
-  if (name.find(filter) == std::string::npos) return;
+  auto in_name = [&](const std::string& filter) { return name.find(filter) != std::string::npos; };
+  if (!filters.empty() && std::none_of(filters.begin(), filters.end(), in_name)) return;
   std::string launches = launches_of(run);
+  if (!workspaces.empty()) {
+    auto with = [&](int mib) {
+      return [&run, mib] {
+        matmul_workspace(size_t(mib) << 20);
+        return seconds(run).median;
+      };
+    };
+    if (launches.find("\"matmul\"") != std::string::npos)
+      print_trial(format("cuBLASLt, %d MiB of workspace for %d", workspaces[1], workspaces[0]), name, flops,
+                  with(workspaces[0]), with(workspaces[1]), "-");
+    return;
+  }
   Seconds time = seconds(run);
   double floor = ceilings.floor(bytes, flops, is_bf16);
   printf("| %s | %.1f (%.1f to %.1f) | %.1f | %.2f | %.1f | %.1f | %.1f%% |\n", name.c_str(), time.median * 1e6,
@@ -206,13 +223,18 @@ static void bench(int argc, char** argv) {
     else if (a == "--threads") set_cpu_threads(atoi(option_value(argc, argv, i).c_str()));
     else if (a == "--type") type = option_value(argc, argv, i);
     else if (a == "--json") json = option_value(argc, argv, i);
-    else if (a[0] != '-') filter = a;
+    else if (a == "--workspaces") {
+      for (const std::string& mib : split(option_value(argc, argv, i)))
+        workspaces.push_back(number_above_0(argv[0], mib));
+      if (workspaces.size() != 2) user_error("%s: --workspaces needs two numbers of MiB, as in 32,256.", argv[0]);
+    } else if (a[0] != '-') filters.push_back(a);
     else user_error("bench_kernels: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
   ceilings = measure_ceilings();
-  printf("%s, %s\n\n| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
-         "|---|---|---|---|---|---|---|\n",
-         model.name, type.c_str());
+  printf("%s, %s\n\n", model.name, type.c_str());
+  if (!workspaces.empty()) print_trial_head();
+  else printf("| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
+              "|---|---|---|---|---|---|---|\n");
   if (type == "fp32") measure<float>(model);
   else measure<bf16>(model);
   write_report(json, report_head(argc, argv, ceilings)("model", model.name)("kernels", rows));

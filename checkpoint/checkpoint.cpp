@@ -20,31 +20,22 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 2;  // 1, which is read too, has no checksums of the data
-constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: some hundred KB at most
-const char* const FILES[] = {"model.safetensors", "config.json", "optimizer.safetensors"};  // that a run continues from
-constexpr size_t WEIGHTS_FILES = 2;  // the first of them: all that evaluation needs
+constexpr int FORMAT = 2;  // 1, which can be read too, has no checksums of the data
+constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: a few hundred KB at most
+const char* const MODEL_FILE = "model.safetensors";
+const char* const CONFIG_FILE = "config.json";
+const char* const OPTIMIZER_FILE = "optimizer.safetensors";  // not needed for an evaluation
 
-// Of a checkpoint that was read; never leaves this file.
+// Thrown while a checkpoint is read; caught in this file.
 struct Damage : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 // ---- writing
 
-ordered_json written_arrays(const std::string& path, const std::vector<SavedArray>& arrays) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  for (auto& array : arrays) tensors.push_back({array.name, array.shape});
-  SafetensorsWriter writer(path, tensors);
-  for (auto& array : arrays) {
-    int64_t columns = array.shape.empty() ? 1 : array.shape.back(), count = 1;
-    for (int64_t extent : array.shape) count *= extent;
-    if (array.stride == columns || count == 0) {
-      writer.write(array.values, count);
-      continue;
-    }
-    for (int64_t row = 0; row < count / columns; row++) writer.write(array.values + row * array.stride, columns);
-  }
+ordered_json written_arrays(const std::string& path, const std::vector<ArrayView>& arrays) {
+  SafetensorsWriter writer(path, arrays);
+  for (const ArrayView& array : arrays) writer.write(array);
   writer.finish();
   return {{"bytes", writer.bytes()}, {"xxh64", writer.checksum()}};
 }
@@ -60,7 +51,7 @@ ordered_json data_json(const std::vector<DataFile>& files) {
   return list;
 }
 
-// The checksum of everything before it ends the file, so that no byte is without one.
+// The end of the file: the checksum of everything before it, so that every byte is covered.
 std::string seal(const std::string& begin) {
   return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
 }
@@ -92,23 +83,24 @@ void check_present(const std::string& path, const std::string& name) {
   if (::access(path.c_str(), R_OK) == 0) return;
   if (errno == ENOENT || errno == ENOTDIR) throw Damage(name + " is missing");
   if (errno != EACCES) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
-  user_error("checkpoint: cannot read the file: %s; nothing was changed  [%s]", std::strerror(errno), path.c_str());
+  user_error("checkpoint: cannot read the file: %s; check its permissions (nothing was changed)  [%s]",
+             std::strerror(errno), path.c_str());
 }
 
 std::string unsealed_state(const std::string& path) {
   check_present(path, "state.json");
   std::error_code error;
   auto size = std::filesystem::file_size(path, error);
-  if (error || size > MAX_STATE_BYTES) throw Damage("state.json is no file of a size that it could have");
+  if (error || size > MAX_STATE_BYTES) throw Damage("state.json is not a file, or is too large");
   std::string text = read_text_file(path, "checkpoint", MAX_STATE_BYTES);
   size_t end = seal("").size();
   if (text.size() <= end) throw Damage(format("state.json is cut short: it has %zu bytes", text.size()));
   if (text.substr(text.size() - end) != seal(text.substr(0, text.size() - end)))
-    throw Damage("state.json does not have the checksum that it ends with");
+    throw Damage("state.json does not match the checksum at its end");
   return text;
 }
 
-// Members of state.json, each of the type that it must have.
+// Returns a member of state.json after checking its type.
 const json& member(const json& object, const char* key, bool (json::*is)() const noexcept) {
   auto found = object.find(key);
   if (found == object.end() || !((*found).*is)()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
@@ -133,7 +125,7 @@ std::vector<DataFile> data_files(const json& object, const char* key, bool check
 
 std::vector<double> numbers(const json& object, const char* key) {
   const json& list = member(object, key, &json::is_array);
-  if (list.size() > SpikeGuard::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
+  if (list.size() > SpikeHistory::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
     throw Damage(std::string("state.json has no valid \"") + key + "\"");
   return list.get<std::vector<double>>();
 }
@@ -142,7 +134,7 @@ std::vector<double> numbers(const json& object, const char* key) {
 RunState parsed_state(const json& root, const std::string& path) {
   int64_t found = natural(root, "format");
   if (found != FORMAT && found != 1)
-    user_error("checkpoint: state.json is of format %ld, this program reads 1 and %d: use the version that wrote it",
+    user_error("checkpoint: state.json has format %ld, but this program reads 1 and %d; use the version that wrote it",
                found, FORMAT);
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
@@ -163,8 +155,8 @@ void verify_file(const std::string& folder, const std::string& name, const json&
   check_present(path, name);
   std::error_code error;
   int64_t bytes = natural(entry, "bytes"), size = static_cast<int64_t>(std::filesystem::file_size(path, error));
-  if (error) throw Damage(name + " is no file");
-  if (size != bytes) throw Damage(format("%s has %ld bytes, %ld were written", name.c_str(), size, bytes));
+  if (error) throw Damage(name + " is not a file");
+  if (size != bytes) throw Damage(format("%s has %ld bytes, but %ld were written", name.c_str(), size, bytes));
   std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);
   if (found != written)
     throw Damage(format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(),
@@ -178,12 +170,12 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   try {
     std::string folder = run.begin_step(step);
     ordered_json files;
-    files[FILES[0]] = written_arrays(folder + "/" + FILES[0], content.model);
-    files[FILES[2]] = written_arrays(folder + "/" + FILES[2], content.optimizer);
-    files[FILES[1]] = written_text(folder + "/" + FILES[1], content.config);
-    if (!content.modelling.empty())
-      files[MODELLING_FILE] = written_text(folder + "/" + MODELLING_FILE, content.modelling);
-    write_text_file(folder + "/state.json", state_text(content.state, files));
+    auto path = [&](const char* name) { return folder + "/" + name; };
+    files[MODEL_FILE] = written_arrays(path(MODEL_FILE), content.model);
+    files[OPTIMIZER_FILE] = written_arrays(path(OPTIMIZER_FILE), content.optimizer);
+    files[CONFIG_FILE] = written_text(path(CONFIG_FILE), content.config);
+    if (!content.modelling.empty()) files[MODELLING_FILE] = written_text(path(MODELLING_FILE), content.modelling);
+    write_text_file(path("state.json"), state_text(content.state, files));
     return run.publish_step(step);
   } catch (...) {
     run.abandon_step(step);
@@ -204,8 +196,8 @@ std::string read_checkpoint(const std::string& folder, bool training, Checkpoint
     checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root, path);
     const json& files = member(root, "files", &json::is_object);
-    for (size_t i = 0; i < (training ? std::size(FILES) : WEIGHTS_FILES); i++)
-      verify_file(folder, FILES[i], member(files, FILES[i], &json::is_object));
+    for (const char* name : {MODEL_FILE, CONFIG_FILE, OPTIMIZER_FILE})
+      if (training || name != OPTIMIZER_FILE) verify_file(folder, name, member(files, name, &json::is_object));
     return "";
   } catch (const Damage& damage) {
     return damage.what();
@@ -224,7 +216,7 @@ std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool tr
       continue;
     }
     if (problem.empty() && checkpoint.state.step != folder.step)
-      problem = format("state.json is that of step %ld", checkpoint.state.step);
+      problem = format("state.json belongs to step %ld", checkpoint.state.step);
     if (problem.empty()) return checkpoint;
     skipped->push_back({folder, problem, true});
   }

@@ -7,54 +7,29 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "checkpoint/safetensors.h"
 
-int64_t NamedArray::count() const {
-  int64_t count = 1;
-  for (int64_t extent : shape) count *= extent;
-  return count;
-}
-
-void save_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
-                 const std::function<void(size_t i, float* out)>& read) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  for (const NamedArray& array : arrays) tensors.push_back({array.name, array.shape});
-  SafetensorsWriter writer(path, tensors);
-  std::vector<float> values;
-  for (size_t i = 0; i < arrays.size(); i++) {
-    values.resize(arrays[i].count());
-    read(i, values.data());
-    writer.write(values.data(), int64_t(values.size()));
-  }
-  writer.finish();
-}
-
-static bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
-// The name without Hugging Face's prefix; "" for what is not a parameter.
+// The name without Hugging Face's prefix; "" if it does not name a parameter.
 static std::string plain_name(std::string name) {
   if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
-  bool buffer = name == "lm_head.weight" || ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  bool buffer = name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   return buffer ? "" : name;
 }
 
-void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
+void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
                  const std::function<void(size_t i, const float* values)>& write) {
   SafetensorsReader file(path);
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : file.tensors())
     if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
-      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"", file.path().c_str(),
-                 shortened(json_quote(name)).c_str());
+      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"; remove one",
+                 file.path().c_str(), shortened(json_quote(name)).c_str());
 
   std::string problems;
   int count = 0;
   auto problem = [&](const std::string& text) {
     if (++count <= 8) problems += "\n  " + text;
   };
-  for (const NamedArray& array : arrays) {
+  for (const ArrayView& array : arrays) {
     auto it = found.find(array.name);
     if (it == found.end()) {
       problem(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
@@ -62,13 +37,13 @@ void load_arrays(const std::string& path, const std::vector<NamedArray>& arrays,
     }
     const TensorInfo& tensor = *it->second;
     if (tensor.shape != array.shape)
-      problem(format("%s has shape %s, the model's is %s", array.name.c_str(),
+      problem(format("%s has shape %s, but the model's is %s", array.name.c_str(),
                      shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
-      problem(format("%s is %s; F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
+      problem(format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
   for (auto& entry : found)
-    if (std::none_of(arrays.begin(), arrays.end(), [&](const NamedArray& array) { return array.name == entry.first; }))
+    if (std::none_of(arrays.begin(), arrays.end(), [&](const ArrayView& array) { return array.name == entry.first; }))
       problem(format("%s %s is not a parameter of this model", shortened(json_quote(entry.second->name)).c_str(),
                      shortened(shape_text(entry.second->shape)).c_str()));
   if (count > 8) problems += format("\n  and %d more", count - 8);
@@ -102,32 +77,38 @@ static bool is_gpt2(const Config& config) {
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
 
 std::string model_config_json(const Config& config) {
+  using nlohmann::ordered_json;
   const Config::Model& m = config.model;
   constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; others have none
-  std::string end_of_text = m.vocab > END_OF_TEXT ? std::to_string(END_OF_TEXT) : "null";
-  std::string classes =
-    "  \"model_type\": \"gpt2\",\n"
-    "  \"architectures\": [\"GPT2LMHeadModel\"],\n";
-  if (!is_gpt2(config))
-    classes =
-      "  \"model_type\": \"plusgpt\",\n"
-      "  \"architectures\": [\"PlusGPTLMHeadModel\"],\n"
-      "  \"auto_map\": {\"AutoConfig\": \"modeling_plusgpt.PlusGPTConfig\",\n"
-      "               \"AutoModelForCausalLM\": \"modeling_plusgpt.PlusGPTLMHeadModel\"},\n";
-  std::string own = config_json(config, {"model", "attention"}).dump(2);
-  for (size_t at = 0; (at = own.find('\n', at)) != std::string::npos; at += 3) own.replace(at, 1, "\n  ");
-  return format(
-    "{\n"
-    "%s"
-    "  \"n_layer\": %d, \"n_head\": %d, \"n_embd\": %d, \"n_inner\": %d,\n"
-    "  \"n_positions\": %d, \"n_ctx\": %d, \"vocab_size\": %d,\n"
-    "  \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, \"initializer_range\": 0.02,\n"
-    "  \"attn_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0,\n"
-    "  \"tie_word_embeddings\": true, \"torch_dtype\": \"float32\", \"bos_token_id\": %s, \"eos_token_id\": %s,\n"
-    "  \"plusgpt\": %s\n"
-    "}\n",
-    classes.c_str(), m.layers, m.heads, m.channels, m.mlp_width(), m.context, m.context, m.vocab, end_of_text.c_str(),
-    end_of_text.c_str(), own.c_str());
+  ordered_json end_of_text = m.vocab > END_OF_TEXT ? ordered_json(END_OF_TEXT) : ordered_json(), root;
+  if (is_gpt2(config)) {
+    root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
+  } else {
+    root = {{"model_type", "plusgpt"},
+            {"architectures", {"PlusGPTLMHeadModel"}},
+            {"auto_map",
+             {{"AutoConfig", "modeling_plusgpt.PlusGPTConfig"},
+              {"AutoModelForCausalLM", "modeling_plusgpt.PlusGPTLMHeadModel"}}}};
+  }
+  root.update({{"n_layer", m.layers},
+               {"n_head", m.heads},
+               {"n_embd", m.channels},
+               {"n_inner", m.mlp_width()},
+               {"n_positions", m.context},
+               {"n_ctx", m.context},
+               {"vocab_size", m.vocab},
+               {"activation_function", "gelu_new"},
+               {"layer_norm_epsilon", 1e-5},
+               {"initializer_range", 0.02},
+               {"attn_pdrop", 0.0},
+               {"embd_pdrop", 0.0},
+               {"resid_pdrop", 0.0},
+               {"tie_word_embeddings", true},
+               {"torch_dtype", "float32"},
+               {"bos_token_id", end_of_text},
+               {"eos_token_id", end_of_text},
+               {"plusgpt", config_json(config, {"model", "attention"})}});
+  return root.dump(2) + "\n";
 }
 
 std::vector<std::string> model_differences(const std::string& folder, const Config& config) {
@@ -138,7 +119,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   json found;
   try {
     found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
-  } catch (const UserError&) {}  // it only describes the weights, and says nothing then
+  } catch (const UserError&) {}  // a broken one says nothing about the weights, and is not needed
   if (!found.is_object()) return {};
   std::vector<std::string> differences;
   std::string changes;
@@ -157,9 +138,9 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   };
   for (auto& [key, values] : computed)
     if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
-        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // which has said it
-      differences.push_back(format("%s says %s = %s, but here it is %s: the weights will compute something else than "
-                                   "they did", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
+        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // reported already
+      differences.push_back(format("%s says %s = %s, but here it is %s: the model will not compute what it did "
+                                   "before", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
                                    values[0].dump().c_str()));
   return differences;
 }

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "checkpoint/log.h"
+#include "checkpoint/metrics.h"
 #include "settings/schedule.h"
 
 namespace fs = std::filesystem;
@@ -21,7 +21,7 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
   if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
   if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
-    user_error("command line: --resume: %s is no folder; name a run or one of its step_* folders", resume.c_str());
+    user_error("command line: --resume: %s is not a folder; name a run or one of its step_* folders", resume.c_str());
   StepFolder named = named_folder(resume);
   fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
   bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
@@ -53,18 +53,18 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
     failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
   std::vector<std::string> aside = set_aside_folders(place.run);
   if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
-    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy one there from "
-               "elsewhere, name another, or begin again with --overwrite",
+    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy an intact one there, "
+               "name another, or start over with --overwrite",
                place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
                aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
   std::vector<std::string> old = old_folders(place.run);
   if (!found && place.own && !old.empty())
-    user_error("command line: --resume: %s has no checkpoint but those that it has put away: continue from them under "
-               "another name (--resume %s/%s --set name=...), or begin again with --overwrite",
+    user_error("command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
+               "(--resume %s/%s --set name=...), or start over with --overwrite",
                place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
   if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
-    std::fprintf(stderr, "warning: %s is of format 1, without checksums of the data: only names and lengths of the "
+    std::fprintf(stderr, "warning: %s has format 1, without checksums of the data: only names and lengths of the "
                  "shards are compared\n", found->path.c_str());
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
@@ -75,7 +75,7 @@ std::string described(const DataFile& file) {
                 file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
 }
 
-// Adds the first place where the lists differ.
+// Appends a description of the first difference between the lists.
 static void compare_files(std::vector<std::string>& changes, const char* key, const std::vector<DataFile>& before,
                           const std::vector<DataFile>& now) {
   auto text = [](const std::vector<DataFile>& files, size_t i) {
@@ -110,8 +110,8 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
   if (changes.empty()) return;
   std::error_code ignored;
   bool kept = fs::exists(run + "/config.json", ignored);
-  user_error("command line: --resume: the weights of %s belong to another model; use the settings that they were "
-             "trained with%s, or, to see what they do in this one, init = \"%s\" in place of --resume:%s",
+  user_error("command line: --resume: the weights of %s belong to another model; use the settings with which they were "
+             "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",
              checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
              checkpoint.path.c_str(), listed(changes).c_str());
 }
@@ -126,7 +126,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   for (const ChangedSetting& change : changed_settings(before, same_micro)) {
     if (change.may_change) continue;
     changes.push_back(in_words(change));
-    if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or where it does not fit another)";
+    if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or another if it does not fit)";
   }
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
@@ -138,15 +138,16 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   }
   int64_t windows_a_step = now.batch.tokens / now.model.context;
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
-    changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld a step now",
+    changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld per step now",
                              state.next_window, state.step, windows_a_step));
   if (!changes.empty())
-    user_error("command line: --resume: the run in %s was begun with other settings; give it the old values back, or "
-               "begin another run (--set name=...):%s",
+    user_error("command line: --resume: the run in %s was begun with other settings; restore the old values, or begin "
+               "another run (--set name=...):%s",
                checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
-    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least as many%s", now.train.steps,
-               checkpoint.path.c_str(), state.step, source_tag(source_of(now, {"train.steps"})).c_str());
+    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
+               now.train.steps, checkpoint.path.c_str(), state.step,
+               source_tag(source_of(now, {"train.steps"})).c_str());
 }
 
 void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
@@ -156,7 +157,7 @@ void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& fro
     run.remove_leftovers();
     std::string old = place.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
-    // The other run's lines so far are this run's too, if there are any.
+    // The other run's lines up to here, if it has any, become this run's too.
     if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
     rewind_metrics(run.metrics_path(), from->state.step);
   }

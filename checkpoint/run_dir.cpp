@@ -16,12 +16,12 @@ namespace fs = std::filesystem;
 
 static const char* const OLD_STEPS = "old_steps";
 
-// Every call takes a std::error_code: the exceptions of std::filesystem would not say what to do.
+// Every call takes a std::error_code, because the exceptions of std::filesystem do not name a fix.
 static void check(const std::error_code& error, const char* what, const std::string& path) {
   if (error) failure("cannot %s %s: %s", what, path.c_str(), error.message().c_str());
 }
 
-// The same before a run has begun, where the user can still choose another place.
+// The same before a run begins, while the user can still choose another place.
 static void check_access(const std::error_code& error, const char* what, const std::string& path) {
   if (error == std::errc::permission_denied || error == std::errc::read_only_file_system)
     user_error("runs: cannot %s %s: %s; change that, or start in a folder whose runs/ you may read and write", what,
@@ -48,7 +48,7 @@ static void remove_tree(const std::string& path) {
   check(error, "remove", path);
 }
 
-// What is not needed any more and cannot be removed takes space: no reason to end a run.
+// A leftover that cannot be removed only takes space, so it does not end the run.
 template <class F> static void try_to_remove(F remove) {
   try {
     remove();
@@ -89,7 +89,7 @@ std::vector<StepFolder> step_folders(const std::string& run_path) {
   return found;
 }
 
-// A user's own folder beside them, old_steps_notes or an empty one, is none.
+// A user's own folder, as old_steps_notes, or an empty one does not count.
 std::vector<std::string> old_folders(const std::string& run_path) {
   std::vector<std::string> found;
   for (auto& name : names_in(run_path)) {
@@ -118,7 +118,7 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
   fs::create_directories(path_, error);
   if (error == std::errc::not_a_directory || error == std::errc::file_exists)
     user_error(
-      "runs: %s cannot be created, a file of that name is in the way: remove it, or choose another name "
+      "runs: %s cannot be created, because a file of that name is in the way; remove it, or choose another name "
       "(--set name=...)",
       path_.c_str());
   check_access(error, "create the folder", path_);
@@ -135,18 +135,18 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
     char owner[64] = "";
     if (::pread(lock_.descriptor(), owner, sizeof owner - 1, 0) > 0) owner[std::strcspn(owner, "\n")] = 0;
     user_error(
-      "runs: another process%s%s%s is writing to %s (it holds %s): wait for it or stop it, or choose another name "
+      "runs: another process%s%s%s is writing to %s (it holds %s); wait for it or stop it, or choose another name "
       "(--set name=...)",
       owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
   if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
-  // The lock ends with the process, however that ends; the file stays, its text only says who holds it.
+  // The lock ends with the process, however that ends. The file stays; its text only names the process.
   lock_.truncate(0);
   std::string owner = format("pid %d\n", static_cast<int>(::getpid()));
   lock_.write(owner.data(), owner.size());
 }
 
-// Out of sight by one rename before it is taken apart: half a checkpoint is never called step_*.
+// Renamed before it is deleted, so a half-deleted checkpoint is never called step_*.
 void RunDir::remove_step(const StepFolder& folder) {
   std::string removed = path_ + "/.tmp_removed_" + step_folder_name(folder.step);
   remove_tree(removed);
@@ -171,12 +171,12 @@ std::string RunDir::set_aside(int64_t step) {
   return target;
 }
 
-// Newest first: whoever is interrupted here leaves a run that ends earlier, and metrics that can be taken back to that.
+// Newest first: an interruption leaves a run that ends earlier, and metrics that can be rewound to its end.
 std::string RunDir::put_away_after(int64_t step) {
   std::vector<StepFolder> later = step_folders(path_);
   std::erase_if(later, [&](auto& folder) { return folder.step <= step; });
   if (later.empty()) return "";
-  // Has its name once the metrics are in it: attempts that fail, on a full disk, leave nothing behind.
+  // The folder gets its name when the metrics are in it: an attempt that fails, on a full disk, leaves nothing behind.
   std::string half = path_ + "/.tmp_" + OLD_STEPS, old = free_name(path_ + "/" + OLD_STEPS);
   remove_tree(half);
   std::error_code error;
@@ -191,7 +191,7 @@ std::string RunDir::put_away_after(int64_t step) {
   }
   for (auto& folder : later) rename(folder.path, old + "/" + step_folder_name(folder.step));
   for (auto& name : names_in(old)) sync_path(old + "/" + name);
-  sync_path(old), sync_path(path_);  // before the metrics are taken back
+  sync_path(old), sync_path(path_);  // before the metrics are rewound
   return old;
 }
 
@@ -201,14 +201,14 @@ void RunDir::remove_leftovers() {
 }
 
 void RunDir::start_fresh(bool overwrite) {
-  std::vector<std::string> others = set_aside_folders(path_);  // checkpoints that nobody continues by himself
+  std::vector<std::string> others = set_aside_folders(path_);  // checkpoints that --resume does not find by itself
   for (auto& name : old_folders(path_)) others.push_back(name);
   auto steps = step_folders(path_);
   if (!overwrite && steps.empty() && !others.empty())
-    user_error("runs: %s already has checkpoints in %s: replace them with --overwrite, or choose another name (--set "
+    user_error("runs: %s already has checkpoints in %s; replace them with --overwrite, or choose another name (--set "
                "name=...)", path_.c_str(), others[0].c_str());
   if (!overwrite && !steps.empty())
-    user_error("runs: %s already has checkpoints up to step %ld: continue it with --resume, replace it with "
+    user_error("runs: %s already has checkpoints up to step %ld; continue it with --resume, replace it with "
                "--overwrite, or choose another name (--set name=...)", path_.c_str(), steps[0].step);
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);

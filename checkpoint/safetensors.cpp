@@ -10,11 +10,11 @@
 #include "base/json.h"
 
 using nlohmann::json;
-static_assert(std::endian::native == std::endian::little, "the file's numbers are used as they are");
+static_assert(std::endian::native == std::endian::little, "little-endian numbers are read without conversion");
 
 namespace {
 
-constexpr int64_t MAX_HEADER_BYTES = 16 << 20;  // GPT-2 XL has 60 KB; parsed it takes several times its size in memory
+constexpr int64_t MAX_HEADER_BYTES = 16 << 20;  // GPT-2 XL has 60 KB; the parsed header takes several times its size
 
 int64_t element_bytes(const std::string& dtype) {  // 0: unknown
   static const std::map<std::string, int64_t> sizes = {
@@ -26,7 +26,7 @@ int64_t element_bytes(const std::string& dtype) {  // 0: unknown
 
 std::string tensor_name(const std::string& name) { return shortened(json_quote(name), 120); }
 
-// Whole numbers from 0 on; nothing else stands in a shape or in offsets.
+// Reads a list of whole numbers >= 0, as shapes and offsets must be.
 std::optional<std::vector<int64_t>> natural_numbers(const json& entry, const char* key) {
   auto list = entry.find(key);
   if (list == entry.end() || !list->is_array()) return std::nullopt;
@@ -38,13 +38,9 @@ std::optional<std::vector<int64_t>> natural_numbers(const json& entry, const cha
   return numbers;
 }
 
-struct Entry {
-  TensorInfo tensor;
-  int64_t end;
-};
-
-// The header's entry of one tensor, checked by itself. `data`: where the file's data begin, `bytes`: how many they are.
-Entry parse_entry(const std::string& name, const json& entry, int64_t data, int64_t bytes, const std::string& path) {
+// The header's entry of one tensor, checked by itself. `data`: the offset of the file's data, `bytes`: their size.
+TensorInfo parse_entry(const std::string& name, const json& entry, int64_t data, int64_t bytes,
+                       const std::string& path) {
   auto bad = [&](const std::string& problem) {
     user_error("safetensors: tensor %s %s  [%s]", tensor_name(name).c_str(), problem.c_str(), path.c_str());
   };
@@ -65,17 +61,17 @@ Entry parse_entry(const std::string& name, const json& entry, int64_t data, int6
   std::string shown_shape = shortened(shape_text(*shape));
   int64_t count = 1;
   for (int64_t length : *shape)
-    if (__builtin_mul_overflow(count, length, &count)) bad("has more elements than can be: shape " + shown_shape);
+    if (__builtin_mul_overflow(count, length, &count)) bad("has too many elements: shape " + shown_shape);
   int64_t expected;
   if (__builtin_mul_overflow(count, size, &expected) || expected != end - begin)
     bad(format("takes %ld bytes of data, which does not fit %s %s", end - begin, dtype->get<std::string>().c_str(),
                shown_shape.c_str()));
-  return {{name, dtype->get<std::string>(), *shape, count, data + begin}, data + end};
+  return {name, dtype->get<std::string>(), *shape, count, data + begin, data + end};
 }
 
 float half_to_float(uint16_t half) {
   uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
-  if (exponent == 0) {  // zero and what is below the normal range: mantissa x 2^-24
+  if (exponent == 0) {  // zero and denormals: mantissa x 2^-24
     float x = static_cast<float>(mantissa) * 0x1p-24f;
     return sign ? -x : x;
   }
@@ -101,7 +97,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
   file_.read_at(&length, 8, 0);
   if (length > static_cast<uint64_t>(std::min(size - 8, MAX_HEADER_BYTES)))
     user_error(
-      "safetensors: the header is said to have %lu bytes, but the file has %ld (and headers at most %ld): not a "
+      "safetensors: the header's length is given as %lu bytes, but the file has %ld (and headers at most %ld): not a "
       "safetensors file, or cut short  [%s]",
       length, size, MAX_HEADER_BYTES, path.c_str());
   std::string header(length, '\0');
@@ -110,10 +106,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
   if (!root.is_object()) user_error("safetensors: the header is not a JSON object  [%s]", path.c_str());
 
   int64_t data = 8 + static_cast<int64_t>(length);
-  std::vector<Entry> entries;
   for (auto& [name, value] : root.items()) {
     if (name != "__metadata__") {
-      entries.push_back(parse_entry(name, value, data, size - data, path));
+      tensors_.push_back(parse_entry(name, value, data, size - data, path));
       continue;
     }
     if (!value.is_object()) user_error("safetensors: __metadata__ is not an object  [%s]", path.c_str());
@@ -123,19 +118,19 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
       metadata_[key] = text.get<std::string>();
     }
   }
-  // In the order of the data each tensor must begin where the one before ended: no byte is shared, none left over.
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.tensor.offset, a.end) < std::pair(b.tensor.offset, b.end);
+  // In the order of the data each tensor must begin where the previous one ends: no byte is shared or left over.
+  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.offset, a.end) < std::pair(b.offset, b.end);
   });
   int64_t end = data;
-  for (auto& entry : entries) {
-    if (entry.tensor.offset != end)
-      user_error("safetensors: tensor %s begins at byte %ld of the data, the one before ends at %ld: they %s  [%s]",
-                 tensor_name(entry.tensor.name).c_str(), entry.tensor.offset - data, end - data,
-                 entry.tensor.offset < end ? "overlap" : "leave a gap", path.c_str());
-    end = entry.end;
-    index_[entry.tensor.name] = tensors_.size();
-    tensors_.push_back(std::move(entry.tensor));
+  for (size_t i = 0; i < tensors_.size(); i++) {
+    const TensorInfo& tensor = tensors_[i];
+    if (tensor.offset != end)
+      user_error("safetensors: tensor %s begins at byte %ld of the data, the previous one ends at %ld: they %s  [%s]",
+                 tensor_name(tensor.name).c_str(), tensor.offset - data, end - data,
+                 tensor.offset < end ? "overlap" : "leave a gap", path.c_str());
+    end = tensor.end;
+    index_[tensor.name] = i;
   }
   if (end != size)
     user_error("safetensors: the file has %ld bytes after the last tensor  [%s]", size - end, path.c_str());
@@ -148,11 +143,11 @@ const TensorInfo* SafetensorsReader::find(const std::string& name) const {
 
 void SafetensorsReader::read(const TensorInfo& tensor, int64_t first, int64_t count, float* out) const {
   if (first < 0 || count < 0 || first > tensor.count - count)
-    failure("%s: elements %ld to %ld of tensor %s do not exist, it has %ld", path().c_str(), first, first + count - 1,
+    failure("%s: elements %ld to %ld of tensor %s do not exist; it has %ld", path().c_str(), first, first + count - 1,
             tensor_name(tensor.name).c_str(), tensor.count);
   if (tensor.dtype == "F32") return file_.read_at(out, count * sizeof(float), tensor.offset + first * 4);
   if (tensor.dtype != "F16" && tensor.dtype != "BF16")
-    user_error("safetensors: tensor %s is of type %s; only F32, F16 and BF16 can be read  [%s]",
+    user_error("safetensors: tensor %s has type %s, but only F32, F16 and BF16 can be read  [%s]",
                tensor_name(tensor.name).c_str(), tensor.dtype.c_str(), path().c_str());
   auto convert = tensor.dtype == "F16" ? half_to_float : bf16_to_float;
   std::vector<uint16_t> chunk(std::min<int64_t>(count, 1 << 16));
@@ -163,19 +158,23 @@ void SafetensorsReader::read(const TensorInfo& tensor, int64_t first, int64_t co
   }
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors)
+int64_t ArrayView::count() const {
+  int64_t count = 1;
+  for (int64_t length : shape) count *= length;
+  return count;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<ArrayView>& arrays)
     : file_(File::create(path)) {
-  std::string header = R"({"__metadata__":{"format":"pt"})";  // transformers refuses files without it
+  nlohmann::ordered_json root = {{"__metadata__", {{"format", "pt"}}}};  // transformers refuses files without it
   int64_t offset = 0;
-  for (auto& tensor : tensors) {
-    int64_t count = 1;
-    for (int64_t length : tensor.shape) count *= length;
-    header += format(R"(,%s:{"dtype":"F32","shape":%s,"data_offsets":[%ld,%ld]})", json_quote(tensor.name).c_str(),
-                     shape_text(tensor.shape).c_str(), offset, offset + 4 * count);
-    offset += 4 * count;
-    missing_ += count;
+  for (const ArrayView& array : arrays) {
+    int64_t end = offset + 4 * array.count();
+    root[array.name] = {{"dtype", "F32"}, {"shape", array.shape}, {"data_offsets", {offset, end}}};
+    missing_ += array.count();
+    offset = end;
   }
-  header += "}";
+  std::string header = root.dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the data are aligned
   uint64_t length = header.size();
   put(&length, 8);
@@ -190,9 +189,15 @@ void SafetensorsWriter::put(const void* bytes, size_t count) {
 
 void SafetensorsWriter::write(const float* values, int64_t count) {
   if (count > missing_)
-    failure("%s: %ld values more than its tensors hold were to be written", file_.path().c_str(), count - missing_);
+    failure("%s: cannot write %ld values more than its tensors hold", file_.path().c_str(), count - missing_);
   put(values, count * sizeof(float));
   missing_ -= count;
+}
+
+void SafetensorsWriter::write(const ArrayView& array) {
+  int64_t columns = array.columns(), count = array.count();
+  if (array.stride == columns || count == 0) return write(array.values, count);
+  for (int64_t row = 0; row < count / columns; row++) write(array.values + row * array.stride, columns);
 }
 
 void SafetensorsWriter::finish() {

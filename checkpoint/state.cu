@@ -7,51 +7,46 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 
-// A tensor, or its moments, as it stands in a file.
-struct FileTensor {
-  const Tensor& tensor;
-  Part part;
-  std::string name;
-};
-
-static std::vector<FileTensor> file_tensors(const Model& model, std::initializer_list<Part> parts) {
-  std::vector<FileTensor> list;
+// The arrays of a file with these parts of the model: part after part, each in the order of the model's tensors.
+static std::vector<ArrayView> arrays_of(const Model& model, const std::vector<Part>& parts) {
+  std::vector<ArrayView> arrays;
   for (Part part : parts)
     for (const Tensor& tensor : model.tensors())
-      list.push_back({tensor, part, (part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name});
-  return list;
+      arrays.push_back({(part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name,
+                        {tensor.shape.begin(), tensor.shape.end()}});
+  return arrays;
 }
 
-static std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.shape.begin(), tensor.shape.end()}; }
-
-static std::vector<NamedArray> arrays_of(const std::vector<FileTensor>& list) {
-  std::vector<NamedArray> arrays;
-  for (const FileTensor& entry : list) arrays.push_back({entry.name, shape_of(entry.tensor)});
+static std::vector<ArrayView> snapshot_arrays(const Model& model, const std::vector<Part>& parts) {
+  std::vector<ArrayView> arrays = arrays_of(model, parts);
+  for (size_t i = 0, count = model.tensors().size(); i < arrays.size(); i++) {
+    const Tensor& tensor = model.tensors()[i % count];
+    arrays[i].values = model.snapshot(parts[i / count]) + tensor.offset;
+    arrays[i].stride = int64_t(tensor.stride);
+  }
   return arrays;
 }
 
 void save_gradients(Model& model, const std::string& path) {
   model.gather(Part::gradients);
   if (!model.comm().first()) return;
-  std::vector<FileTensor> list = file_tensors(model, {Part::gradients});
-  save_arrays(path, arrays_of(list), [&](size_t i, float* out) { model.read(list[i].tensor, list[i].part, out); });
+  SafetensorsWriter writer(path, arrays_of(model, {Part::gradients}));
+  std::vector<float> values;
+  for (const Tensor& tensor : model.tensors()) {
+    values.resize(tensor.size);
+    model.read(tensor, Part::gradients, values.data());
+    writer.write(values.data(), int64_t(values.size()));
+  }
+  writer.finish();
 }
 
-static void load(Model& model, std::initializer_list<Part> parts, const std::string& path) {
-  std::vector<FileTensor> list = file_tensors(model, parts);
-  load_arrays(path, arrays_of(list),
-              [&](size_t i, const float* values) {
-                model.write(list[i].tensor, values, list[i].part);
-                if (i + 1 == list.size() || list[i + 1].part != list[i].part) model.scatter(list[i].part);
-              });
-}
-
-static std::vector<SavedArray> snapshot_arrays(const Model& model, std::initializer_list<Part> parts) {
-  std::vector<SavedArray> arrays;
-  for (const FileTensor& entry : file_tensors(model, parts))
-    arrays.push_back({entry.name, shape_of(entry.tensor), model.snapshot(entry.part) + entry.tensor.offset,
-                      int64_t(entry.tensor.stride)});
-  return arrays;
+static void load(Model& model, const std::vector<Part>& parts, const std::string& path) {
+  size_t count = model.tensors().size();
+  load_arrays(path, arrays_of(model, parts), [&](size_t i, const float* values) {
+    Part part = parts[i / count];
+    model.write(model.tensors()[i % count], values, part);
+    if (i % count + 1 == count) model.scatter(part);
+  });
 }
 
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
@@ -69,7 +64,7 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
   StepFolder folder = named_folder(init);
   std::error_code error;
   if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
-    user_error("config: init = \"%s\" is no folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
+    user_error("config: init = \"%s\" is not a folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
                init.c_str(), error ? (": " + error.message()).c_str() : "");
   load(model, {Part::parameters}, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
@@ -92,16 +87,16 @@ std::string checkpoint_before(const std::string& run, int64_t step) {
 std::string how_to_continue(const std::string& run, int64_t failed) {
   std::string path = checkpoint_before(run, failed);
   if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";
-  return "the last checkpoint, " + path + ", is as it was: continue from it with --resume";
+  return "the last checkpoint, " + path + ", is intact: continue from it with --resume";
 }
 
 void save(Model& model, RunDir* run, const RunState& state, Background& background) {
-  background.wait();  // for the checkpoint before: it reads the snapshot
+  background.wait();  // the previous checkpoint still reads the snapshot
   model.take_snapshot();
   if (!run) return;
   background.start([&model, run, state] {
     try {
-      sync_path(run->metrics_path());  // what is said of steps that will not be made again must not get lost either
+      sync_path(run->metrics_path());  // the lines of steps that will not be repeated must not get lost either
       std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
                                                 .config = model_config_json(model.config()),

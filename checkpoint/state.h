@@ -1,4 +1,4 @@
-// The model's state in files: what it begins from, what a checkpoint of it holds.
+// The model's state in files: the weights from which it starts, and its checkpoints.
 #pragma once
 #include <optional>
 #include <string>
@@ -8,17 +8,19 @@
 #include "checkpoint/run_dir.h"
 #include "train_gpt2.h"
 
-// The checkpoint's state, else the weights of init, else random ones. Returns how many updates they have had, as far as
-// that is known. training: moments are wanted too.
+// Loads the checkpoint's state, else the weights of init, else random ones. Returns the number of updates that they
+// have had, 0 if that is unknown. training: also loads the moments of a checkpoint. A user_error if the file does not
+// fit.
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training);
 
-// The unclipped gradients, by the names of model.safetensors. Of all ranks; the first writes.
+// Writes the unclipped gradients to a safetensors file, under the names of model.safetensors. Called by all ranks; rank
+// 0 writes.
 void save_gradients(Model& model, const std::string& path);
 
-// Begins a checkpoint of this moment. Its files are written in the background, from a snapshot, while training goes on.
-// run: where rank 0 writes it, nullptr at the others.
+// Begins a checkpoint of the current state: takes a snapshot, whose files are written in the background while training
+// continues. Called by all ranks. run: the folder where rank 0 writes it; nullptr on the others.
 void save(Model& model, RunDir* run, const RunState& state, Background& background);
 
-int64_t newest_step(const std::string& run);  // of its checkpoints; 0: it has none
-std::string checkpoint_before(const std::string& run, int64_t step);  // the newest of fewer steps, "" where there is none
-std::string how_to_continue(const std::string& run, int64_t failed);  // the end of an error text
+int64_t newest_step(const std::string& run);  // the step of the newest checkpoint, 0 if there is none
+std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
+std::string how_to_continue(const std::string& run, int64_t failed);  // ends an error text about step `failed`

@@ -30,8 +30,8 @@ const char* const separator = "<|endoftext|>";
 
 uint64_t pair_key(int left, int right) { return uint64_t(left) << 32 | uint32_t(right); }
 
-// The vocabulary files write bytes as printable characters: a byte that is a visible Latin-1 character is itself, the
-// others are U+0100, U+0101, ... in order (so that a space is "Ġ").
+// The vocabulary files write bytes as printable characters: a byte that is a visible Latin-1 character stands for
+// itself; the others are U+0100, U+0101, ... in order, so a space is "Ġ".
 struct Alphabet {
   std::string of_byte[256];
   std::unordered_map<std::string, unsigned char> byte_of;
@@ -43,7 +43,7 @@ struct Alphabet {
       byte_of[of_byte[byte]] = byte;
     }
   }
-  std::string bytes(const std::string& written) const {  // text that is not in the alphabet (special tokens) stays
+  std::string bytes(const std::string& written) const {  // text outside the alphabet (special tokens) is kept as it is
     std::string result;
     for (size_t i = 0, length; i < written.size(); i += length) {
       length = std::max<size_t>(1, utf8_length(written, i));
@@ -76,7 +76,7 @@ std::string read_file(const std::string& path) { return read_text_file(path, "to
 
 #if HAVE_PCRE2
 std::vector<std::string_view> split_gpt2(std::string_view text) {
-  // White space is spelt out: PCRE2's \s would add U+180E, which has not been white space since Unicode 6.3.
+  // White space is spelled out: PCRE2's \s would add U+180E, which has not been white space since Unicode 6.3.
 #define SPACE R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})"
   static const pcre2_code* const pattern = [] {
     const char* source = "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|[" SPACE "]+(?![^" SPACE
@@ -174,7 +174,8 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
     made[tokens[2]] = true;
     merges_.try_emplace(pair_key(tokens[0], tokens[1]), Merge{int(merges_.size()), tokens[2]});
   }
-  // A list of merges cut short would still work, and give other tokens. Special tokens are not merged from anything.
+  // A truncated list of merges would still work, but give other tokens, so every token must be a byte, the result of a
+  // merge, or special.
   for (size_t token = 0; token < made.size(); token++)
     if (!made[token] && !bytes_of_[token].starts_with('<') && !bytes_of_[token].starts_with('['))
       user_error("%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another "
@@ -184,7 +185,7 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
 // A list of tokens linked by position and a heap of the pairs that have a merge: n log n even for a piece of megabytes.
 void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) const {
   const int n = int(piece.size());
-  struct Node { int token, previous, next; };      // token -1: merged into the node before
+  struct Node { int token, previous, next; };      // token -1: merged into the previous node
   struct Pair {
     int rank, position, left, right, merged;
     bool operator>(const Pair& other) const {
@@ -203,7 +204,7 @@ void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) c
   for (int i = 0; i < n; i++) nodes[i] = {token_of_byte_[static_cast<unsigned char>(piece[i])], i - 1, i + 1};
   for (int i = 0; i < n; i++) look(i);
   while (true) {
-    // New pairs wait until every occurrence of the present one is merged, as in GPT-2's own encoder.
+    // New pairs wait until every occurrence of the current pair is merged, as in GPT-2's own encoder.
     for (const Pair& pair : found) heap.push(pair);
     found.clear();
     if (heap.empty()) break;
@@ -211,7 +212,7 @@ void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) c
     for (; !heap.empty() && heap.top().rank == rank; heap.pop()) {
       const Pair& pair = heap.top();
       Node& node = nodes[pair.position];
-      if (node.token != pair.left || node.next == n || nodes[node.next].token != pair.right) continue;  // merged since
+      if (node.token != pair.left || node.next == n || nodes[node.next].token != pair.right) continue;  // out of date
       nodes[node.next].token = -1;
       node = {pair.merged, node.previous, nodes[node.next].next};
       if (node.next < n) nodes[node.next].previous = pair.position;

@@ -1,6 +1,7 @@
-// GPT-2's byte-level BPE over the published vocabulary files; see tokenizer.h for what it promises.
-// Text is cut into pieces (words with their leading space, numbers, punctuation, white space); the bytes of a piece are
-// merged pair by pair, always the pair that stands first in the list of merges, all its occurrences from left to right.
+// GPT-2's byte-level BPE over the published vocabulary files; tokenizer.h has the contract.
+// Text is cut into pieces (words with their leading space, numbers, punctuation, white space). The bytes of a piece are
+// merged pair by pair: each time the pair that comes first in the list of merges, all its occurrences from left to
+// right.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,11 +26,11 @@ class Gpt2Tokenizer : public Tokenizer {
   void load_merges(const std::string& path, const std::string& vocabulary_path, const Ids& ids);
   void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
 
-  std::vector<std::string> bytes_of_;             // [vocab] what a token stands for
+  std::vector<std::string> bytes_of_;             // [vocab] the bytes of each token
   int token_of_byte_[256];
   std::unordered_map<uint64_t, Merge> merges_;    // (left token << 32 | right token)
   int end_of_text_ = -1;
 };
 
-// GPT-2's pieces of valid UTF-8 text, in order; together they are the whole text.
+// The pieces into which GPT-2 cuts valid UTF-8 text, in order; joined they are the text. A user_error without PCRE2.
 std::vector<std::string_view> split_gpt2(std::string_view text);

@@ -15,7 +15,7 @@ uint64_t mix(uint64_t x) {  // the finaliser of splitmix64: every output bit dep
 }  // namespace
 
 // The swap-or-not shuffle (Hoang, Morris and Rogaway, 2012): round i pairs every x with k_i - x modulo total and swaps
-// the two or not by one random bit that both of them compute. It needs no power of two and no cycle walking, and
+// the two or not by one random bit that both of them compute. It needs neither a power of two nor cycle walking, and
 // O(log total) rounds make it a random permutation: 128 are plenty for any number of windows.
 int64_t permute(int64_t position, int64_t total, uint64_t seed, int64_t epoch) {
   constexpr int rounds = 128;
@@ -51,7 +51,7 @@ Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(st
 Loader::~Loader() { stop(); }
 
 void Loader::seek(int64_t step) {
-  if (step < 0) failure("loader: step %lld was sought", (long long)step);
+  if (step < 0) failure("loader: cannot seek step %lld", (long long)step);
   stop();
   start(step);
 }
@@ -87,7 +87,7 @@ void Loader::run() {
   std::unique_lock lock(mutex_);
   try {
     while (true) {
-      // Batch filled_ goes where batch filled_ - slots was: that one must no longer be in the caller's hands.
+      // Batch filled_ replaces batch filled_ - slots, which the caller must no longer be using.
       changed_.wait(lock, [&] { return stopping_ || filled_ - slots < taken_ - 1; });
       if (stopping_) return;
       const int64_t number = filled_;

@@ -1,9 +1,10 @@
-// Batches of windows in the one fixed order, prepared ahead by a background thread.
+// Batches of windows in one fixed order, prepared ahead by a background thread.
 // Optimizer step s, micro step m of M, rank r of R, row b of B takes window number ((s M + m) R + r) B + b. Numbers
-// beyond the total go on in the next epoch. Unshuffled, number n is window n modulo the total; shuffled, each epoch has
-// a permutation of its own drawn from (seed, epoch): a bijection computed in integers and in constant memory, so the
-// order is the same on every machine and any step can be sought at once. A batch larger than all the data wraps around.
-// What goes wrong in the thread (a token beyond the vocabulary, a file cut short) is thrown by next().
+// beyond the total continue in the next epoch. Unshuffled, number n is window n modulo the total; shuffled, each epoch
+// has its own permutation drawn from (seed, epoch): a bijection computed in integers and in constant memory, so the
+// order is the same on every machine and seeking any step takes no longer. A batch larger than all the data wraps
+// around.
+// An error in the thread (a token beyond the vocabulary, a truncated file) is thrown by next().
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -24,14 +25,15 @@ struct LoaderSettings {
 };
 
 struct Batch {
-  int64_t step = 0;      // optimizer step and micro step that it belongs to
-  int micro_step = 0;
+  int64_t step = 0;      // the optimizer step,
+  int micro_step = 0;    // and the micro step within it, that this batch is for
   std::vector<int> inputs, targets;  // [B, T]
 };
 
+// The window, 0 to total - 1, of this row of this rank's micro batch.
 int64_t window_of(const LoaderSettings& settings, int64_t total, int64_t step, int micro_step, int row);
 
-// A bijection of [0, total), drawn from (seed, epoch).
+// A bijection of [0, total), drawn from (seed, epoch): returns where `position` is mapped to.
 int64_t permute(int64_t position, int64_t total, uint64_t seed, int64_t epoch);
 
 class Loader {
@@ -40,11 +42,11 @@ class Loader {
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
-  void seek(int64_t step);  // the next next() returns the first micro batch of this step; a new loader is at step 0
-  const Batch& next();      // valid until the following next() or seek()
+  void seek(int64_t step);  // next() then returns the first micro batch of this step; a new loader is at step 0
+  const Batch& next();      // waits for the batch; valid until the following next() or seek()
 
  private:
-  static constexpr int slots = 3;  // one in the caller's hands, one ready, one being filled
+  static constexpr int slots = 3;  // one in use by the caller, one ready, one being filled
   void start(int64_t step);
   void stop();
   void run();
@@ -54,7 +56,7 @@ class Loader {
   LoaderSettings settings_;
   int64_t first_step_ = 0;
   Batch batches_[slots];
-  std::mutex mutex_;               // guards what follows
+  std::mutex mutex_;               // guards the members below
   std::condition_variable changed_;
   int64_t filled_ = 0, taken_ = 0;  // batches since first_step_
   bool stopping_ = false;

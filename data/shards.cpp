@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-static_assert(std::endian::native == std::endian::little, "shards are read as they lie in the file: little-endian");
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without conversion");
 static_assert(sizeof(off_t) == 8, "shards may be larger than 2 GB");
 
 OpenFile::~OpenFile() { ::close(fd); }
@@ -27,7 +27,7 @@ constexpr int64_t tokens_checked_at_start = 1024;
 const char* const make_shards =
     "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
 
-// The number of bytes read, less than asked only at the end of the file.
+// Returns the number of bytes read, fewer than asked only at the end of the file.
 int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
   int64_t done = 0;
   while (done < bytes) {
@@ -50,7 +50,7 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
   auto bad = std::find_if(tokens.begin(), tokens.end(), [&](uint16_t token) { return token >= vocab; });
   if (bad == tokens.end()) return;
   position += bad - tokens.begin();
-  user_error("%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. Likely the shard was made "
+  user_error("%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
              "with another tokenizer: set model.vocab = 50257 for GPT-2 tokens (256 for bytes), or use other shards",
              key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
 }
@@ -58,7 +58,7 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
 std::vector<std::string> expand(const std::string& pattern, const std::string& key) {
   if (pattern.empty()) user_error("%s has an empty file name; name token shards (%s)", key.c_str(), make_shards);
   struct stat status;
-  if (::stat(pattern.c_str(), &status) == 0) return {pattern};  // also a name that happens to contain * ? or [
+  if (::stat(pattern.c_str(), &status) == 0) return {pattern};  // even if the name contains * ? or [
   const int missing = errno;
   glob_t matches = {};
   const auto stop_at = [](const char*, int error) -> int { return error != ENOENT && error != ENOTDIR; };
@@ -95,13 +95,13 @@ Shard open_shard(const std::string& path, int vocab, const std::string& key) {
   int32_t header[header_bytes / sizeof(int32_t)];
   const int64_t size = status.st_size;
   if (size < header_bytes || read_at(shard, header, header_bytes, 0) != header_bytes)
-    user_error("%s: %s has %lld bytes, too few for the %lld-byte header of a shard: it is cut short or no shard; %s",
+    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a shard; %s",
                k, p, (long long)size, (long long)header_bytes, make_shards);
   if (header[0] != shard_magic)
     user_error("%s: %s is not a token shard: it begins with %d where a shard has %d; %s", k, p, header[0], shard_magic,
                make_shards);
   if (header[1] != shard_version)
-    user_error("%s: %s is a shard of version %d; only version %d (uint16 tokens) can be read; make it again with "
+    user_error("%s: %s is a shard of version %d, but only version %d (uint16 tokens) can be read; make it again with "
                "scripts/prepare_text.py", k, p, header[1], shard_version);
   shard.tokens = header[2];
   if (shard.tokens < 0)
@@ -148,13 +148,13 @@ WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::str
   if (!longest) user_error("%s names no files; give token shards (%s)", key_.c_str(), make_shards);
   if (windows() == 0)
     user_error("%s: no shard has the %lld tokens of one window of length %d and its last target; the longest, %s, has "
-               "%lld. Give more text or a shorter length (model.context, eval.lengths)", key_.c_str(), (long long)T + 1,
+               "%lld; give more text or a shorter length (model.context, eval.lengths)", key_.c_str(), (long long)T + 1,
                T, longest->path.c_str(), (long long)longest->tokens);
 }
 
 void WindowReader::read(int64_t window, int* inputs, int* targets) const {
   if (window < 0 || window >= windows())
-    failure("%s: window %lld of %lld was asked for", key_.c_str(), (long long)window, (long long)windows());
+    failure("%s: window %lld of %lld does not exist", key_.c_str(), (long long)window, (long long)windows());
   const size_t shard = std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
   std::vector<uint16_t> tokens(size_t(T_) + 1);
   read_tokens(shards_[shard], (window - first_window_[shard]) * T_, tokens, vocab_, key_);

@@ -1,12 +1,12 @@
-// Text to tokens and back, for prompts and generated text. (scripts/prepare_text.py tokenises training text; it splits
-// and merges exactly as this does, and test/data/tokenizer_test.cpp compares the two.)
+// Text to tokens and back, for prompts and generated text. (scripts/prepare_text.py tokenizes training text; it splits
+// and merges exactly as this code does, and test/data/tokenizer_test.cpp compares the two.)
 //   bytes  one token per byte, vocabulary 256.
 //   gpt2   GPT-2's byte-level BPE from a folder with vocab.json or encoder.json and merges.txt or vocab.bpe. The text
 //          "<|endoftext|>" is the one special token (50256), as in Hugging Face's tokenizers. Text is split by PCRE2's
 //          Unicode classes; a build without PCRE2 decodes, but refuses to encode (other than empty text).
-// encode() takes any bytes and decode(encode(text)) == text; a run of bytes that is not UTF-8 is a piece of its own.
+// encode() takes any bytes, and decode(encode(text)) == text; a run of bytes that is not UTF-8 is a piece of its own.
 // decode() returns raw bytes, which may begin or end within a character: see valid_utf8(). A token that is not in the
-// vocabulary (the model's may be larger, for alignment) is U+FFFD. All is const and may run in several threads.
+// vocabulary (the model's may be larger, for alignment) becomes U+FFFD. All methods are const and thread-safe.
 #pragma once
 #include <memory>
 #include <string>
@@ -21,8 +21,8 @@ class Tokenizer {
   virtual int end_of_text() const = 0;  // the token before each document of the shards, -1 if there is none
 };
 
-// kind: "bytes" or "gpt2"; dir: the folder with GPT-2's vocabulary files. user_error: anything missing or damaged.
+// kind: "bytes" or "gpt2"; dir: the folder with GPT-2's vocabulary files. A user_error if one is missing or damaged.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::string& dir);
 
-// text with every byte that is part of no UTF-8 character replaced by U+FFFD: what a terminal and JSON can take.
+// The text with every byte that belongs to no UTF-8 character replaced by U+FFFD, as terminals and JSON need it.
 std::string valid_utf8(const std::string& text);

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-// Bytes of the character that begins at text[at]; 0 if no valid one does.
+// The number of bytes of the character that begins at text[at]; 0 if no valid character begins there.
 inline size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned lead = byte(at), second = byte(at + 1);
@@ -23,7 +23,7 @@ inline size_t utf8_length(std::string_view text, size_t at) {
   return 0;
 }
 
-inline void utf8_append(std::string& text, unsigned code_point) {  // for code points that UTF-8 can hold
+inline void utf8_append(std::string& text, unsigned code_point) {  // code_point: below U+10000, not a surrogate
   if (code_point < 0x80) {
     text += char(code_point);
   } else if (code_point < 0x800) {

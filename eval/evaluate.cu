@@ -1,14 +1,21 @@
 #include "eval/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "checkpoint/log.h"
+#include "base/progress.h"
+#include "base/text.h"
+
+// How many windows are computed at once if `windows` are evaluated in all.
+static int batch_of(const Config& config, int length, int64_t windows) {
+  return int(std::min<int64_t>(eval_batch(config, length), windows));
+}
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
   for (int length : lengths) {
     int64_t windows = std::max<int64_t>(1, config.eval.tokens / length);
-    rows = std::max(rows, size_t(std::min<int64_t>(eval_batch(config, length), windows)) * length);
+    rows = std::max(rows, size_t(batch_of(config, length, windows)) * length);
   }
   return rows;
 }
@@ -22,15 +29,25 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
   return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
 }
 
+void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
+  const Config& config = model.config();
+  int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
+  std::vector<int> zeros(size_t(batch) * length);
+  std::vector<float> losses(zeros.size());
+  model.set_rope(length);
+  model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
+  model.set_rope(config.model.context);
+}
+
 std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
                                    const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
   WindowReader reader(shards, length, config.model.vocab, "data.val");
-  int batch = int(std::min<int64_t>(eval_batch(config, length), windows));
+  int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
-  std::vector<double> by_position(length, 0.0);  // sums over the windows, in window order; then over the ranks
+  std::vector<double> by_position(length, 0.0);  // summed over the windows in order, then over the ranks
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -41,7 +58,7 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
     int64_t window = first + int64_t(comm.rank()) * batch;
     if (window >= windows) continue;
     int count = int(std::min<int64_t>(batch, windows - window));
-    // A short last batch repeats its last window: one batch size, and nothing counted twice.
+    // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
@@ -66,4 +83,24 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   result.loss /= double(windows) * length;
   result.last_loss /= double(windows) * last;
   return result;
+}
+
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+                      int64_t step, const char* type, MetricsLog* metrics,
+                      const std::function<bool()>& stop) {
+  bool finite = true;
+  for (int length : lengths) {
+    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
+    if (!loss) return finite;
+    LengthLoss& result = *loss;
+    finite = finite && std::isfinite(result.loss);
+    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
+                result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
+    std::fflush(stdout);
+    if (!metrics) continue;
+    if (std::string(type) == "eval")
+      metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
+    else metrics->val(step, length, result.loss, result.tokens);
+  }
+  return finite;
 }

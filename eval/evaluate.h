@@ -1,14 +1,15 @@
-// Validation loss by length: the measurement that the whole program exists for.
+// Validation loss by length, the measurement for which this program was written.
 // Windows of L inputs do not overlap and never cross a shard's end; they are taken in order, through the shards in
 // order, until floor(tokens / L) are used (fewer if the shards end). The loss is the mean cross-entropy over all their
-// targets, in nats; it does not depend on how many windows are computed at once. Ranks
-// take batches of windows in turn, and all get the result.
+// targets, in nats; it does not depend on the number of windows computed at once. Ranks take batches of windows in
+// turn, and all get the result.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "checkpoint/metrics.h"
 #include "data/shards.h"
 #include "train_gpt2.h"
 
@@ -20,13 +21,23 @@ struct LengthLoss {
   std::vector<double> by_position;  // mean loss in bins of clamp(L / 32, 1, 256) positions; the last bin may be shorter
 };
 
-// A user_error where the shards or `tokens` hold less than one window. The model must have been made for
-// eval_rows(config, {length}). stop, if given, is asked before every batch, as often at every rank, and gives all ranks
-// the same answer: true ends the evaluation without a result.
+// A user_error if the shards or `tokens` hold less than one window. The model must have been made for at least
+// eval_rows(config, {length}) rows. stop, if given, is called before every batch, equally often on every rank, and must
+// return the same on all: true ends the evaluation without a result.
 std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
                                    const std::function<bool()>& stop = {});
 
-// How many windows of this length will be evaluated; the same user_errors, to be had before a run begins.
+// Makes every matrix product of evaluate() with these arguments at least once, on each rank, and discards the results.
+void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
+
+// The number of windows of this length that will be evaluated. The same user_errors, for a check before a run begins.
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
 
-size_t eval_rows(const Config& config, const std::vector<int>& lengths);  // the most rows evaluated at once
+// The most rows (windows x length) that are evaluated at once.
+size_t eval_rows(const Config& config, const std::vector<int>& lengths);
+
+// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval") if
+// metrics are given. Returns whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed
+// run evaluates the lengths that are missing.
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
+                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop = {});

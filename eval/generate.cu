@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <random>
+
+#include "base/signals.h"
 
 int sample(const float* logits, int count, double temperature, int top_k, double uniform) {
   if (temperature == 0) return int(std::max_element(logits, logits + count) - logits);
@@ -29,7 +32,7 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config)
   for (int token : tokens)
     if (token >= config.model.vocab)
       user_error("config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the "
-                 "tokenizer that the training data were made with",
+                 "tokenizer with which the training data was made",
                  config.generate.tokenizer.c_str(), token, config.model.vocab);
   return tokens;
 }
@@ -40,7 +43,7 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
   std::vector<int> tokens = prompt_tokens(tokenizer, model.config());
   std::mt19937_64 random(seed);
   std::vector<float> logits(m.vocab);
-  std::string text;  // of the tokens whose character is not complete yet
+  std::string text;  // decoded but not printed yet
   print(settings.prompt);
   for (int i = 0; i < settings.tokens && !(stop && stop()); i++) {
     int count = int(std::min<size_t>(tokens.size(), m.context));
@@ -48,7 +51,7 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
     double uniform = double(random() >> 11) * 0x1p-53;
     tokens.push_back(sample(logits.data(), m.vocab, settings.temperature, settings.top_k, uniform));
     text += tokenizer.decode({tokens.back()});
-    // Keep back the start of a character: up to 3 bytes whose lead byte promises more than has come.
+    // Hold back an incomplete character: up to 3 bytes whose lead byte announces more.
     size_t lead = text.size();
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
       unsigned char byte = text[text.size() - back];
@@ -60,4 +63,16 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
     print(text.substr(0, lead));
     text.erase(0, lead);
   }
+}
+
+void generate_text(Model& model) {
+  if (!model.comm().first()) return;
+  const Config::Generate& settings = model.config().generate;
+  auto tokenizer = open_tokenizer(settings.tokenizer, settings.tokenizer_dir);
+  auto print = [](const std::string& text) {
+    std::fputs(valid_utf8(text).c_str(), stdout);
+    std::fflush(stdout);
+  };
+  generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
+  std::printf("\n");
 }

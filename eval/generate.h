@@ -1,5 +1,5 @@
-// Text from a prompt, a token at a time. The network reruns over the last `context` tokens for every token: simple, and
-// fast enough for samples during training.
+// Text from a prompt, one token at a time. The network reruns over the last `context` tokens for every token: simple,
+// and fast enough for samples during training.
 #pragma once
 #include <functional>
 #include <string>
@@ -8,16 +8,21 @@
 #include "data/tokenizer.h"
 #include "train_gpt2.h"
 
-// The tokens that a text continues: the prompt's, else the beginning of a document (GPT-2) or of a line (bytes). A
-// user_error where the tokenizer does not fit the vocabulary.
+// The tokens from which a text starts: those of the prompt or, if it is empty, end-of-text (GPT-2) or a newline
+// (bytes).
+// A user_error if a token is not in the model's vocabulary.
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config);
 
-// Continues the prompt by settings.tokens tokens and passes the text on as it grows, in pieces that are whole UTF-8
-// characters where the model made such. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives
-// the same text. It ends early when stop, which is asked before every token, says so.
+// Continues the prompt by settings.tokens tokens and passes the text to `print` as it grows, in pieces that do not
+// split a UTF-8 character. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives the same
+// text.
+// stop, if given, is called before every token; true ends the text early.
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print, const std::function<bool()>& stop = {});
 
-// The token drawn with probability softmax(logits / temperature) among the top_k; uniform in [0, 1) decides. Exposed
-// for its test.
+// Prints a text as the settings generate.* ask for; a request to stop ends it early. Only rank 0 prints.
+void generate_text(Model& model);
+
+// The token drawn with probability softmax(logits[count] / temperature) among the top_k, by `uniform` in [0, 1).
+// Public for its test only.
 int sample(const float* logits, int count, double temperature, int top_k, double uniform);

@@ -6,9 +6,9 @@
 #include "kernels/elementwise.cuh"
 #include "base/error.h"
 
-// AdamW with everything that depends only on the step already worked out.
+// AdamW's numbers that depend only on the step.
 struct AdamWStep {
-  float decay;  // lr weight_decay, as p -= decay p: 1 - decay would be rounded, and by the same error every step
+  float decay;  // lr weight_decay, as p -= decay p: 1 - decay would be rounded, with the same error every step
   float one_minus_beta1, beta2, one_minus_beta2;
   float step_size;     // lr / (1 - beta1^step)
   float inverse_root;  // 1 / sqrt(1 - beta2^step)
@@ -21,7 +21,7 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float g, cons
   p = p - s.decay * p - s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
 }
 
-// A thread's packs of four floats lie a block apart: so a warp's accesses are contiguous.
+// A thread's packs of four floats are a block apart, so that a warp's accesses are contiguous.
 constexpr int ADAMW_THREADS = 256, ADAMW_PACKS = 2;
 
 template <class T>
@@ -94,7 +94,7 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
   s.eps = a.eps;
   // The 16-bit parameter is written 8 bytes at a time.
   bool aligned = aligned16(master, m, v, grad) && reinterpret_cast<uintptr_t>(param) % 8 == 0;
-  launch(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
+  LAUNCH(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
          master, m, v, grad, grad_scale, n, aligned, s);
 }
 

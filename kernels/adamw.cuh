@@ -11,7 +11,7 @@ struct AdamW {
 //   master = master (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)
 // and param = master, rounded.
 // param [n], master, m, v, grad [n]; for T = float master must be param. Any n and alignment.
-// Floor: 28 bytes an element moved for float32 (4 reads, 3 writes), 30 for bf16.
+// Floor: 28 bytes moved per element for float32 (4 reads, 3 writes), 30 for bf16.
 template <class T>
 void adamw_update(T* param, float* master, float* m, float* v, const float* grad, const float* grad_scale, size_t n,
                   const AdamW& settings, cudaStream_t stream);

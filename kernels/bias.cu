@@ -4,7 +4,8 @@
 #include "kernels/reduce.cuh"
 
 // Stage 1: a thread sums one 16-byte column of a chunk of rows; no thread waits for another. Stage 2: add_column_sums.
-// At most MOST_CHUNKS chunks, so that stage 2 reads little; at least LEAST_ROWS rows each, so that stage 1 dominates.
+// There are at most MOST_CHUNKS chunks, so that stage 2 reads little, of at least LEAST_ROWS rows, so that stage 1
+// dominates.
 constexpr int MOST_CHUNKS = 512, LEAST_ROWS = 64;
 
 static int chunk_rows(int N) {
@@ -46,7 +47,7 @@ void bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, i
   float* partial = static_cast<float*>(workspace);
   bool packed = aligned16(dout) && n % SIZE == 0 && ld % SIZE == 0;
   unsigned columns = packed ? n / SIZE : n, threads = columns < 128 ? (columns + WARP - 1) / WARP * WARP : 128;
-  launch((packed ? bias_chunk_kernel<T, SIZE> : bias_chunk_kernel<T, 1>), dim3(blocks_for(columns, threads), chunks),
+  LAUNCH((packed ? bias_chunk_kernel<T, SIZE> : bias_chunk_kernel<T, 1>), dim3(blocks_for(columns, threads), chunks),
          dim3(threads), 0, stream, partial, dout, N, n, ld, rows);
   add_column_sums(dbias, n, nullptr, 0, partial, int(chunks), stream);
 }

@@ -4,7 +4,7 @@
 
 #include "kernels/elementwise.cuh"
 
-// bf16 results are far coarser than the one-instruction exponential.
+// bf16 results are far less precise than the one-instruction exponential.
 template <class T>
 __device__ inline float softmax_exp(float x) {
   return fast_exp(x);
@@ -14,8 +14,8 @@ __device__ inline float softmax_exp<float>(float x) {
   return expf(x);
 }
 
-// sum of exp(x - base) over the columns a thread, and then the whole row, has seen. base need not be their maximum: it
-// moves when a logit exceeds it by HEADROOM, which keeps exp below e^8 and saves most of the rescaling.
+// The sum of exp(x - base) over the columns that a thread, and then the whole row, has read. base need not be their
+// maximum: it moves when a logit exceeds it by HEADROOM, which keeps exp below e^8 and avoids most of the rescaling.
 constexpr float HEADROOM = 8.0f;
 struct SoftmaxSum {
   float base = -FLT_MAX, sum = 0;
@@ -37,7 +37,7 @@ __device__ inline void load_logits(float (&x)[UNIT], const T* row, int c, int V)
 template <class T>
 __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V) {
   float base = -FLT_MAX, sums[UNIT] = {};
-  if (thread * UNIT < V) base = fmaxf(base, to_float(row[thread * UNIT]));  // mostly good enough to the end
+  if (thread * UNIT < V) base = fmaxf(base, to_float(row[thread * UNIT]));  // usually this base is kept to the end
 #pragma unroll 2
   for (int c = thread * UNIT; c < V; c += threads * UNIT) {
     float x[UNIT];
@@ -58,8 +58,8 @@ __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, 
   return {base, ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))};
 }
 
-// The thread that holds the target's column writes the loss: nobody reads what another thread is about to replace.
-// From the last columns to the first: what sum_columns read last is still nearest.
+// The thread that holds the target's column writes the loss: no thread reads a logit that another one replaces. Goes
+// from the last columns to the first, because those that sum_columns read last are the nearest in cache.
 template <class T>
 __device__ inline void finish_row(float* loss, T* row, int thread, int threads, const SoftmaxSum& s, int target,
                                   float dloss, int V, int Vp) {
@@ -123,10 +123,10 @@ void cross_entropy(float* losses, T* logits, const int* targets, float dloss, in
                    cudaStream_t stream) {
   if (n == 0) return;
   if (Vp <= 4096) {
-    launch(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
+    LAUNCH(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
            losses, logits, targets, dloss, n, V, Vp);
   } else {
-    launch(cross_entropy_block_kernel<T>, dim3(n), dim3(CE_BLOCK), 0, stream, losses, logits, targets, dloss, V, Vp);
+    LAUNCH(cross_entropy_block_kernel<T>, dim3(n), dim3(CE_BLOCK), 0, stream, losses, logits, targets, dloss, V, Vp);
   }
 }
 

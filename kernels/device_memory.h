@@ -1,10 +1,10 @@
-// Device memory, planned once: a plan is a list of arrays that ends up as one allocation, so a step allocates nothing.
+// Device memory, planned once: a plan is a list of arrays that become one allocation, so a step allocates nothing.
 //   MemoryPlan plan;
 //   plan.add(&pointer, count, "activations");  ...
 //   DeviceBlock block(plan);   // now every pointer points
-// Without the allocation a plan only counts: that is how the largest micro batch is found. Arrays are 256-byte aligned.
-// Two sets of arrays that are never alive together can share memory: mark() before the first, rewind(mark) before the
-// second.
+// Without the allocation a plan only counts bytes, which is how the largest micro batch is found. Arrays are 256-byte
+// aligned. Two sets of arrays that are never alive together can share memory: mark() before the first, rewind(mark)
+// before the second.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -58,7 +58,7 @@ class MemoryPlan {
   std::vector<std::pair<std::string, size_t>> categories_;
 };
 
-// Owns a plan's memory; zeroed at the start.
+// Owns a plan's memory, which is zero at the start.
 class DeviceBlock {
  public:
   DeviceBlock() = default;
@@ -79,3 +79,10 @@ class DeviceBlock {
  private:
   char* base_ = nullptr;
 };
+
+// array [count] = 0
+template <class T>
+void zero(T* array, size_t count, cudaStream_t stream) {
+  ProfileScope scope("memset", stream);
+  CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(T), stream));
+}

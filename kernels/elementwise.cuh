@@ -1,14 +1,14 @@
-// What kernels share: packs as floats, sums of packs, sizes of grids, and elementwise kernels:
+// Shared by kernels: packs as floats, sums of packs, sizes of grids, and elementwise kernels:
 //   elementwise(f, out, n, stream, in...): out[i] = f(in[i]...) for arrays of any length and alignment. f is a struct
 //   whose operator() takes and returns floats; out may be one of the inputs.
-// Loops over the elements of a pack have no branches and convert from and to float in the same expression; running sums
-// have one float per element of a pack: so the CPU's compiler makes vector instructions of them.
+// Loops over the elements of a pack have no branches and convert from and to float in the same expression, and running
+// sums have one float per element of a pack, so that the CPU's compiler makes vector instructions of them.
 #pragma once
 #include <cstdint>
 
 #include "kernels/gpu.cuh"
 
-// x[0] + ... + x[SIZE - 1] by halves; x is used up.
+// x[0] + ... + x[SIZE - 1] by halves; x is overwritten.
 template <int SIZE>
 __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
 #pragma unroll
@@ -61,8 +61,8 @@ bool aligned16(const P*... pointers) {
 
 inline unsigned blocks_for(size_t items, size_t per_block) { return unsigned((items + per_block - 1) / per_block); }
 
-// For kernels that loop: enough blocks to fill the machine, few enough that the CPU layer does not start a thread per
-// row.
+// For kernels that loop: enough blocks to fill the machine, but so few that the CPU layer does not start a thread for
+// every row.
 inline unsigned looping_blocks(size_t items, size_t per_block, int per_multiprocessor) {
   unsigned needed = blocks_for(items, per_block);
   unsigned most = unsigned(device_properties().multiProcessorCount * per_multiprocessor);
@@ -88,6 +88,6 @@ __global__ void elementwise_kernel(TOut* out, size_t n, bool aligned, F f, const
 template <class F, class TOut, class... TIn>
 void elementwise(F f, TOut* out, size_t n, cudaStream_t stream, const TIn*... in) {
   if (n == 0) return;
-  launch((elementwise_kernel<F, TOut, TIn...>), dim3(blocks_for(n, 256 * UNIT)), dim3(256), 0, stream, out, n,
+  LAUNCH((elementwise_kernel<F, TOut, TIn...>), dim3(blocks_for(n, 256 * UNIT)), dim3(256), 0, stream, out, n,
          aligned16(out, in...), f, in...);
 }

@@ -39,13 +39,13 @@ __device__ inline unsigned lanes_with_digit(unsigned digit) {
 #pragma unroll
   for (int bit = 0; bit < DIGIT_BITS; bit++) {
     bool set = digit >> bit & 1;
-    unsigned lanes = ballot(set);
+    unsigned lanes = warp_ballot(set);
     same &= set ? lanes : ~lanes;
   }
   return same;
 }
 
-// Past the end stands the largest digit: in a stable order those keys come after all real ones, at positions >= n.
+// Keys past the end get the largest digit: in a stable order they come after all real ones, at positions >= n.
 __device__ inline unsigned digit_at(const int* keys, int i, int n, int shift) {
   return i < n ? unsigned(keys[i]) >> shift & (DIGITS - 1) : DIGITS - 1;
 }
@@ -64,7 +64,7 @@ __device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], 
       count[digit[round]] = before + __popc(same);
     }
     rank[round] = shuffle(before, first) + __popc(same & ((1u << lane) - 1));
-    warp_sync();  // the next round's first lane may be another one
+    warp_sync();  // in the next round another lane may be the first
   }
 }
 
@@ -136,10 +136,10 @@ __global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* key
 }
 
 // ---- backward, step 2: sum the rows of equal tokens -----------------------------------------------------------------
-// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte there and
-// then. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
-// [.., 0, ..] in those it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins. So
-// each row of dwte has one writer.
+// The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte at
+// once. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
+// [.., 0, ..] in those that it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins.
+// So each row of dwte has one writer.
 
 constexpr int RUN_ROWS = 32, RUN_LOADS = 8;
 
@@ -243,7 +243,7 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
   size_t units = size_t(B) * T_ * C / UNIT;
   if (units == 0) return;
   if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call.", B, T_, C);
-  launch(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
+  LAUNCH(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
          unsigned(units), T_, C);
 }
 
@@ -278,9 +278,9 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
   unsigned tiles = blocks_for(N, SORT_TILE), chunks = blocks_for(N, RUN_ROWS);
   const int *keys = tokens, *rows = nullptr;
   for (int shift = 0, to = 0; shift == 0 || (shift < 32 && (Vp - 1) >> shift != 0); shift += DIGIT_BITS, to ^= 1) {
-    launch(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
-    launch(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
-    launch(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
+    LAUNCH(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
+    LAUNCH(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
+    LAUNCH(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
            w.counts, N, shift);
     keys = w.keys[to];
     rows = w.rows[to];
@@ -290,14 +290,14 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
     return std::pair(dim3(x, blocks_for(columns, threads)), dim3(threads));
   };
   auto [blocks, threads] = grid(Pack<T>::size, chunks);
-  launch(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, w.edges, dout, keys, rows, N, C);
+  LAUNCH(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, w.edges, dout, keys, rows, N, C);
   if (chunks > 1) {
     auto [edge_blocks, edge_threads] = grid(4, chunks - 1);
-    launch(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, w.edges, keys, N, C);
+    LAUNCH(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, w.edges, keys, N, C);
   }
   if (dwpe) {
     size_t TC = size_t(T_) * C;
-    launch(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B,
+    LAUNCH(position_backward_kernel<T>, dim3(blocks_for(TC, 256 * Pack<T>::size)), dim3(256), 0, stream, dwpe, dout, B,
            TC);
   }
 }

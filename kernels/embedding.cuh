@@ -1,6 +1,6 @@
 // Token and position embedding. N = B T rows, tokens in [0, Vp).
 // The backward adds, for every token value, the rows of dout in their order in the batch: it sorts (token, row) pairs
-// by token with a stable radix sort on the device, sums runs of equal tokens and never uses an atomic, so its bits are
+// by token with a stable radix sort on the device and sums runs of equal tokens, without atomics, so its bits are
 // always the same.
 #pragma once
 #include "kernels/gpu.cuh"

@@ -3,8 +3,8 @@
 #pragma once
 #include "kernels/gpu.cuh"
 
-// exp(-2u) as a power of two: -2 sqrt(2/pi) / ln 2 (x + 0.044715 x^3). Infinite or 0 far out, where x / (1 + e) still
-// is right. fmaf is written out so that every kernel rounds alike: what is recomputed must have the bits that were.
+// exp(-2u) as a power of two: -2 sqrt(2/pi) / ln 2 (x + 0.044715 x^3). Infinite or 0 for large |x|, where x / (1 + e)
+// is still right. fmaf is written out so that every kernel rounds alike: a recomputed value must have the same bits.
 __device__ inline float gelu_exp(float x) { return fast_exp2(x * fmaf(-0.10294324f, x * x, -2.3022082f)); }
 
 __device__ inline float gelu(float x) { return x / (1.0f + gelu_exp(x)); }

@@ -1,10 +1,9 @@
-// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's) and
-// on the CPU layer (g++ with -Icpu; emulation/cpu/device.h has that half). Kernels include this and contain no #ifdef. Warp
-// operations are executed by all 32 lanes together, at the same line. They take several tiles at once: a GPU unrolls
-// them into the same instructions, the CPU layer pays for one meeting of the warp.
+// The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's)
+// and on the CPU layer (g++ with -Iemulation/cpu; emulation/cpu/device.h has that half). Kernels include this and
+// contain no #ifdef. All 32 lanes of a warp execute a warp operation together, at the same line. Warp operations take
+// several tiles at once: a GPU unrolls them into the same instructions, and the CPU layer stops the warp only once.
 #pragma once
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <type_traits>
@@ -13,18 +12,26 @@
 #include "base/error.h"
 
 using bf16 = __nv_bfloat16;
-using fp16 = __half;
 constexpr int WARP = 32;
 template <class T> struct TypeTag {};
 
 // Host side -----------------------------------------------------------------------------------------------------------
 
+// An error of a kernel is reported by a later call, whatever that is, and by every call after it. which: the kernels that
+// may have caused it.
+inline std::string cuda_error_text(cudaError_t error, const char* which) {
+  bool of_a_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
+                     (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
+  return cudaGetErrorString(error) +
+         (of_a_kernel ? format(", in %s (CUDA_LAUNCH_BLOCKING=1 tells which)", which) : std::string());
+}
 inline void cuda_check(cudaError_t error, const char* what, const char* file, int line) {
-  if (error != cudaSuccess) failure("%s failed at %s:%d: %s.", what, file, line, cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    failure("%s failed at %s:%d: %s", what, file, line, cuda_error_text(error, "a kernel before it").c_str());
 }
 #define CUDA_CHECK(expression) cuda_check((expression), #expression, __FILE__, __LINE__)
 
-// Of the device that is current at the first call: a process works on one.
+// Properties of the device that is current at the first call: a process uses one device.
 inline const cudaDeviceProp& device_properties() {
   static const cudaDeviceProp properties = [] {
     int device = 0;
@@ -36,31 +43,26 @@ inline const cudaDeviceProp& device_properties() {
   return properties;
 }
 
-// launch(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
-// take parentheses: launch((k<float, 4>), ...). Throws Failure with the kernel's name.
-#define launch(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
+// take parentheses: LAUNCH((k<float, 4>), ...). Throws Failure with the kernel's name.
+#define LAUNCH(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
 
-// What only the CPU layer can vary; a GPU ignores all three. Results must not depend on them.
+// Only the CPU layer can vary these; a GPU ignores all three. Results must not depend on them.
 enum class CpuOrder { forward, reverse, random };
 void set_cpu_threads(int n);                         // OS threads that run kernels; n < 1: one per core
 void set_cpu_order(CpuOrder, unsigned seed = 1);     // of blocks, warps and lanes
 void set_cpu_poison(bool on);                        // NaN in shared memory before each block and in new device memory
-
-// CUDA keeps an obsolete function of this name.
-#define ballot(v) warp_ballot(v)
 
 // Both sides ----------------------------------------------------------------------------------------------------------
 
 // Conversions round to nearest even; NaN stays NaN.
 __host__ __device__ inline float to_float(float v) { return v; }
 __host__ __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
-__host__ __device__ inline float to_float(fp16 v) { return __half2float(v); }
 template <class T> __host__ __device__ T from_float(float v);
 template <> __host__ __device__ inline float from_float<float>(float v) { return v; }
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
-template <> __host__ __device__ inline fp16 from_float<fp16>(float v) { return __float2half_rn(v); }
 
-// What one 16-byte access moves. load16, store16: the address must be a multiple of 16.
+// The elements of one 16-byte access. load16, store16: the address must be a multiple of 16.
 template <class T>
 struct alignas(16) Pack {
   static constexpr int size = 16 / sizeof(T);
@@ -97,22 +99,25 @@ template <class... P, class... A>
 void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
-  if (shared_bytes > 48 * 1024) {  // beyond this a kernel has to ask
+  if (shared_bytes > 48 * 1024) {  // more than this a kernel has to request
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(shared_bytes));
     if (error != cudaSuccess) {
-      cudaGetLastError();  // forgets it: the next launch would report it
-      failure("kernel %s: %zu bytes of shared memory were refused: %s.", name, shared_bytes, cudaGetErrorString(error));
+      cudaGetLastError();  // clears it: the next launch would report it again
+      failure("kernel %s: %zu bytes of shared memory were refused: %s", name, shared_bytes,
+              cuda_error_text(error, "a kernel before this one").c_str());
     }
   }
   KernelResources resources;
   if (profile_on) resources = resources_of(kernel, block, shared_bytes);  // before the clock runs
+  resources.launched = static_cast<int>(grid.x * grid.y * grid.z);
   ProfileScope scope(name, stream, resources);
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(arguments))...);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess)
-    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads, %zu bytes of shared memory, failed: %s.",
-            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, cudaGetErrorString(error));
+    failure("kernel %s: launch of %u x %u x %u blocks of %u x %u x %u threads, %zu bytes of shared memory, failed: %s",
+            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
+            cuda_error_text(error, "this kernel or one before it").c_str());
 }
 
 // DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.
@@ -131,7 +136,7 @@ template <class T> __device__ inline T shuffle_up(T v, int delta) { return __shf
 __device__ inline unsigned warp_ballot(bool v) { return __ballot_sync(all_lanes, v); }
 __device__ inline void warp_sync() { __syncwarp(); }
 
-// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max drops NaN,
+// Every lane gets the result, with the same bits: a butterfly over lane distances 16, 8, 4, 2, 1. warp_max ignores NaN,
 // as fmaxf does.
 template <int X> __device__ inline void warp_sum(float (&v)[X]) {
 #pragma unroll
@@ -156,7 +161,7 @@ __device__ inline float warp_max(float v) {
   return one[0];
 }
 
-// The largest of each group of four neighbouring lanes, for all of them.
+// Each group of four neighbouring lanes gets its largest value.
 template <int X> __device__ inline void quad_max(float (&v)[X]) {
 #pragma unroll
   for (int mask = 2; mask > 0; mask /= 2)
@@ -164,31 +169,21 @@ template <int X> __device__ inline void quad_max(float (&v)[X]) {
     for (int i = 0; i < X; ++i) v[i] = fmaxf(v[i], shuffle_xor(v[i], mask));
 }
 
-// Two floats rounded to T = bf16 or fp16 in one register, the first in the low half.
+// Two floats rounded to T = bf16 in one register, the first in the low half.
 template <class T> __device__ inline unsigned pack_pair(float low, float high) {
+  static_assert(std::is_same_v<T, bf16>);
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   unsigned bits;
-  if constexpr (std::is_same_v<T, bf16>) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    memcpy(&bits, &pair, 4);
-  } else {
-    __half2 pair = __floats2half2_rn(low, high);
-    memcpy(&bits, &pair, 4);
-  }
+  memcpy(&bits, &pair, 4);
   return bits;
 }
 
-// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16 or fp16, and float32
+// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16, and float32
 // sums. With g = lane / 4, q = lane % 4, two 16-bit elements to a register, the lower row or column in the low half:
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
 //   d[r]: row g + 8 (r / 2), column 2q + r % 2
 __device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<fp16>) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -220,7 +215,7 @@ template <int X> __device__ inline void ldmatrix_x4_trans(unsigned (&r)[X][4], c
                  : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
 }
 
-// 16 bytes from global to shared memory behind the thread's back; valid = false writes zeros and reads nothing. Copies
+// Copies 16 bytes from global to shared memory asynchronously; valid = false writes zeros and reads nothing. Copies
 // since the last commit form a group; wait<N> returns when all but the newest N groups of this thread have arrived.
 __device__ inline void cp_async16(void* shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -231,10 +226,10 @@ template <int N> __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
-// Kernels call expf, logf, fmaxf and fminf as they are: on the CPU emulation/cpu/libm.h inlines and vectorises them (not tanhf,
-// erff, powf: those are calls). The fast ones are for loops bound by a GPU's special-function unit: one or two
-// instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more, fast_reciprocal
-// 2^-23, fast_log2 2^-22 (near 1 that is absolute).
+// Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/cpu/libm.h inlines and vectorises them
+// (but not tanhf, erff, powf, which are calls). The fast ones are for loops bound by a GPU's special-function unit: one
+// or two instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more,
+// fast_reciprocal 2^-23, fast_log2 2^-22 (near 1 an absolute error).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

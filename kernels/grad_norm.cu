@@ -15,8 +15,8 @@ __global__ void square_sums_kernel(float* partial, const float* __restrict__ x, 
     Pack<float> p = load16(x + begin + 4 * i);
     for (int k = 0; k < 4; k++) sum[k] = fmaf(p[k], p[k], sum[k]);
   }
-  // The same element belongs to the same thread and sum whether the array is aligned or not, and fmaf leaves the
-  // compiler no choice of rounding: equal values, equal bits.
+  // An element belongs to the same thread and sum whether the array is aligned or not, and fmaf leaves the compiler no
+  // choice of rounding: equal values give equal bits.
   for (; begin + 4 * i < end; i += NORM_THREADS) {
     for (int k = 0; k < 4; k++) {
       float v = begin + 4 * i + k < end ? x[begin + 4 * i + k] : 0.0f;
@@ -29,7 +29,7 @@ __global__ void square_sums_kernel(float* partial, const float* __restrict__ x, 
 
 void square_sums(float* partial, const float* x, size_t n, cudaStream_t stream) {
   if (n == 0) return;
-  launch(square_sums_kernel, dim3(unsigned(square_sums_count(n))), dim3(NORM_THREADS), 0, stream, partial, x, n,
+  LAUNCH(square_sums_kernel, dim3(unsigned(square_sums_count(n))), dim3(NORM_THREADS), 0, stream, partial, x, n,
          aligned16(x));
 }
 
@@ -53,5 +53,5 @@ __global__ void clip_scale_kernel(float* norm, float* scale, const float* partia
 }
 
 void clip_scale(float* norm, float* scale, const float* partial, int count, float clip, cudaStream_t stream) {
-  launch(clip_scale_kernel, dim3(1), dim3(NORM_THREADS), 0, stream, norm, scale, partial, count, clip);
+  LAUNCH(clip_scale_kernel, dim3(1), dim3(NORM_THREADS), 0, stream, norm, scale, partial, count, clip);
 }

@@ -1,5 +1,5 @@
 // Global gradient norm and clipping. Squares are summed in fixed blocks of 2^16 elements and the blocks' sums in their
-// order in the table of parameters, so the norm has the same bits whoever computed which block.
+// order in the table of parameters, so the norm has the same bits whichever rank computed a block.
 #pragma once
 #include "kernels/gpu.cuh"
 
@@ -10,5 +10,5 @@ inline size_t square_sums_count(size_t n) { return (n + NORM_BLOCK - 1) / NORM_B
 void square_sums(float* partial, const float* x, size_t n, cudaStream_t stream);
 
 // norm [1] = sqrt(sum of partial [count]); scale [1] = clip / norm where clip > 0 and norm > clip, else 1. All on the
-// device: the update reads the scale there, so nobody waits for the norm.
+// device: the update reads the scale there, so the host does not wait for the norm.
 void clip_scale(float* norm, float* scale, const float* partial, int count, float clip, cudaStream_t stream);

@@ -1,31 +1,32 @@
 // The portability header's second part, for kernels that are written for Hopper (sm_90a): the copy engine (TMA),
 // barriers in shared memory (mbarrier), products of a warpgroup (wgmma). As in gpu.cuh a GPU gets PTX and the CPU layer
-// (emulation/cpu/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections 9.7.9.25 (tensor copies), 9.7.13.15
-// (mbarrier), 9.7.15 (wgmma) and 5.5 (tensor maps).
+// (emulation/cpu/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections 9.7.9.25 (tensor copies),
+// 9.7.13.15 (mbarrier), 9.7.15 (wgmma) and 5.5 (tensor maps).
 //
 // A *tile* is a number of rows of 64 bf16 in shared memory, 128 bytes a row, at a multiple of 1024 bytes. The 16-byte
-// chunk c of row r lies at chunk c ^ (r % 8) of the row: so the copy engine writes it and wgmma reads it. Wider rows
-// are several tiles one after the other. A *warpgroup* is 128 threads whose first has a number divisible by 128.
+// chunk c of row r is stored at chunk c ^ (r % 8) of the row, where the copy engine writes it and wgmma reads it. Wider
+// rows take several tiles, one after the other. A *warpgroup* is 128 threads, and its first thread's number is
+// divisible by 128.
 #pragma once
 #include "kernels/gpu.cuh"
 
 constexpr int WARPGROUP = 4 * WARP, TILE_COLUMNS = 64, TILE_ROW_BYTES = 128, TILE_ALIGNMENT = 1024;
 
-// Where element `column` (< 64) of row `row` of a tile is, in elements.
+// The place of element `column` (< 64) of row `row` in a tile, in elements.
 __host__ __device__ constexpr int tile_place(int row, int column) {
   return row * TILE_COLUMNS + ((column / 8 ^ row % 8) * 8 + column % 8);
 }
 
-// A tensor [batches, rows, heads, channels] of bf16 in global memory, any of its tiles to be copied. Strides are in
-// elements and, as the address, multiples of 8 (16 bytes); channels are contiguous. The driver's header describes a
-// batch's stride as a multiple of a row's, and that of a head's.
+// A tensor [batches, rows, heads, channels] of bf16 in global memory, of which tiles are copied. Strides are in
+// elements and, like the address, multiples of 8 (16 bytes); channels are contiguous. The driver's header describes the
+// stride of a batch as a multiple of a row's, and a row's as a multiple of a head's.
 struct TensorShape {
   int batches, rows, heads, channels;
   size_t batch_stride, row_stride, head_stride;
 };
 
-// What a tile operand of a wgmma is: 64 bits, with the tile's address in units of 16 bytes in the low bits. Adding
-// moves it: 16 columns (32 bytes) further is + 2, 16 rows (2048 bytes) further + 128.
+// A tile as an operand of wgmma: 64 bits, with the tile's address in units of 16 bytes in the low bits. Adding to it
+// moves it: + 2 is 16 columns (32 bytes) further, + 128 is 16 rows (2048 bytes) further.
 using TileOperand = uint64_t;
 
 #ifdef PLUSGPT_CPU
@@ -41,10 +42,10 @@ struct TensorMap {
   CUtensorMap map;
 };
 
-// Describes the tensor to the copy engine, for tiles of tile_rows (at most 256) rows. Throws Failure where the driver
+// Describes the tensor to the copy engine, for tiles of tile_rows (at most 256) rows. Throws Failure if the driver
 // refuses. Pass it to the kernel by value, as `const __grid_constant__ TensorMap`.
 inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_rows) {
-  // asked for by name, so that the program needs no driver to link or to start
+  // looked up by name, so that the program links and starts without a driver
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -72,13 +73,13 @@ inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_ro
   return result;
 }
 
-// ---- mbarriers: in a phase `count` arrivals are awaited, and the bytes that were announced for it
+// ---- mbarriers: a phase ends after `count` arrivals and all the bytes that were announced for it
 
 struct Mbarrier {
   uint64_t state;
 };
 
-// By one thread; all may use it after mbarrier_init_fence() of that thread and a __syncthreads().
+// Called by one thread; all may use the barrier after that thread's mbarrier_init_fence() and a __syncthreads().
 __device__ inline void mbarrier_init(Mbarrier& barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(count) : "memory");
 }
@@ -104,10 +105,10 @@ __device__ inline void mbarrier_wait(Mbarrier& barrier, unsigned parity) {
       "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
-// ---- the copy engine; one thread asks
+// ---- the copy engine: one thread calls it
 
-// tile = rows from `row`, 64 channels from `channel`, of one head of one batch. What lies outside the tensor becomes 0
-// and counts as brought: tile_rows * 128 bytes always arrive at the barrier.
+// tile = rows from `row`, 64 channels from `channel`, of one head of one batch. Elements outside the
+// tensor become 0 and count as copied: tile_rows * 128 bytes always arrive at the barrier.
 __device__ inline void tile_load(void* tile, const TensorMap& map, int batch, int row, int head, int channel,
                                  Mbarrier& barrier) {
   asm volatile(
@@ -116,35 +117,36 @@ __device__ inline void tile_load(void* tile, const TensorMap& map, int batch, in
       :: "r"(shared_address(tile)), "l"(&map), "r"(channel), "r"(head), "r"(row), "r"(batch),
          "r"(shared_address(&barrier)) : "memory");
 }
-// The other way. Coordinates are at least 0 (for loads they need not be: CUDA Programming Guide 4.11.2); what lies past
-// the tensor's end is not written. The tile may be written again after bulk_commit(), bulk_wait_read() of that thread.
+// The other way. Coordinates are at least 0 (for loads they need not be: CUDA Programming Guide 4.11.2); nothing is
+// written past the tensor's end. The tile may be written again after that thread's bulk_commit() and bulk_wait_read().
 __device__ inline void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&map), "r"(shared_address(tile)), "r"(channel), "r"(head), "r"(row), "r"(batch) : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// bytes (a multiple of 16, as are both addresses) from global to shared memory, as they are.
+// Copies bytes (a multiple of 16, as are both addresses) from global to shared memory, unchanged.
 __device__ inline void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes),
                   "r"(shared_address(&barrier)) : "memory");
 }
-// Between a thread's stores to shared memory and the copy engine or wgmma reading them (a barrier comes after it).
+// Comes between a thread's stores to shared memory and the copy engine or wgmma that reads them, before a barrier.
 __device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- warpgroups
 
-// x; what is made from it is made here, and not before a loop that then has to carry it in registers.
+// Returns x. The compiler computes values derived from it here, not before a loop that must then keep them in
+// registers.
 __device__ inline int anew(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-// A barrier of `threads` threads; `number` 1..15 tells it from others (0 is __syncthreads).
+// A barrier of `threads` threads; `number` 1..15 identifies it (0 is __syncthreads).
 __device__ inline void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
-// All of a warpgroup, at once: from here on its threads have N registers each.
+// Called by a whole warpgroup at once: from here on its threads have N registers each.
 template <int N> __device__ inline void registers_grow() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
 }
@@ -154,26 +156,27 @@ template <int N> __device__ inline void registers_shrink() {
 
 // ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], bf16 with float32 sums, executed by the 128 threads of a warpgroup
 // together. Warp w has rows 16 w .. 16 w + 15; within them a thread's part of D and of an A in registers is laid out as
-// mma_m16n8k16's (gpu.cuh). A product is on its way from the call until wgmma_wait: till then its registers must not be
-// touched and its tiles must stay. wgmma_fence() comes before the first product after a wait, wgmma_commit() after a
-// group's last.
+// mma_m16n8k16's (gpu.cuh). A product is running from the call until wgmma_wait: until then its registers must not be
+// touched and its tiles must not change. wgmma_fence() comes before the first product after a wait, wgmma_commit() after
+// the last product of a group.
 
-// Address, 1024 bytes from 8 rows to the next 8, 128-byte swizzle.
+// The address, the distance of 1024 bytes from 8 rows to the next 8, and the 128-byte swizzle.
 __device__ inline TileOperand tile_operand(const void* tile) {
   return TileOperand((shared_address(tile) & 0x3ffff) >> 4) | TileOperand(TILE_ALIGNMENT >> 4) << 32 |
          TileOperand(1) << 62;
 }
 
-// Rows of a tile as rows of A, or as columns of B: 16 of its columns are summed over.
+// Rows of a tile as rows of A or as columns of B; the sum is over 16 columns of the tile.
 __device__ inline TileOperand rows_operand(const void* tile) {
   return tile_operand(tile) | TileOperand(1) << 16;
 }
-// 16 rows of tiles as B: columns of the tiles are columns of B. tile_bytes: from a tile to the next 64 columns.
+// 16 rows of tiles as B: columns of the tiles are columns of B. tile_bytes: distance to the tile with the next 64
+// columns.
 __device__ inline TileOperand columns_operand(const void* tile, int tile_bytes) {
   return tile_operand(tile) | TileOperand(tile_bytes >> 4) << 16;
 }
 
-// The compiler has x ready before the next asm statement, and reads nothing of it before the last.
+// The compiler computes x before the next asm statement and does not read it before the last one.
 __device__ inline void hold_in_place(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ inline void hold_in_place(unsigned& x) { asm volatile("" : "+r"(x) :: "memory"); }
 template <class T, int N> __device__ inline void hold_in_place(T (&x)[N]) {
@@ -181,14 +184,14 @@ template <class T, int N> __device__ inline void hold_in_place(T (&x)[N]) {
   for (int n = 0; n < N; n++) hold_in_place(x[n]);
 }
 
-// These are computed before the wait that follows. Without it ptxas (12.9, 13.0) moves a wait above arithmetic that does
-// not need what is waited for, and nothing overlaps; of the statements that were tried only this one stops it.
+// The registers are computed before the wait that follows. Otherwise ptxas (12.9, 13.0) moves the wait above arithmetic
+// that does not depend on it, and nothing overlaps; of the statements that were tried only this one prevents it.
 template <class... Registers> __device__ inline void compute_before_wait(Registers&... registers) {
   (hold_in_place(registers), ...);
   asm volatile("fence.acq_rel.cta;" ::: "memory");
 }
-// Orders the registers' last use before the products that follow. What they read is named: left operands, and sums that
-// they add to; sums that they overwrite need not be.
+// Orders the last use of the registers before the products that follow. Name the registers that the products read: left
+// operands and the sums that they add to, but not sums that they overwrite.
 template <class... Registers> __device__ inline void wgmma_fence(Registers&... registers) {
   (hold_in_place(registers), ...);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -212,7 +215,7 @@ template <int GROUPS, class... Registers> __device__ inline void wgmma_wait(Regi
   FOUR(d[n]), FOUR(d[n + 1]), FOUR(d[n + 2]), FOUR(d[n + 3]), FOUR(d[n + 4]), FOUR(d[n + 5]), FOUR(d[n + 6]), \
       FOUR(d[n + 7])
 
-// A: rows of a tile, B: rows of a tile. d = without `add`, d += with it.
+// A and B are rows of tiles. d += if `add`, else d =.
 template <int TILES> __device__ inline void wgmma(float (&d)[TILES][4], TileOperand a, TileOperand b, bool add) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
   if constexpr (TILES == 8)
@@ -226,7 +229,7 @@ template <int TILES> __device__ inline void wgmma(float (&d)[TILES][4], TileOper
                  "%64, %65, add, 1, 1, 0, 0;}"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(int(add)));
 }
-// A: registers, B: columns of tiles. d +=
+// A is in registers, B is columns of tiles. d +=
 template <int TILES> __device__ inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
   if constexpr (TILES == 8)

@@ -3,9 +3,9 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
-// Rows of up to SHORT channels: a thread per row. On a GPU its cache keeps such rows between the passes; on the CPU
-// layer no thread waits for another, which there is most of the cost of anything short. Longer rows: a warp per row, in
-// registers as long as they fit.
+// Rows of up to SHORT channels: a thread per row. On a GPU the cache keeps such rows between the passes; on the CPU
+// layer no thread waits for another, and waiting is most of the cost of a short row there. Longer rows: a warp per row,
+// in registers as long as they fit.
 
 constexpr int SHORT = 256;
 constexpr int LN_WARPS = 4;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
   }
 }
 
-// A row by `threads` threads (1 or 32) that read it again for each pass, from the cache.
+// Normalizes a row with `threads` threads (1 or 32), which read it again for each pass, from the cache.
 template <class T>
 __device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
                                             const T* gamma, const T* beta, int row, int C, int thread, int threads) {
@@ -187,8 +187,8 @@ void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const 
 // sum. Short and wide rows: dx by a thread or a warp per row; the column sums by a thread per column and chunk of rows,
 // which reads dout and x again.
 
-// Blocks of at least 64 rows, and at most what 132 multiprocessors hold at once: registers allow 3 each, or 2 when rows
-// are long.
+// Blocks of at least 64 rows, and at most as many as 132 multiprocessors hold at once: registers allow 3 on each, or 2
+// if rows are long.
 static int backward_blocks(int N, int C) {
   int needed = int(blocks_for(N, 64)), most = 132 * (C <= 768 ? 3 : 2);
   return needed < most ? needed : most;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
                               const T* __restrict__ x, const float* __restrict__ mean, const float* __restrict__ rstd,
                               const T* __restrict__ gamma, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
-  constexpr bool EARLY = PACKS * SIZE <= 32;  // dx is fetched with the rest, while there are registers for it
+  constexpr bool EARLY = PACKS * SIZE <= 32;  // dx is loaded with the rest if there are registers for it
   DYNAMIC_SHARED(float, shared);              // [LN_WARPS, 2, C]
   int warp = threadIdx.x / WARP, warps = gridDim.x * LN_WARPS;
   float dgamma[PACKS][SIZE] = {}, dbeta[PACKS][SIZE] = {};
@@ -362,13 +362,13 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
                   size_t(LN_WARPS) * 2 * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
   } else {
     if (C <= SHORT) {
-      launch(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
+      LAUNCH(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
              gamma, N, C);
     } else {
-      launch(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
+      LAUNCH(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
              dx, dout, x, mean, rstd, gamma, N, C);
     }
-    launch(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
+    LAUNCH(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
            partial, dout, x, mean, rstd, N, C);
   }
   add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);

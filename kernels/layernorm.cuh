@@ -18,7 +18,7 @@ void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const 
 
 size_t layernorm_backward_workspace(int N, int C);  // bytes
 
-// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input, mean and rstd what the forward saved.
+// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd.
 // Floor: 4 N C elements moved (dout, x, and dx both ways).
 template <class T>
 void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,

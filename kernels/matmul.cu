@@ -5,16 +5,13 @@
 #include "kernels/matmul.cuh"
 
 #include <cublasLt.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <compare>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "kernels/elementwise.cuh"
@@ -25,11 +22,11 @@ namespace {
 
 void cublas_check(cublasStatus_t status, const char* what, int line) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    failure("%s failed at matmul.cu:%d: %s.", what, line, cublasLtGetStatusString(status));
+    failure("%s failed at matmul.cu:%d: %s", what, line, cublasLtGetStatusString(status));
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-constexpr size_t WORKSPACE = size_t(32) << 20;
+size_t workspace_size = size_t(32) << 20;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
 constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
@@ -59,9 +56,8 @@ struct Plan {
   cublasLtMatmulDesc_t operation = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;  // cuBLASLt's A and B: our B and A
   Algorithm algorithm;
-  bool fused = true;     // the epilogue is cuBLASLt's; else a kernel of ours follows
-  bool settled = false;  // measured, or read from the cache
-  Plan() = default;
+  bool fused;  // the epilogue is cuBLASLt's; else a kernel of ours follows
+  explicit Plan(bool fused) : fused(fused) {}
   Plan(const Plan&) = delete;
   ~Plan() {
     if (operation) cublasLtMatmulDescDestroy(operation);
@@ -70,74 +66,66 @@ struct Plan {
   }
 };
 
-// The choices as text: "GPU <tab> version <tab> shape <tab> fused <tab> 64 bytes in hexadecimal".
+// An algorithm as MatmulChoices keeps it: "fused" or "plain", and its bytes in hexadecimal.
 struct Choice {
   bool fused;
   Algorithm algorithm;
 };
-std::map<std::string, Choice> choices;  // by "GPU <tab> version <tab> shape"
-std::string cache_path;
 
-std::string choice_line(const std::string& key, const Choice& choice) {
+std::string choice_text(const Choice& choice) {
   unsigned char bytes[sizeof choice.algorithm];
   std::memcpy(bytes, &choice.algorithm, sizeof bytes);
-  std::string line = key + (choice.fused ? "\t1\t" : "\t0\t");
-  for (unsigned char byte : bytes) line += format("%02x", byte);
-  return line + "\n";
+  std::string text = choice.fused ? "fused " : "plain ";
+  for (unsigned char byte : bytes) text += format("%02x", byte);
+  return text;
 }
 
-// Lines that do not parse are skipped: the worst that can happen is a measurement more. Of two lines for one shape the
-// later counts, as an algorithm that cuBLASLt no longer takes is measured anew and appended.
-void read_choices(std::istream& in) {
-  for (std::string line; std::getline(in, line);) {
-    size_t hex = line.rfind('\t'), flag = hex == std::string::npos || hex < 3 ? std::string::npos : hex - 2;
-    Choice choice;
-    unsigned char bytes[sizeof choice.algorithm];
-    if (flag == std::string::npos || line[flag] != '\t' || line.size() - hex - 1 != 2 * sizeof bytes) continue;
-    std::string digits = line.substr(hex + 1);
-    if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) continue;
-    for (size_t i = 0; i < sizeof bytes; i++)
-      bytes[i] = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
-    std::memcpy(&choice.algorithm, bytes, sizeof bytes);
-    choice.fused = line[flag + 1] == '1';
-    choices.insert_or_assign(line.substr(0, flag), choice);
-  }
-}
-
-// One write of a whole line at the end of the file: several ranks may do so at once.
-void append_to_cache(const std::string& line) {
-  if (cache_path.empty()) return;
-  int file = open(cache_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-  if (file < 0) return;  // a cache that cannot be written costs a second at the next start, nothing else
-  [[maybe_unused]] ssize_t written = write(file, line.data(), line.size());
-  close(file);
+// false: something else has written this text.
+bool read_choice(const std::string& text, Choice& choice) {
+  unsigned char bytes[sizeof choice.algorithm];
+  constexpr size_t WORD = 6;  // of "fused " and "plain "
+  if (text.size() != WORD + 2 * sizeof bytes) return false;
+  if (text.find_first_not_of("0123456789abcdef", WORD) != std::string::npos) return false;
+  for (size_t i = 0; i < sizeof bytes; i++)
+    bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(WORD + 2 * i, 2), nullptr, 16));
+  std::memcpy(&choice.algorithm, bytes, sizeof bytes);
+  choice.fused = text.rfind("fused ", 0) == 0;
+  return choice.fused || text.rfind("plain ", 0) == 0;
 }
 
 struct Device {
   cublasLtHandle_t handle = nullptr;
-  std::string key;  // "GPU <tab> version <tab>"
-  std::map<Shape, Plan> plans;
-  std::map<cudaStream_t, void*> workspaces;  // one a stream: products on two streams may run at the same time
+  MatmulChoices choices;
+  std::map<Shape, std::unique_ptr<Plan>> plans;
+  int plans_version = 0;  // of the choices that the plans were made from
 
-  Device() {
+  Device() : choices(key()) { CUBLAS_CHECK(cublasLtCreate(&handle)); }
+
+  static std::string key() {
     int device = 0;
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    CUBLAS_CHECK(cublasLtCreate(&handle));
-    key = format("%s\t%zu\t", properties.name, cublasLtGetVersion());
-  }
-
-  void* workspace(cudaStream_t stream) {
-    void*& memory = workspaces[stream];
-    if (!memory) CUDA_CHECK(cudaMalloc(&memory, WORKSPACE));
-    return memory;
+    return format("%s\t%zu", properties.name, cublasLtGetVersion());
   }
 };
 
+// Neither is ever destroyed: the CUDA runtime may be gone before static objects are.
 Device& device() {
-  static Device* one = new Device;  // never destroyed: the CUDA runtime may be gone before static objects are
+  static Device* one = new Device;
   return *one;
+}
+
+// One a stream: products on two streams may run at the same time.
+std::map<cudaStream_t, void*>& workspaces() {
+  static auto* all = new std::map<cudaStream_t, void*>;
+  return *all;
+}
+
+void* workspace(cudaStream_t stream) {
+  void*& memory = workspaces()[stream];
+  if (!memory) CUDA_CHECK(cudaMalloc(&memory, workspace_size));
+  return memory;
 }
 
 template <class V>
@@ -145,39 +133,40 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
+// Where a fused epilogue finds its arrays in this call.
 template <class TIn, class TOut>
-void describe(Plan& plan, const Matmul<TIn, TOut>& p) {
+void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
+  if (!plan.fused || p.epilogue == Epilogue::none) return;
+  if (p.epilogue != Epilogue::dgelu) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (p.aux && p.epilogue != Epilogue::bias) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
+}
+
+// The operation, all but its algorithm. It has the attributes of its epilogue and no others, which cuBLASLt may refuse:
+// without the epilogue it is described anew. The types of bias and aux are left at their defaults, D's.
+template <class TIn, class TOut>
+std::unique_ptr<Plan> describe(const Matmul<TIn, TOut>& p, bool fused) {
+  auto plan = std::make_unique<Plan>(fused);
   cublasOperation_t transpose[] = {CUBLAS_OP_N, CUBLAS_OP_T};
   CUBLAS_CHECK(
-      cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // float stays float: no TF32
-  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose[p.trans_b]);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose[p.trans_a]);
+      cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // float stays float: no TF32
+  set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose[p.trans_b]);
+  set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose[p.trans_a]);
   auto layout = [](cublasLtMatrixLayout_t* l, cudaDataType_t type, int rows, int columns, int ld) {  // ours, row-major
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(l, type, columns, rows, ld));
   };
-  layout(&plan.a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
-  layout(&plan.b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
-  layout(&plan.d, data_type<TOut>, p.m, p.n, p.ldd);
-}
-
-template <class TIn, class TOut>
-void set_epilogue(Plan& plan, const Matmul<TIn, TOut>& p) {
-  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  if (plan.fused && p.epilogue == Epilogue::bias) epilogue = CUBLASLT_EPILOGUE_BIAS;
-  if (plan.fused && p.epilogue == Epilogue::bias_gelu)
-    epilogue = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-  if (plan.fused && p.epilogue == Epilogue::dgelu) epilogue = CUBLASLT_EPILOGUE_DGELU;
-  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return;
-  if (p.epilogue != Epilogue::dgelu) {
-    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type<TIn>);
-  }
-  if (epilogue != CUBLASLT_EPILOGUE_BIAS && epilogue != CUBLASLT_EPILOGUE_GELU_BIAS) {
-    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
-    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
-    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, data_type<TIn>);
-  }
+  layout(&plan->a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
+  layout(&plan->b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
+  layout(&plan->d, data_type<TOut>, p.m, p.n, p.ldd);
+  if (!fused || p.epilogue == Epilogue::none) return plan;
+  cublasLtEpilogue_t with_gelu = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+  set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+      p.epilogue == Epilogue::bias    ? CUBLASLT_EPILOGUE_BIAS
+      : p.epilogue == Epilogue::dgelu ? CUBLASLT_EPILOGUE_DGELU
+                                      : with_gelu);
+  if (p.aux && p.epilogue != Epilogue::bias)
+    set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
+  set_arrays(*plan, p);
+  return plan;
 }
 
 template <class TIn, class TOut>
@@ -185,7 +174,7 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matm
                         cudaStream_t stream) {
   float one = 1;
   return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm.opaque, device().workspace(stream), WORKSPACE, stream);
+                        &algorithm.opaque, workspace(stream), workspace_size, stream);
 }
 
 std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
@@ -194,7 +183,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(WORKSPACE));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_size));
   // Parts of a split k are added up in float32, never in bf16.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -214,7 +203,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   return algorithms;
 }
 
-// What a plan without a fused epilogue leaves to do, in place on d.
+// The epilogue for a plan that does not fuse it, in place on d.
 template <class T>
 __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int ld, bool dgelu, bool with_gelu) {
   int column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -236,12 +225,13 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 template <class TIn, class TOut>
 void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
   if constexpr (std::is_same_v<TIn, TOut>)
-    launch(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
+    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
 }
 
 // The fastest candidate and its milliseconds, FAILED if none of them runs: the time of several products in a row, with
-// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few again.
+// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
+// again.
 template <class TIn, class TOut>
 std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
                                     const Matmul<TIn, TOut>& p, cudaStream_t stream) {
@@ -289,64 +279,56 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
   return {ranking[0].first, algorithms[ranking[0].second]};
 }
 
-template <class TIn, class TOut>
-Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
-  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
-  Shape shape{int(data_type<TIn>),
-              int(data_type<TOut>),
-              p.m,
-              p.n,
-              p.k,
-              p.trans_a,
-              p.trans_b,
-              p.lda,
-              p.ldb,
-              p.ldd,
-              p.beta != 0,
-              int(p.epilogue),
-              p.aux != nullptr,
-              aligned ? 16 : int(sizeof(TIn))};
-  Plan& plan = device().plans[shape];
-  if (!plan.operation) describe(plan, p);
-  set_epilogue(plan, p);  // the pointers of this call
-  if (plan.settled) return plan;
+// Whether cuBLASLt still takes the plan's algorithm, which another process may have chosen.
+bool runs(const Plan& plan) {
+  cublasLtMatmulHeuristicResult_t check;
+  return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                 &plan.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
+         check.workspaceSize <= workspace_size;
+}
 
-  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for the
-  // backward pass is then what the forward pass had, to the bit.
+template <class TIn, class TOut>
+const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+  MatmulChoices& choices = device().choices;
+  if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
+  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
+  Shape shape{.type_in = int(data_type<TIn>), .type_out = int(data_type<TOut>), .m = p.m, .n = p.n, .k = p.k,
+              .trans_a = p.trans_a, .trans_b = p.trans_b, .lda = p.lda, .ldb = p.ldb, .ldd = p.ldd,
+              .accumulate = p.beta != 0, .epilogue = int(p.epilogue), .has_aux = p.aux != nullptr,
+              .alignment = aligned ? 16 : int(sizeof(TIn))};
+  std::unique_ptr<Plan>& plan = device().plans[shape];
+  if (plan) {
+    set_arrays(*plan, p);
+    return *plan;
+  }
+
+  // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
+  // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
-  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float);
-  std::string key = device().key + shape_text(shape);
-  if (auto known = choices.find(key); known != choices.end() && (fusible || !known->second.fused)) {
-    plan.fused = known->second.fused;
-    set_epilogue(plan, p);
-    cublasLtMatmulHeuristicResult_t check;
-    plan.settled = cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                           &known->second.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
-                   check.workspaceSize <= WORKSPACE;
-    plan.algorithm = known->second.algorithm;
-    if (plan.settled) return plan;
-    choices.erase(known);  // written by something else: measured anew
+  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
+  auto possible = [&](bool fused) { return fused ? fusible : p.epilogue != Epilogue::none; };
+  std::string name = shape_text(shape);
+  Choice known;
+  if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
+    auto described = describe(p, known.fused);
+    described->algorithm = known.algorithm;
+    if (runs(*described)) return *(plan = std::move(described));
   }
   float best = FAILED;
-  Choice choice{};
+  std::unique_ptr<Plan> found;
   for (bool fused : {true, false}) {
-    if (fused ? !fusible : p.epilogue == Epilogue::none) continue;
-    plan.fused = fused;
-    set_epilogue(plan, p);
-    std::vector<Algorithm> algorithms = candidates(plan, shape.alignment, aligned ? 16 : sizeof(TOut));
+    if (!possible(fused)) continue;
+    auto described = describe(p, fused);
+    std::vector<Algorithm> algorithms = candidates(*described, shape.alignment, aligned ? 16 : sizeof(TOut));
     if (algorithms.empty()) continue;
-    auto [time, algorithm] = fastest(plan, algorithms, p, stream);
-    if (time < best) best = time, choice = {fused, algorithm};
+    auto [time, algorithm] = fastest(*described, algorithms, p, stream);
+    described->algorithm = algorithm;
+    if (time < best) best = time, found = std::move(described);
   }
-  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s.", shape_text(shape).c_str());
-  plan.fused = choice.fused;
-  plan.algorithm = choice.algorithm;
-  plan.settled = true;
-  set_epilogue(plan, p);
-  if (best == 0) return plan;  // nothing was measured: another run may be able to
-  choices[key] = choice;
-  append_to_cache(choice_line(key, choice));
-  return plan;
+  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s", name.c_str());
+  // A time of 0: nothing was measured, and another run may be able to.
+  choices.choose(name, choice_text({found->fused, found->algorithm}), best > 0);
+  return *(plan = std::move(found));
 }
 
 }  // namespace
@@ -356,7 +338,7 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   Matmul<TIn, TOut> p = given;
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
-  Plan& plan = find_plan(p, stream);
+  const Plan& plan = find_plan(p, stream);
   {
     ProfileScope scope("matmul", stream);
     CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
@@ -368,20 +350,19 @@ template void matmul(const Matmul<float, float>&, cudaStream_t);
 template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 
-void matmul_cache_file(const std::string& path) {
-  cache_path = path;
-  std::ifstream file(path);
-  if (file) read_choices(file);
+void matmul_release(cudaStream_t stream) {
+  auto found = workspaces().find(stream);
+  if (found == workspaces().end()) return;
+  cudaFree(found->second);
+  workspaces().erase(found);
 }
 
-std::string matmul_choices() {
-  std::string text;
-  for (auto& [key, choice] : choices) text += choice_line(key, choice);
-  return text;
+void matmul_workspace(size_t bytes) {
+  CUDA_CHECK(cudaDeviceSynchronize());  // products may still use the memory
+  for (auto& [stream, memory] : workspaces()) CUDA_CHECK(cudaFree(memory));
+  workspaces().clear();
+  device().choices.forget();
+  workspace_size = bytes;
 }
 
-void matmul_set_choices(const std::string& text) {
-  std::istringstream in(text);
-  read_choices(in);
-  device().plans.clear();  // the next products look their choices up again
-}
+MatmulChoices* matmul_choices() { return &device().choices; }

@@ -1,11 +1,11 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
 // kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
-#include <string>
 #include <type_traits>
 
-#include "kernels/gpu.cuh"
 #include "base/error.h"
+#include "kernels/gpu.cuh"
+#include "kernels/matmul_choices.h"
 
 enum class Epilogue {
   none,
@@ -31,18 +31,18 @@ struct Matmul {
   TIn* aux = nullptr;         // [m, n]
 };
 
-// Fills in contiguous leading dimensions; refuses what has no meaning.
+// Fills in contiguous leading dimensions; fails on a combination that has no meaning.
 template <class TIn, class TOut>
 void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.ldd == 0) p.ldd = p.n;
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
   bool plain = p.epilogue == Epilogue::none;
-  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible.", p.m, p.n, p.k);
-  if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type.");
+  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible", p.m, p.n, p.k);
+  if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
-    failure("matmul: the bias is missing.");
-  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing.");
+    failure("matmul: the bias is missing");
+  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
 }
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
@@ -50,9 +50,12 @@ void check_matmul(Matmul<TIn, TOut>& p) {
 template <class TIn, class TOut>
 void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 
-// Where the measured choices are kept, by GPU, cuBLASLt version and shape; "" (the default) = in memory only. Reads the
-// file.
-void matmul_cache_file(const std::string& path);
-// All choices of this process as text, and back: a checkpoint carries them, so that a resumed run makes the same ones.
-std::string matmul_choices();
-void matmul_set_choices(const std::string& text);
+// Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.
+void matmul_release(cudaStream_t stream);
+
+// For measurements: from now on a product may use this many bytes of memory beside its arrays, 32 MiB by default. All
+// choices are forgotten, so that they are made anew. Without effect on the CPU.
+void matmul_workspace(size_t bytes);
+
+// What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.
+MatmulChoices* matmul_choices();

@@ -1,7 +1,7 @@
-// Time by kernel and by phase, for benchmarks. Off unless a benchmark switches it on: then launch() and matmul() put an
+// Time by kernel and by phase, for benchmarks. Off unless a benchmark switches it on: then LAUNCH() and matmul() put an
 // event before and after what they start, and profile_collect() adds up the times by name.
 //   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
-// Phases cost an event each where one begins, so a step may be timed while they are on.
+// A phase costs one event, where it begins, so a step may be timed while phases are on.
 //   phases_start(); step(); for (auto& [phase, ms] : phases_collect()) ...
 #pragma once
 #include <cuda_runtime.h>
@@ -10,8 +10,9 @@
 #include <utility>
 #include <vector>
 
-// What a block of a kernel takes on a GPU; all 0 on the CPU, and for what is no kernel of ours.
+// A launch: its blocks, and what one of them takes on a GPU (on the CPU 0). All 0 for what is not a kernel of ours.
 struct KernelResources {
+  int launched = 0;   // blocks of the grid
   int threads = 0;
   int registers = 0;  // of a thread
   int spilled = 0;    // bytes of a thread in local memory
@@ -28,10 +29,10 @@ struct ProfileLine {
 
 extern bool profile_on;
 void profile_start();
-// Waits for the device, switches profiling off; the lines with the most time first.
+// Waits for the device and switches profiling off. The lines with the most time come first.
 std::vector<ProfileLine> profile_collect();
 
-// Times the work put on the stream while the object lives. name: as written at the launch; kept, not copied.
+// Times the work put on the stream while the object exists. name: as written at the launch; the pointer is kept.
 class ProfileScope {
  public:
   ProfileScope(const char* name, cudaStream_t stream, const KernelResources& resources = {}) : stream_(stream) {
@@ -50,6 +51,6 @@ class ProfileScope {
 };
 
 void phases_start();
-void phase(const char* name, cudaStream_t stream);  // begins here; nullptr: the step ends
-// Waits for the device, switches the marks off; milliseconds on the device in the order in which the phases came first.
+void phase(const char* name, cudaStream_t stream);  // a phase begins here; nullptr: the step ends
+// Waits for the device and switches phases off. Milliseconds on the device, in the order of each phase's first mark.
 std::vector<std::pair<std::string, double>> phases_collect();

@@ -22,5 +22,5 @@ void normal_fill(float* out, size_t rows, size_t columns, size_t stride, float s
                  cudaStream_t stream) {
   size_t n = rows * columns;
   if (n == 0) return;
-  launch(normal_fill_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);
+  LAUNCH(normal_fill_kernel, dim3(blocks_for(n, 256)), dim3(256), 0, stream, out, n, columns, stride, std, seed);
 }

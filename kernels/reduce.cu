@@ -20,10 +20,10 @@ __global__ void sum_to_kernel(float* out, const float* __restrict__ x, size_t n,
 
 void sum_to(float* out, const float* x, size_t n, cudaStream_t stream) {
   if (n == 0) return;
-  launch(sum_to_kernel, dim3(1), dim3(SUM_THREADS), 0, stream, out, x, n, aligned16(x));
+  LAUNCH(sum_to_kernel, dim3(1), dim3(SUM_THREADS), 0, stream, out, x, n, aligned16(x));
 }
 
-// Few rows: a thread per column and no barrier. Many rows: 32 columns a block, its warps share the rows.
+// Few rows: a thread per column, no barrier. Many rows: 32 columns per block, whose warps share the rows.
 constexpr int FEW_ROWS = 64, COLUMN_WARPS = 8;
 
 __device__ inline void add_column(float* out0, int n0, float* out1, int column, float sum) {
@@ -62,9 +62,9 @@ void add_column_sums(float* out0, int n0, float* out1, int n1, const float* part
   int n = n0 + n1;
   if (n == 0 || count == 0) return;
   if (count <= FEW_ROWS) {
-    launch(add_few_rows_kernel, dim3(blocks_for(n, 128)), dim3(128), 0, stream, out0, n0, out1, n, partial, count);
+    LAUNCH(add_few_rows_kernel, dim3(blocks_for(n, 128)), dim3(128), 0, stream, out0, n0, out1, n, partial, count);
   } else {
-    launch(add_many_rows_kernel, dim3(blocks_for(n, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, out0, n0, out1, n,
+    LAUNCH(add_many_rows_kernel, dim3(blocks_for(n, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, out0, n0, out1, n,
            partial, count);
   }
 }

@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/gpu.cuh"
 
-// Every thread of the block gets the sum of v over the block. shared: one float per warp. One barrier; the caller puts
-// another one between two uses of the same shared array.
+// Every thread of the block gets the sum of v over the block. shared: one float per warp. Has one barrier; the caller
+// adds another between two uses of the same shared array.
 __device__ inline float block_sum(float v, float* shared) {
   v = warp_sum(v);
   if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = v;

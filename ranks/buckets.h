@@ -14,6 +14,7 @@ struct Share {
 
 class Buckets {
  public:
+  Buckets() = default;  // of an empty array
   // starts: where in [0, total) a bucket may begin, ascending; neighbours too close to each other become one.
   Buckets(size_t total, const std::vector<size_t>& starts, int ranks, size_t block) : ranks_(size_t(ranks)) {
     size_t unit = ranks_ * block;
@@ -35,6 +36,6 @@ class Buckets {
   }
 
  private:
-  size_t ranks_;
+  size_t ranks_ = 1;
   std::vector<size_t> begin_ = {0};  // and the end of the last one
 };

@@ -12,9 +12,19 @@
 
 static constexpr size_t STAGING = 64 << 10;  // bytes
 
+// Where NCCL_COMM_BLOCKING=0 every call answers ncclInProgress at first, and the next one must wait for its end.
+static ncclResult_t settled(ncclResult_t result, ncclComm_t comm) {
+  while (result == ncclInProgress) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (ncclResult_t asked = ncclCommGetAsyncError(comm, &result); asked != ncclSuccess) return asked;
+  }
+  return result;
+}
+
 // A rank that has died shows up as an error of NCCL too. The channel will know which one it was, of a machine that is
 // gone after half a minute, and end the process: it is left the time.
 static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
+  result = settled(result, comm);
   if (result == ncclSuccess) return;
   std::this_thread::sleep_for(std::chrono::seconds(on_cpu ? 0 : comm ? 35 : 3));
   failure("NCCL: %s failed: %s (%s)", what, ncclGetErrorString(result), ncclGetLastError(comm));
@@ -40,11 +50,17 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
   std::string shared = channel.share(std::string(id.internal, sizeof id.internal));
   std::memcpy(id.internal, shared.data(), std::min(shared.size(), sizeof id.internal));
-  check(ncclCommInitRank(&comm_, size_, id, rank_), nullptr, "connecting the ranks");
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = MULTIPROCESSORS;
+  ncclResult_t connected = ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
+  check(settled(connected, comm_), nullptr, "connecting the ranks");
+  // NCCL takes this variable in place of the configuration's number, and by now has set it from its own files.
+  const char* most = getenv("NCCL_MAX_CTAS");
+  multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
   channel.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
-    if (asked == ncclSuccess && error == ncclSuccess) return "";
+    if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)) return "";
     return format("NCCL: %s (%s); continue the run with --resume", ncclGetErrorString(error), ncclGetLastError(comm_));
   });
 }

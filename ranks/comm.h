@@ -25,6 +25,12 @@ class Comm {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }  // prints and writes
+  // The most multiprocessors that collectives hold while they run; 0 with one rank. Kernels beside them may leave that
+  // many free.
+  int multiprocessors() const { return multiprocessors_; }
+  // Few, because the backward pass lacks them, and gives the gradients (4 bytes a parameter) plenty of time. But not
+  // fewer than the eight network cards that a machine with eight GPUs usually has: each needs a block.
+  static constexpr int MULTIPROCESSORS = 8;
 
   void after(cudaStream_t stream);     // what is called from here on begins when `stream` has done what it was given
   void before(cudaStream_t stream);    // and `stream` goes on when that is done
@@ -50,7 +56,7 @@ class Comm {
   }
   void broadcast(void* host, size_t bytes);       // = rank 0's
 
-  int rank_ = 0, size_ = 1;
+  int rank_ = 0, size_ = 1, multiprocessors_ = 0;
   Channel* channel_ = nullptr;
   ncclComm* comm_ = nullptr;
   cudaStream_t stream_ = nullptr;

@@ -176,6 +176,7 @@ Ranks find_ranks(const std::string& flag, const Ranks& started) {
   if (started.size > 1)
     user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
                started.variables.c_str(), started.size);
+  if (most == 0) return started;  // device_info() will say why
   if (count > most)
     user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
                on_cpu ? "ranks that the CPU build can start" : "of this machine");

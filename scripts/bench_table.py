@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What `make bench` and bench_peers.py have measured, as tables.
 
-    python3 scripts/bench_table.py --collect build/cpu/kernels.json ...    joins what the benchmark programs wrote to
-                                                                           bench/results/cpu.json, or gpu.json, and
-                                                                           prints the summary
+    python3 scripts/bench_table.py --collect [--out FILE] build/cpu/kernels.json ...
+                                                                           joins what the benchmark programs wrote to
+                                                                           bench/results/cpu.json, or gpu.json, or
+                                                                           FILE, and prints the summary
     python3 scripts/bench_table.py --compare OLD.json NEW.json             what has become faster or slower by 3%
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
@@ -219,8 +220,9 @@ def main():
     print(__doc__)
     sys.exit(0 if arguments else 2)
   if arguments[0] == "--collect":
-    result = collect(arguments[1:])
-    path = os.path.join(RESULTS, "gpu.json" if result["gpu"] else "cpu.json")
+    path, parts = (arguments[2], arguments[3:]) if arguments[1:2] == ["--out"] and arguments[2:] else (None, arguments[1:])
+    result = collect(parts)
+    path = path or os.path.join(RESULTS, "gpu.json" if result["gpu"] else "cpu.json")
     write(path, result)
     print(f"\n## Summary: {where(result)}\n\n{ceilings(result)}\n\n{steps_table(result)}\n\n{slowest(result)}\n")
     absent = missing(result)

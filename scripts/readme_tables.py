@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Fills the tables of README.md and bench/TORCH.md from measured files, so that no number in them is typed by hand.
+"""Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
     python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what compare_variants.py wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
-A block is what stands between <!-- table:NAME --> and <!-- /table --> in one of the two. Those of speed come from
-bench_table.py.
+A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
 """
 import json
 import os
@@ -16,6 +15,7 @@ import sys
 import compare_variants
 import plot
 
+PAGES = ("README.md", "bench/README.md", "bench/TORCH.md")
 
 def variants(result):
   return (compare_variants.table(result) + f"\n\n{len(result['seeds'])} seeds, {result['steps']} steps of {result['tokens_per_step']} "
@@ -25,7 +25,7 @@ def variants(result):
 def replace_block(name, content):
   root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
   block = re.compile(r"(<!-- table:%s -->\n).*?(<!-- /table -->)" % re.escape(name), re.DOTALL)
-  for path in (os.path.join(root, "README.md"), os.path.join(root, "bench", "TORCH.md")):
+  for path in (os.path.join(root, page) for page in PAGES):
     if not os.path.exists(path):
       continue
     with open(path, encoding="utf-8") as file:
@@ -34,8 +34,8 @@ def replace_block(name, content):
       with open(path, "w", encoding="utf-8") as file:
         file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
       return
-  sys.exit(f"{os.path.basename(sys.argv[0])}: no block <!-- table:{name} --> ... <!-- /table --> in README.md "
-           f"or bench/TORCH.md")
+  sys.exit(f"{os.path.basename(sys.argv[0])}: no block <!-- table:{name} --> ... <!-- /table --> in "
+           f"{', '.join(PAGES)}")
 
 
 def main():

@@ -31,6 +31,9 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run = app.add_flag("--dry-run", flags.dry_run,
                                "check everything, print the memory table, run one step, write nothing");
+  app.add_flag("--remeasure", flags.remeasure,
+               "measure algorithms for matrix products again instead of using those that earlier runs or the "
+               "checkpoint have kept (GPUs only; a resumed run then rounds differently)");
   auto* print_config =
       app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
@@ -41,7 +44,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   app.set_version_flag("--version", "plusgpt " + version);
-  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--print-config"})
+  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     app.get_option(flag)->disable_flag_override();
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();

@@ -7,7 +7,8 @@ struct Flags {
   std::string config;
   std::vector<std::string> sets;
   std::string resume, lengths, generate, gpus = "1", dump_gradients;
-  bool resuming = false, eval = false, generating = false, overwrite = false, dry_run = false, print_config = false;
+  bool resuming = false, eval = false, generating = false, overwrite = false, dry_run = false, print_config = false,
+       remeasure = false;
   std::string command;  // as typed
 };
 

@@ -7,6 +7,33 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation", "bench", "test",
          "scripts")
 
+# Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The one exception is
+# the portability header: kernels/gpu.cuh includes its CPU half, which is written in its terms.
+INCLUDES = {
+  "base": set(),
+  "kernels": {"base", "emulation/cpu"},
+  "emulation/cpu": {"base", "kernels"},
+  "emulation/ptx": set(),
+  "attention": {"base", "kernels"},
+  "data": {"base"},
+  "settings": {"base", "attention"},
+  "ranks": {"base", "kernels"},
+  "model": {"kernels", "attention", "settings", "ranks"},
+  "checkpoint": {"base", "settings", "model"},
+  "eval": {"base", "data", "model", "checkpoint"},
+  "training": {"base", "kernels", "data", "settings", "ranks", "model", "checkpoint", "eval"},
+  "main": {"base", "ranks", "checkpoint", "eval", "training"},
+}
+
+
+def room_of(path):
+  """The room of a file; None for generated headers and for files outside the program (bench, test)."""
+  if path.startswith(("train_gpt2.", "parameters.")):
+    return "model"
+  if path == "main.cu":
+    return "main"
+  return next((room for room in INCLUDES if path.startswith(room + "/")), None)
+
 
 def sources(*endings):
   """(path from the root, text) of every source file with one of the endings."""
@@ -49,9 +76,23 @@ class Rules(unittest.TestCase):
     self.nothing(r'#include "test/', sources(".h", ".cuh", ".cu", ".cpp"),
                  lambda path: path.startswith(("test/", "bench/")))
 
+  def test_no_include_climbs(self):
+    found = {room: set() for room in INCLUDES}
+    for path, text in sources(".h", ".cuh", ".cu", ".cpp"):
+      if room_of(path):
+        found[room_of(path)] |= {room_of(name) for name in re.findall(r'#include "([^"]+)"', text)} - {room_of(path), None}
+    self.assertEqual(found, INCLUDES)
+    order = list(INCLUDES)
+    climbing = [(room, other) for room in order for other in INCLUDES[room] if order.index(other) > order.index(room)]
+    self.assertEqual(climbing, [("kernels", "emulation/cpu")])
+
+  def test_settings_know_attention_by_its_names_alone(self):
+    self.nothing(r'#include "attention/(?!names\.h|settings\.h)', (item for item in sources(".h", ".cpp")
+                                                              if item[0].startswith("settings/")))
+
   def test_files_stay_short(self):
     long = [(path, text.count("\n")) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh")
-            if text.count("\n") > 650 and path != "train_gpt2.cu"]
+            if text.count("\n") > (700 if path == "train_gpt2.cu" else 650)]
     self.assertEqual(long, [])
 
   def test_what_the_documents_name_exists(self):
@@ -68,7 +109,7 @@ class Rules(unittest.TestCase):
     names = {name: re.findall(r'"(\w+)"', items) for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     self.assertEqual(names, enums)
     self.assertIn("lssar", names["kind"])
-    # Each kind's kernels: the build and the tests take what files there are.
+    # Each kind's kernels: the build and the tests take all files that exist.
     for kind in names["kind"]:
       for family in ("general", "tensor", "hopper"):
         self.assertTrue(os.path.exists(os.path.join(ROOT, f"attention/instances/{family}_{kind}.cu")), f"{family}_{kind}.cu")

@@ -19,6 +19,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--lengths", json_quote(flags.lengths)},
                  {"--generate", given(flags.generating)},
                  {"--dry-run", given(flags.dry_run)},
+                 {"--remeasure", given(flags.remeasure)},
                  {"--dump-gradients", json_quote(flags.dump_gradients)}};
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
@@ -56,7 +57,7 @@ static std::string differences(const Facts& first, const Facts& here) {
   return count > 10 ? list + format("\n  and %d more", count - 10) : list;
 }
 
-// As ranks send them: no key or value has a newline in it.
+// The form in which ranks send facts: no key or value contains a newline.
 static std::string text_of(const Facts& facts) {
   std::string text;
   for (auto& [key, value] : facts) text += key + '\n' + value + '\n';
@@ -74,7 +75,7 @@ void check_agreement(Comm& comm, const Facts& facts) {
   if (comm.size() == 1) return;
   std::string list = differences(facts_in(comm.agree(text_of(facts))), facts);
   if (!list.empty())
-    user_error("ranks: this rank was not started as rank 0 was; give all the same program, flags, configuration and "
-               "data:%s", list.c_str());
-  comm.least(0);  // nobody goes on before all have looked
+    user_error("ranks: this rank was started differently from rank 0; give every rank the same program, flags, "
+               "configuration and data:%s", list.c_str());
+  comm.least(0);  // no rank continues before all have compared
 }

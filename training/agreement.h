@@ -1,5 +1,5 @@
-// Whether the ranks of a run were all started to do the same. Each of them reads its own command line, configuration
-// and data; where these differ the ranks would train a model that nobody described, or wait for each other forever.
+// Checks that all ranks of a run were started alike. Each reads its own command line, configuration and data; if these
+// differed, the ranks would train a model that no configuration describes, or wait for each other forever.
 #pragma once
 #include <map>
 #include <string>
@@ -10,15 +10,16 @@
 #include "settings/command_line.h"
 #include "settings/config.h"
 
-using Facts = std::map<std::string, std::string>;  // what it is called -> its value at this rank
+using Facts = std::map<std::string, std::string>;  // name -> value at this rank
 
-// The program, the flags, the settings but for those that the configuration table leaves to each rank, and instead of
-// the names of files what is in them.
+// The program's version, the flags, all settings except those that the configuration table leaves to each rank, and the
+// content of the data files instead of their paths.
 Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
                const std::vector<DataFile>& val);
 
-// The weights that a run begins from, where it does not go on from a checkpoint.
+// The checksum of the weights that `init` names; empty without init. For a run that does not resume.
 Facts init_facts(const Config& config);
 
-// A user_error with a list at a rank whose facts are not rank 0's. The others wait for its word, which ends the run.
+// A user_error that lists the differences, on each rank whose facts differ from rank 0's. The other ranks wait until
+// that rank's end ends the run.
 void check_agreement(Comm& comm, const Facts& facts);

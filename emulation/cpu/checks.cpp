@@ -28,7 +28,7 @@ Range static_shared() {
       *static_cast<Range*>(result) = {static_cast<char*>(info->dlpi_tls_data) + segment.p_filesz,
                                       segment.p_memsz - segment.p_filesz};
     }
-    return 1;  // the executable comes first, and is all we want
+    return 1;  // the executable comes first, and only it matters
   }, &range);
   return range;
 }
@@ -47,12 +47,12 @@ void on_fault(int, siginfo_t* info, void*) {
         char text[512];
         int length = snprintf(text, sizeof text,
                               "kernel %s: a thread needs more stack than the CPU layer gives it (%zu bytes): make its "
-                              "local arrays smaller.\n",
+                              "local arrays smaller\n",
                               *watched.kernel, static_cast<size_t>(stack.top - stack.bottom));
         (void)!write(STDERR_FILENO, text, static_cast<size_t>(length));
         _exit(1);
       }
-  signal(SIGSEGV, SIG_DFL);  // not ours: it will happen again at once
+  signal(SIGSEGV, SIG_DFL);  // another fault: it will repeat at once and end the process
 }
 
 }  // namespace

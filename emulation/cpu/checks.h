@@ -1,4 +1,4 @@
-// What the layer does to make mistakes show: NaN in shared memory, and a word about stack overflows.
+// Two checks that make bugs visible: NaN in shared memory, and a message about stack overflows.
 #pragma once
 #include <stddef.h>
 #include <vector>
@@ -6,14 +6,14 @@
 
 namespace cpu {
 
-// Sets all bits of this OS thread's static __shared__ variables. They lie among its other zero-initialised
-// thread-locals of the executable: `saved` takes those, and restore_static puts everything back. Does nothing in
-// sanitizer builds.
+// Sets all bits of this OS thread's static __shared__ variables. They are stored among the executable's other
+// zero-initialised thread-locals: `saved` receives a copy of all of them, and restore_static writes it back. Does
+// nothing in sanitizer builds.
 void poison_static(std::vector<char>& saved);
 void restore_static(std::vector<char>& saved);
 
-// From now on a CUDA thread of this OS thread that outgrows its stack ends the process with a message that names the
-// kernel. Both pointers are read when it happens.
+// While this object lives, a CUDA thread of this OS thread that overflows its stack ends the process with a message
+// that names the kernel. Both pointers are read when that happens.
 class OverflowWatch {
  public:
   OverflowWatch(const std::vector<Stack>* stacks, const char* const* kernel);

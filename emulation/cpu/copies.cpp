@@ -1,5 +1,5 @@
-// cp.async on the CPU: each thread's copies wait in its queue, in order, until its cp_async_wait. What a thread never
-// waits for is never copied.
+// cp.async on the CPU: each thread's copies stay in its queue, in order, until its cp_async_wait. A copy that the
+// thread never waits for is never made.
 #include <vector>
 #include "emulation/cpu/warp.h"
 

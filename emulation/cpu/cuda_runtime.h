@@ -1,7 +1,7 @@
-// The CUDA runtime's names for a machine without a GPU: found instead of the toolkit's header through -Icpu. Only
-// what the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
+// The CUDA runtime's names for a machine without a GPU: -Iemulation/cpu finds this file, not the toolkit's. Only the
+// part that the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
 // launch order, whatever its stream, unless a test keeps streams back (emulation/cpu/streams.h). Kernels run thread by thread on
-// the scheduler (emulation/cpu/scheduler.h); start them with launch() of kernels/gpu.cuh.
+// the scheduler (emulation/cpu/scheduler.h); start them with LAUNCH() of kernels/gpu.cuh.
 #pragma once
 #define PLUSGPT_CPU 1
 #include <math.h>
@@ -65,8 +65,15 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorLaunchTimeout = 702,
+  cudaErrorAssert = 710,
+  cudaErrorHardwareStackError = 714,
+  cudaErrorLaunchFailure = 719,
 };
 const char* cudaGetErrorString(cudaError_t);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -97,7 +104,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nul
 // Rows of `width` bytes, `to_pitch` and `from_pitch` bytes apart.
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t = nullptr);
-// Free and total bytes of the machine or of the container (cgroup) this process lives in, whichever is less.
+// Free and total bytes of the machine, or of the container (cgroup) of this process if those are less.
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 
 // Streams and events.

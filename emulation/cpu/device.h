@@ -21,7 +21,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
   struct Call { void (*kernel)(P...); std::tuple<std::decay_t<P>...> arguments; };
   Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
-  ProfileScope scope(name, stream);
+  ProfileScope scope(name, stream, {.launched = static_cast<int>(grid.x * grid.y * grid.z)});
   cpu::Launch launch{name, grid, block, shared_bytes, [](const void* p) {
     const Call& c = *static_cast<const Call*>(p);
     do std::apply(c.kernel, c.arguments);

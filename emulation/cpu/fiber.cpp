@@ -2,7 +2,7 @@
 #include <sys/mman.h>
 #include <new>
 
-// Ends in a jump, since the processor would predict `ret` to go where the caller is, not where the next thread waits.
+// Ends in a jump: the processor would predict that `ret` returns to the caller, not to where the next thread waits.
 asm(R"(
 .text
 .p2align 4
@@ -46,12 +46,12 @@ Stack new_stack(int number) {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mprotect(memory, guard_bytes, PROT_NONE);  // best effort: the system limits the number of mappings
   char* bottom = static_cast<char*>(memory) + guard_bytes;
-  // The guard pages spread the stacks over the sets of the L2 cache, this spreads them over those of L1.
+  // The guard pages spread the stacks over the sets of the L2 cache; this spreads them over those of L1.
   return {bottom, bottom + stack_bytes - number % 32 * 128};
 }
 
 void free_stack(const Stack& stack) {
-#ifdef CPU_ASAN  // what is mapped here next must not find the marks of frames that were left without a return
+#ifdef CPU_ASAN  // frames that never returned left marks, which the next mapping at this address must not find
   __asan_unpoison_memory_region(stack.bottom, stack_bytes);
 #endif
   munmap(stack.bottom - guard_bytes, guard_bytes + stack_bytes);

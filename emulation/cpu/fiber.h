@@ -1,4 +1,4 @@
-// Stacks and the switch between them, with what ASan and TSan must be told about it. x86-64 only.
+// Stacks and the switch between them, with the annotations that ASan and TSan need. x86-64 only.
 #pragma once
 #include <stddef.h>
 
@@ -27,8 +27,8 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
 
-// For functions that move data between CUDA threads behind TSan's back: only barriers order their accesses. And for
-// those that switch stacks.
+// For functions that move data between CUDA threads unseen by TSan, so that only barriers order the threads' accesses,
+// and for functions that switch stacks.
 #define CPU_NO_TSAN __attribute__((no_sanitize("thread")))
 
 // Saves the callee-saved registers and the stack pointer in *save and continues where `load` was saved.
@@ -41,16 +41,16 @@ Stack new_stack(int number);  // number staggers the tops
 void free_stack(const Stack&);
 bool overflowed(const Stack&, const void* address);  // is this address in the guard page?
 
-// A suspended flow of control; null when there is none.
+// A suspended flow of control; sp is null if none is suspended.
 struct Context {
   void* sp = nullptr;
 #if defined(CPU_ASAN) || defined(CPU_TSAN)
   Stack stack;
-  void* shadow = nullptr;  // ASan's fake stack; TSan's fiber, which stays when nothing is suspended
+  void* shadow = nullptr;  // ASan's fake stack; TSan's fiber, which is kept while nothing is suspended
 #endif
 };
 
-// entry begins with entered() and ends with leave()
+// Makes the context start in entry, which must begin with entered() and end with leave().
 void prepare(Context&, const Stack&, void (*entry)());
 
 CPU_NO_TSAN inline void switch_context(Context& from, const Context& to) {
@@ -65,7 +65,7 @@ CPU_NO_TSAN inline void switch_context(Context& from, const Context& to) {
 #endif
 }
 
-// The first thing on a new stack; host is whoever switches to a new stack before anybody else does.
+// Must be called first on a new stack. host: the context that switches to a new stack first.
 CPU_NO_TSAN inline void entered([[maybe_unused]] Context& host) {
 #ifdef CPU_ASAN
   const void* bottom;
@@ -78,7 +78,7 @@ CPU_NO_TSAN inline void entered([[maybe_unused]] Context& host) {
 #endif
 }
 
-// Switches and never comes back: the stack is free.
+// Switches without a way back: the current stack is free afterwards.
 [[noreturn]] CPU_NO_TSAN inline void leave(const Context& to) {
 #ifdef CPU_ASAN
   __sanitizer_start_switch_fiber(nullptr, to.stack.bottom, static_cast<size_t>(to.stack.top - to.stack.bottom));
@@ -90,9 +90,9 @@ CPU_NO_TSAN inline void entered([[maybe_unused]] Context& host) {
   __builtin_unreachable();
 }
 
-// TSan's happens-before edges: everything before order_before(key) is ordered before what follows order_after(key).
-// Meetings alternate between two keys, so that what a fast thread does on its way to the next meeting does not look
-// ordered before what a slow one does after this one.
+// TSan's happens-before edges: everything before order_before(key) is ordered before everything after order_after(key).
+// Meetings alternate between two keys. With one, the accesses of a fast thread on its way to the next meeting would
+// appear ordered before those of a slow thread after this meeting.
 CPU_NO_TSAN inline void order_before([[maybe_unused]] void* key) {
 #ifdef CPU_TSAN
   __tsan_release(key);
@@ -104,13 +104,13 @@ CPU_NO_TSAN inline void order_after([[maybe_unused]] void* key) {
 #endif
 }
 
-// While one lives TSan sees nothing of what this fiber does: for books that the layer keeps in containers.
+// While one lives, TSan ignores this fiber's accesses: for the layer's own containers.
 struct Unseen {
 #ifdef CPU_TSAN
   Unseen() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__), AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
   ~Unseen() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
 #else
-  Unseen() {}  // not trivial, so that compilers take it for used
+  Unseen() {}  // not trivial, so that compilers do not warn of an unused variable
 #endif
 };
 

@@ -1,5 +1,5 @@
-// Hopper's copy engine, barriers in shared memory and products of a warpgroup. Nothing here happens earlier than it may
-// on a GPU, and most of it as late as it may: so what a kernel fails to wait for shows.
+// Hopper's copy engine, barriers in shared memory and products of a warpgroup. Nothing here happens earlier than a GPU
+// may do it, and most of it as late as a GPU may do it, so a missing wait changes the results.
 #include "kernels/hopper.cuh"
 #include <algorithm>
 #include <vector>
@@ -18,7 +18,7 @@ struct Tile {
 };
 struct Copy {
   Tile tile;
-  const void* from;  // of a bulk_load, else null
+  const void* from;  // the source of a bulk_load, else null
   int bytes;
   Mbarrier* barrier;
   Site site;
@@ -44,15 +44,15 @@ struct Started {  // a product under way
   const unsigned* registers[WARPGROUP];
 };
 struct Member {
-  int started;         // of the products under way, by this thread
-  unsigned committed;  // groups
+  int started;         // products under way that this thread has started
+  unsigned committed;  // groups that it has committed
   bool fenced;
 };
 struct Warpgroup {
   std::vector<Started> products;  // the first `started` are under way
   int started, arrived;           // arrived: at wgmma_wait
   Member member[WARPGROUP], first;
-  int groups_left;                // as the first to arrive says
+  int groups_left;                // as the first thread to arrive asked
   Site site;
   unsigned waits;
   char key[2];
@@ -66,7 +66,7 @@ struct Engine {
   Named named[most_named] = {};
   Warpgroup warpgroup[max_block_threads / WARPGROUP] = {};
   alignas(64) float a[rows_of_a][16 * most_steps], b[16 * most_steps][TILE_COLUMNS], d[rows_of_a][TILE_COLUMNS];
-  Copy arriving;  // here and not on the stack of whichever thread runs then
+  Copy arriving;  // a member, because the stack may belong to any thread
   char ask_key = 0;
 #ifdef CPU_TSAN
   void* fiber = __tsan_create_fiber(0);
@@ -86,9 +86,9 @@ void start_block(Engine& e) {
 }
 
 void finish_block(const Engine& e) {
-  if (!e.copies.empty()) reject(e.copies[0].site, "%zu copies under way when the block ended.", e.copies.size());
+  if (!e.copies.empty()) reject(e.copies[0].site, "%zu copies under way when the block ended", e.copies.size());
   for (const Warpgroup& group : e.warpgroup)
-    if (group.started) reject(group.products[0].site, "%d products under way when the block ended.", group.started);
+    if (group.started) reject(group.products[0].site, "%d products under way when the block ended", group.started);
 }
 
 void free_engine(Engine* e) { delete e; }
@@ -109,24 +109,24 @@ CPU_NO_TSAN inline Engine& engine() {
 
 struct State {
   uint64_t count : 20, pending : 20;
-  int64_t bytes : 22;  // announced and not yet brought; negative when they come first
-  uint64_t parity : 1, invalid : 1;  // poison is invalid, and so is 0
+  int64_t bytes : 22;  // announced minus arrived; negative if they arrive first
+  uint64_t parity : 1, invalid : 1;  // poison has `invalid` set; 0 is invalid too, because count is 0
 };
 
-// TSan sees this, and the write of mbarrier_init: so there must be a barrier between the two.
+// TSan sees this read and the write of mbarrier_init, so it reports a missing barrier between the two.
 State state_of(const Mbarrier& barrier, const Site& site) {
   State s = __builtin_bit_cast(State, __atomic_load_n(&barrier.state, __ATOMIC_RELAXED));
-  if (s.invalid || s.count == 0) reject(site, "the mbarrier has not been initialised.");
+  if (s.invalid || s.count == 0) reject(site, "the mbarrier has not been initialised");
   return s;
 }
 
 char* key_of(Mbarrier& barrier, unsigned parity) { return reinterpret_cast<char*>(&barrier) + parity; }
 
 CPU_NO_TSAN void change(Mbarrier& barrier, State s, int arrivals, int bytes, const Site& site) {
-  if (int(s.pending) < arrivals) reject(site, "more arrivals at the mbarrier than the %d of a phase.", int(s.count));
+  if (int(s.pending) < arrivals) reject(site, "more arrivals at the mbarrier than the %d of a phase", int(s.count));
   int outstanding = int(s.bytes) + bytes;
   if (std::abs(outstanding) > most_bytes)
-    reject(site, "%d bytes are outstanding at the mbarrier, %d can be.", outstanding, most_bytes);
+    reject(site, "%d bytes are outstanding at the mbarrier, but at most %d can be", outstanding, most_bytes);
   s.pending -= unsigned(arrivals);
   s.bytes = outstanding;
   bool ended = s.pending == 0 && s.bytes == 0;
@@ -136,7 +136,7 @@ CPU_NO_TSAN void change(Mbarrier& barrier, State s, int arrivals, int bytes, con
 }
 
 void arrive(Mbarrier& barrier, int bytes, const Site& site) {
-  if (bytes < 0) reject(site, "%d bytes.", bytes);
+  if (bytes < 0) reject(site, "%d bytes; the count must be at least 0", bytes);
   State s = state_of(barrier, site);
   order_before(key_of(barrier, s.parity));
   change(barrier, s, 1, bytes, site);
@@ -151,19 +151,21 @@ std::string missing(const void* barrier) {
 
 size_t place_of(const void* shared) { return size_t(static_cast<const char*>(shared) - here.dynamic_shared); }
 
-// Swizzled as by a GPU, by address: the 16-byte chunk within 128 bytes, xor the number of those within 1024.
+// A GPU's swizzle, by address: the number of the 16-byte chunk within its 128 bytes is XORed with the number of those
+// 128 bytes within 1024.
 CPU_NO_TSAN inline char* chunk_at(size_t place) { return here.dynamic_shared + (place ^ (place >> 3 & 0x70)); }
 
 void check_tile(const void* tile, size_t bytes, const Site& site) {
   size_t place = place_of(tile);
   if (place > here.shared_bytes || bytes > here.shared_bytes - place || place % TILE_ALIGNMENT)
     reject(site, "a tile of %zu bytes at byte %td of %zu bytes of dynamic shared memory; it must be inside and at a "
-           "multiple of %d.", bytes, ptrdiff_t(place), here.shared_bytes, TILE_ALIGNMENT);
+           "multiple of %d", bytes, ptrdiff_t(place), here.shared_bytes, TILE_ALIGNMENT);
 }
 
 size_t bytes_of(const TensorMap& map) { return size_t(map.tile_rows) * TILE_ROW_BYTES; }
 
-// Calls f(chunk of the tile, the tensor's 8 elements for it, first, end): elements first .. end - 1 are inside.
+// Calls f(chunk of the tile, its 8 elements of the tensor, first, end): elements first .. end - 1 are inside the
+// tensor.
 template <class F> CPU_NO_TSAN void for_each_chunk(const Tile& t, F f) {
   const TensorShape& s = t.map.shape;
   size_t place = place_of(t.shared);
@@ -221,7 +223,7 @@ CPU_NO_TSAN void deliver(Engine& e, int which) {
   }
   const Copy& copy = e.arriving;
   State s = state_of(*copy.barrier, copy.site);
-#ifdef CPU_TSAN  // to which the engine is a thread, ordered after those that ask and before those that wait
+#ifdef CPU_TSAN  // for TSan the engine is a thread, ordered after the threads that ask and before those that wait
   void* fiber = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(e.fiber, __tsan_switch_to_fiber_no_sync);
 #endif
@@ -249,16 +251,16 @@ TileOperand operand(const void* tile, int leading) {
          TileOperand(1) << 62;
 }
 
-// n: rows of A or B, or where B's columns are columns of tiles, those.
+// n: rows of A or B, or B's columns if they are the columns of tiles.
 void check_operand(TileOperand bits, bool rows, int n, const Site& site) {
   Operand o(bits);
   size_t end = o.start + 8 * TILE_ROW_BYTES + (rows ? size_t(n / 8 - 1) * o.stride
                                                     : size_t(n / TILE_COLUMNS - 1) * o.leading + o.stride);
   if (bits >> 62 != 1 || (bits & 0x3fffc000c000c000))
-    reject(site, "%016llx is no operand.", static_cast<unsigned long long>(bits));
-  if (o.start & 0x380) reject(site, "an operand begins in the middle of 8 rows.");
-  if (end / TILE_ROW_BYTES * TILE_ROW_BYTES > here.shared_bytes)  // it may begin within a row, and does not go beyond
-    reject(site, "an operand ends at byte %zu of %zu of dynamic shared memory.", end, here.shared_bytes);
+    reject(site, "%016llx is not an operand", static_cast<unsigned long long>(bits));
+  if (o.start & 0x380) reject(site, "an operand begins in the middle of 8 rows");
+  if (end / TILE_ROW_BYTES * TILE_ROW_BYTES > here.shared_bytes)  // rounded down: it may begin inside its first row
+    reject(site, "an operand ends at byte %zu of %zu of dynamic shared memory", end, here.shared_bytes);
 }
 
 CPU_NO_TSAN inline void widen(const Bytes16& chunk, float* to) {
@@ -267,7 +269,7 @@ CPU_NO_TSAN inline void widen(const Bytes16& chunk, float* to) {
   _mm_store_si128(reinterpret_cast<__m128i*>(to + 4), _mm_unpackhi_epi16(zero, bits));
 }
 
-// A's columns k .. k + 15, those of one product.
+// A's columns k .. k + 15, which one product uses.
 CPU_NO_TSAN void gather_a(Engine& e, const Started& s, int k) {
   if (s.product.from_registers) {
     for (int t = 0; t < WARPGROUP; t += 4) {  // four lanes have two rows
@@ -307,7 +309,7 @@ CPU_NO_TSAN void gather_b(Engine& e, const Product& p, int k, int column) {
   }
 }
 
-// d += a b, term by term: the result does not depend on how products are put together.
+// d += a b, term by term, so the result does not depend on how many products are done as one.
 CPU_NO_TSAN void multiply(Engine& e, int depth) {
   constexpr int height = 4, width = most_vectors, lanes = sizeof(Wide) / sizeof(float);
   for (int column = 0; column < TILE_COLUMNS; column += width * lanes)
@@ -333,7 +335,7 @@ template <class F> CPU_NO_TSAN void for_each_pair(Engine& e, const Started& s, i
   }
 }
 
-// Products one after the other into the same sums, as one.
+// Does consecutive products into the same sums as one.
 CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   for (int i = 0; i < steps; ++i) gather_a(e, s[i], 16 * i);
   for (int column = 0; column < s->product.columns; column += TILE_COLUMNS) {
@@ -347,7 +349,8 @@ CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   }
 }
 
-// The last of the warpgroup is here: all groups but the newest `groups_left`. Returns the number of products.
+// Called by the last thread of the warpgroup: does all groups but the newest `groups_left`. Returns the number of
+// products.
 CPU_NO_TSAN int execute_groups(Warpgroup& group, unsigned newest) {
   int done = 0;
   while (done < group.started && group.products[size_t(done)].group < newest) {
@@ -377,12 +380,12 @@ CPU_NO_TSAN inline Member& my_place(Warpgroup& group) {
 void check_complete(const Site& site) {
   unsigned end = unsigned(self->warp->number / (WARPGROUP / WARP) + 1) * WARPGROUP;
   if (end > here.block_dim.x * here.block_dim.y * here.block_dim.z)
-    reject(site, "the warpgroup has fewer than %d threads.", WARPGROUP);
+    reject(site, "the warpgroup has fewer than %d threads", WARPGROUP);
 }
 
 [[noreturn]] void diverged(const Site& site, const Site& first) {
-  reject(site, "divergent warpgroup: thread (%u, %u, %u) comes here with other operands or after other products than "
-         "the first at %s.", self->index.x, self->index.y, self->index.z, text_of(first).c_str());
+  reject(site, "divergent warpgroup: thread (%u, %u, %u) arrives with other operands or after other products than "
+         "the first at %s", self->index.x, self->index.y, self->index.z, text_of(first).c_str());
 }
 
 }  // namespace
@@ -392,7 +395,7 @@ void start_product(const Product& p, float* d, const unsigned* registers, const 
   Warpgroup& group = my_warpgroup();
   Member& me = my_place(group);
   Site site{"wgmma", file, line};
-  if (!me.fenced) [[unlikely]] reject(site, "no wgmma_fence() since the last wait.");
+  if (!me.fenced) [[unlikely]] reject(site, "no wgmma_fence() since the last wait");
   if (me.started == group.started) {
     check_complete(site);
     if (!p.from_registers) check_operand(p.a, true, rows_of_a, site);
@@ -419,7 +422,7 @@ CPU_NO_TSAN void finish_products(int groups_left, const Site& site) {
     diverged(site, group.site);
   }
   me.fenced = false;
-  [[maybe_unused]] char* key = &group.key[group.waits % 2];  // orders nothing but the products
+  [[maybe_unused]] char* key = &group.key[group.waits % 2];  // orders only the products
   if (++group.arrived < WARPGROUP) {
     sleep_until_woken(&group, site);
     order_after(key);
@@ -441,7 +444,8 @@ CPU_NO_TSAN void finish_products(int groups_left, const Site& site) {
 using namespace cpu;
 
 void mbarrier_init(Mbarrier& barrier, int count, const char* file, int line) {
-  if (count < 1 || count > most_arrivals) reject({"mbarrier_init", file, line}, "%d arrivals.", count);
+  if (count < 1 || count > most_arrivals)
+    reject({"mbarrier_init", file, line}, "%d arrivals (1 to %d)", count, most_arrivals);
   State s{};
   s.count = s.pending = unsigned(count);
   barrier.state = __builtin_bit_cast(uint64_t, s);
@@ -457,7 +461,7 @@ void mbarrier_arrive_expect(Mbarrier& barrier, int bytes, const char* file, int 
 
 void mbarrier_wait(Mbarrier& barrier, unsigned parity, const char* file, int line) {
   Site site{"mbarrier_wait", file, line};
-  if (parity > 1) reject(site, "parity %u.", parity);
+  if (parity > 1) reject(site, "parity %u; it must be 0 or 1", parity);
   while (state_of(barrier, site).parity == parity) sleep_until_woken(&barrier, site, missing);
   order_after(key_of(barrier, parity));
 }
@@ -470,7 +474,7 @@ TensorMap tensor_map(const bf16* x, const TensorShape& s, int tile_rows) {
                           ? "strides are not multiples of each other"
                       : tile_rows < 1 || tile_rows > 256 ? "tiles have 1 to 256 rows" : nullptr;
   if (wrong)
-    failure("tensor_map of %d x %d x %d x %d bf16, strides %zu, %zu, %zu, in tiles of %d rows: %s.", s.batches, s.rows,
+    failure("tensor_map of %d x %d x %d x %d bf16, strides %zu, %zu, %zu, in tiles of %d rows: %s", s.batches, s.rows,
             s.heads, s.channels, s.batch_stride, s.row_stride, s.head_stride, tile_rows, wrong);
   return {x, s, tile_rows};
 }
@@ -485,9 +489,9 @@ void tile_load(void* tile, const TensorMap& map, int batch, int row, int head, i
 void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier, const char* file, int line) {
   Site site{"bulk_load", file, line};
   if (bytes < 16 || bytes % 16 || reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16)
-    reject(site, "%d bytes from %p to %p: all three must be multiples of 16.", bytes, global, shared);
+    reject(site, "%d bytes from %p to %p: all three must be multiples of 16", bytes, global, shared);
   if (size_t place = place_of(shared); place < here.shared_bytes && here.shared_bytes - place < size_t(bytes))
-    reject(site, "%d bytes at byte %zu of %zu of dynamic shared memory.", bytes, place, here.shared_bytes);
+    reject(site, "%d bytes at byte %zu of %zu of dynamic shared memory", bytes, place, here.shared_bytes);
   load_later({{{}, shared, 0, 0, 0, 0}, global, bytes, &barrier, site});
 }
 
@@ -496,7 +500,7 @@ void tile_store(const TensorMap& map, const void* tile, int batch, int row, int 
   Site site{"tile_store", file, line};
   check_tile(tile, bytes_of(map), site);
   if (batch < 0 || row < 0 || head < 0 || channel < 0)
-    reject(site, "the tile begins before the tensor, at batch %d, row %d, head %d, channel %d; only a load may.", batch,
+    reject(site, "the tile begins before the tensor, at batch %d, row %d, head %d, channel %d; only a load may", batch,
            row, head, channel);
   Unseen unseen;
   engine().stores.push_back({{map, tile, batch, row, head, channel}, self, false});
@@ -520,12 +524,12 @@ void bulk_wait_read() {
 CPU_NO_TSAN void named_barrier(int number, int threads, const char* file, int line) {
   Site site{"named_barrier", file, line};
   if (number < 1 || number >= most_named || threads < WARP || threads % WARP)
-    reject(site, "barrier %d of %d threads; numbers are 1 to %d, threads a multiple of %d.", number, threads,
+    reject(site, "barrier %d of %d threads; numbers are 1 to %d, threads a multiple of %d", number, threads,
            most_named - 1, WARP);
   Named& barrier = engine().named[number];
   if (barrier.arrived == 0) barrier.threads = threads, barrier.site = site;
   else if (barrier.threads != threads)
-    reject(site, "barrier %d of %d threads, but of %d at %s.", number, threads, barrier.threads,
+    reject(site, "barrier %d of %d threads, but of %d at %s", number, threads, barrier.threads,
            text_of(barrier.site).c_str());
   [[maybe_unused]] char* key = &barrier.key[barrier.passed % 2];
   order_before(key);

@@ -18,11 +18,11 @@ void mbarrier_arrive(Mbarrier& barrier, CPU_SITE);
 void mbarrier_arrive_expect(Mbarrier& barrier, int bytes, CPU_SITE);
 void mbarrier_wait(Mbarrier& barrier, unsigned parity, CPU_SITE);
 
-// What a copy brings arrives when nothing else can run, or, in random order, at any time.
+// A load arrives when nothing else can run or, in random order, at any time.
 void tile_load(void* tile, const TensorMap& map, int batch, int row, int head, int channel, Mbarrier& barrier,
                CPU_SITE);
 void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier, CPU_SITE);
-// Written at the wait, so that what is never waited for is never written.
+// A store is done at its wait, so one without a wait is never done.
 void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel, CPU_SITE);
 void bulk_commit();
 void bulk_wait_read();
@@ -39,7 +39,7 @@ TileOperand columns_operand(const void* tile, int tile_bytes, CPU_SITE);
 
 namespace cpu {
 
-// D [64, columns] (+)= A B by the calling thread's warpgroup; A from registers where there are any (then B has its
+// D [64, columns] = or += A B by the calling thread's warpgroup; A from registers if there are any (then B has its
 // columns in rows of tiles), else from a tile.
 struct Product {
   TileOperand a, b;
@@ -50,7 +50,7 @@ struct Product {
 void start_product(const Product&, float* d, const unsigned* registers, const char* file, int line);
 void finish_products(int groups_left, const Site&);
 
-struct Registers {  // any sums or left operands; the CPU needs no word about them
+struct Registers {  // accepts any sums or left operands, which the CPU can ignore
   Registers() = default;
   template <class T, int N> Registers(T (&)[N]) {}
 };
@@ -61,8 +61,8 @@ void fence_products();
 template <class... R> inline void compute_before_wait(R&...) {}
 template <class... R> inline void wgmma_fence(R&...) { cpu::fence_products(); }
 void wgmma_commit();
-// Products are done here, by the last of the 128 threads to arrive, so that a missing wait shows. Till then sums and A's
-// registers must be there: variables of a scope that has ended are not.
+// Products are done here, by the last of the 128 threads to arrive, so that a missing wait changes the results. Until
+// then sums and A's registers must exist: they must not be variables of a scope that has ended.
 template <int GROUPS>
 inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, cpu::Registers = {}, CPU_SITE) {
   cpu::finish_products(GROUPS, {"wgmma_wait", file, line});

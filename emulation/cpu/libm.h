@@ -1,7 +1,7 @@
-// Single-precision functions that kernels call in their inner loops, inlined in place of libm's calls so that loops
+// Single-precision functions that kernels call in their inner loops, inlined instead of libm's calls so that loops
 // over a Pack vectorise: expf, logf, exp2f, log2f within 1.1 ulp (2.1 without FMA), fmaxf, fminf exact. Infinities,
-// NaN, denormals and overflow as in the C standard (errno and exception flags are not). Coefficients: our own minimax
-// fits of the relative error.
+// NaN, denormals and overflow follow the C standard; errno and exception flags do not. The coefficients are our own
+// minimax fits of the relative error.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -11,11 +11,11 @@ namespace cpu {
 inline float bits_to_float(uint32_t i) { return __builtin_bit_cast(float, i); }
 inline uint32_t float_to_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
-// Adding and subtracting it rounds to an integer, which then also stands in the low bits.
+// Adding it rounds to an integer, which is then in the low bits; subtracting it again gives that integer as a float.
 constexpr float round_magic = 0x1.8p23f;
 inline int32_t rounded(float sum) { return static_cast<int32_t>(float_to_bits(sum) - float_to_bits(round_magic)); }
 
-// p 2^n for n in [-252, 254], in two steps so that denormal results and infinity come out right.
+// p 2^n for n in [-252, 254], in two steps so that denormal results and infinity are correct.
 inline float scale(float p, int32_t n) {
   uint32_t half = static_cast<uint32_t>(n >> 1), rest = static_cast<uint32_t>(n) - half;
   return p * bits_to_float((half + 127) << 23) * bits_to_float((rest + 127) << 23);

@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t unlimited = UINT64_MAX;
 
-// The number after `key` at the start of a line; with an empty key the first word of the file. Unlimited are "max",
-// -1 (as an unsigned number) and errors.
+// The number after `key` at the start of a line; with an empty key, the first word of the file. "max", -1 (as an
+// unsigned number) and errors mean unlimited.
 uint64_t number_in(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

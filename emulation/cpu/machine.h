@@ -1,4 +1,4 @@
-// What this process may use: the machine's memory and cores, or its container's (cgroup v1 and v2) where those are
+// The memory and cores that this process may use: the machine's, or its container's (cgroup v1 and v2) if those are
 // less.
 #pragma once
 #include <stddef.h>
@@ -7,7 +7,7 @@
 namespace cpu {
 
 struct Memory { size_t free, total; };  // bytes; free counts what the system would drop from its file cache
-Memory available_memory(const std::string& root = "");  // root: where tests keep their /proc and /sys
+Memory available_memory(const std::string& root = "");  // root: a test's folder with its own /proc and /sys
 int available_cores(const std::string& root = "");
 
 }  // namespace cpu

@@ -2,11 +2,15 @@
 // output is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does every bit of
 // the result. bf16 operands are widened to float32 a tile's panel at a time, and the epilogue runs on the tile while it
 // is in cache.
+// For tests PLUSGPT_MATMUL=choose makes it as on a GPU: several algorithms, one of which each process picks by itself.
 #include "kernels/matmul.cuh"
 
 #include <cblas.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -67,10 +71,13 @@ void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux) {
     for (int c = 0; c < width; c++) out[c] = from_float<TOut>(sums[c]);
 }
 
+// bf16 goes in slices of k, so that both panels stay in the second-level cache.
+template <class TIn>
+constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
+
+// slice: how much of k is added up at a time.
 template <class TIn, class TOut>
-void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, int width) {
-  // bf16 goes in slices of k, so that both panels stay in the second-level cache.
-  constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
+void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, int height, int width) {
   static thread_local std::vector<float> a_buffer, b_buffer, d_buffer;
   TOut* out = p.d + size_t(row) * p.ldd + column;
   float *sums, beta = p.beta;
@@ -86,8 +93,8 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, 
       for (int r = 0; r < height; r++)
         for (int c = 0; c < width; c++) sums[size_t(r) * width + c] = to_float(out[size_t(r) * p.ldd + c]);
   }
-  for (int k = 0; k < p.k; k += SLICE) {
-    int depth = std::min(SLICE, p.k - k);
+  for (int k = 0; k < p.k; k += slice) {
+    int depth = std::min(slice, p.k - k);
     Panel a = p.trans_a ? widen(p.a + size_t(k) * p.lda + row, p.lda, depth, height, a_buffer)
                         : widen(p.a + size_t(row) * p.lda + k, p.lda, height, depth, a_buffer);
     Panel b = p.trans_b ? widen(p.b + size_t(column) * p.ldb + k, p.ldb, width, depth, b_buffer)
@@ -110,6 +117,19 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int row, int column, int height, 
   }
 }
 
+// The algorithms to choose from: k in 1 to 4 parts, whose sums round differently. What is fastest on a GPU differs from
+// process to process, so here a hash of the process's number decides.
+template <class TIn, class TOut>
+int chosen_slice(const Matmul<TIn, TOut>& p) {
+  MatmulChoices* choices = matmul_choices();
+  if (!choices) return SLICE<TIn>;
+  std::string shape = format("in%zu out%zu m%d n%d k%d %d%d acc%d ep%d", sizeof(TIn), sizeof(TOut), p.m, p.n, p.k,
+                             p.trans_a, p.trans_b, p.beta != 0, int(p.epilogue));
+  if (!choices->find(shape))
+    choices->choose(shape, format("%zu", 1 + std::hash<std::string>()(format("%d ", getpid()) + shape) % 4));
+  return std::min(SLICE<TIn>, ceil_div(p.k, std::max(1, std::atoi(choices->find(shape)->c_str()))));
+}
+
 }  // namespace
 
 template <class TIn, class TOut>
@@ -119,11 +139,11 @@ void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
   ProfileScope scope("matmul", stream);
-  cpu::put_on(stream, [p] {
+  cpu::put_on(stream, [p, slice = chosen_slice(p)] {
     Tiling tiles(p.m, p.n);
     cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
       int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
-      multiply_tile(p, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+      multiply_tile(p, slice, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
 }
@@ -132,6 +152,13 @@ template void matmul(const Matmul<float, float>&, cudaStream_t);
 template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 
-void matmul_cache_file(const std::string&) {}  // there is nothing to choose between
-std::string matmul_choices() { return ""; }
-void matmul_set_choices(const std::string&) {}
+void matmul_release(cudaStream_t) {}  // nothing is allocated for a stream
+void matmul_workspace(size_t) {}
+
+MatmulChoices* matmul_choices() {
+  static const char* asked = std::getenv("PLUSGPT_MATMUL");
+  static MatmulChoices choices("CPU\tOpenBLAS");
+  if (asked && asked != std::string("choose"))
+    user_error("environment: PLUSGPT_MATMUL = \"%s\" is unknown: choose, or nothing", asked);
+  return asked ? &choices : nullptr;
+}

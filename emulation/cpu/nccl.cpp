@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -51,6 +52,10 @@ ncclResult_t failed(ncclResult_t result, const std::string& text) {
   return result;
 }
 
+int64_t microseconds_now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::microseconds(1);
+}
+
 size_t size_of(ncclDataType_t type) {
   return type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1;
 }
@@ -60,9 +65,17 @@ size_t size_of(ncclDataType_t type) {
 struct ncclComm {
   Shared* shared;
   int rank, ranks;
+  std::atomic<int64_t> busy_until = 0;  // microseconds
   char* slot(int r) const { return shared->slots[r]; }
   char* own() const { return slot(rank); }
   void meet() const { pthread_barrier_wait(&shared->barrier); }
+  bool busy() const { return microseconds_now() < busy_until; }
+  ncclResult_t called() {  // what a call answers that went well
+    const char* blocking = getenv("NCCL_COMM_BLOCKING");
+    if (!blocking || strcmp(blocking, "0") != 0) return ncclSuccess;
+    busy_until = microseconds_now() + 2000;
+    return ncclInProgress;
+  }
 
   ncclResult_t agreed(const Request& mine) const {  // between the two meetings of a piece
     for (int r = 0; r < ranks; r++)
@@ -79,6 +92,7 @@ namespace {
 // They run when the stream does, so they hold what they need by value.
 template <class Fill, class Take>
 ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& request, size_t most, Fill fill, Take take) {
+  if (comm->busy()) return failed(ncclInvalidArgument, "the call before is still in progress");
   auto work = [=] {
     comm->shared->requests[comm->rank] = request;
     size_t begin = 0;
@@ -96,11 +110,14 @@ ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& reque
     } while (begin < request.count);
     return ncclSuccess;
   };
-  if (cpu::streams_at_once()) return work();
+  if (cpu::streams_at_once()) {
+    ncclResult_t result = work();
+    return result == ncclSuccess ? comm->called() : result;
+  }
   cpu::put_on(stream, [=] {
     if (work() != ncclSuccess) failure("NCCL: %s", last_error.c_str());
   });
-  return ncclSuccess;
+  return comm->called();
 }
 
 template <class T>
@@ -131,7 +148,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
   *comm = nullptr;
   if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks)
     return failed(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
@@ -170,7 +187,9 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   int process, descriptor;
   if (rank == 0 && sscanf(id.internal, "/proc/%d/fd/%d", &process, &descriptor) == 2 && process == getpid())
     close(descriptor);
-  return ncclSuccess;
+  if (getenv("NCCL_DEBUG"))
+    printf("NCCL INFO rank %d of %d, maxCTAs %d\n", rank, ranks, config ? config->maxCTAs : INT_MIN);
+  return (*comm)->called();
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -180,12 +199,18 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  *error = comm->busy() ? ncclInProgress : ncclSuccess;
+  return ncclSuccess;
+}
+
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";
     case ncclSystemError: return "system error";
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
+    case ncclInProgress: return "operation in progress";
   }
   return "unknown result";
 }

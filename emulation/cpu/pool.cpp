@@ -20,12 +20,12 @@ thread_local int inside_task = 0;
 
 struct Pool {
   // The job under way. `gate` counts the helpers inside it; its top bit closes it to newcomers: a helper that wakes
-  // up too late finds the gate closed, or another job's open, and nobody waits for it.
+  // up too late finds the gate closed, or the next job's gate open, and no job waits for it.
   Task task = nullptr;
   void* context = nullptr;
   int64_t chunk = 1;
   std::atomic<int64_t> next{0};   // first index not yet dealt
-  std::atomic<int64_t> limit{0};  // nothing from here on is worth starting: the end, or the lowest index that threw
+  std::atomic<int64_t> limit{0};  // indices from here on need not start: the end, or the lowest index that threw
   std::exception_ptr error;
   std::mutex error_mutex;
   static constexpr uint32_t closed = 1u << 31;
@@ -62,7 +62,7 @@ void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {
       if (i < limit) limit = i, error = std::current_exception();
     }
   };
-#ifdef CPU_TSAN  // neighbours always go to different workers, so that races between blocks show whatever the timing
+#ifdef CPU_TSAN  // neighbours always go to different workers, so that races between blocks show with any timing
   for (int64_t i = worker; i < limit; i += workers) guarded(i);
 #else
   for (int64_t begin; (begin = next.fetch_add(chunk, std::memory_order_relaxed)) < limit;)
@@ -72,7 +72,7 @@ void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {
 }
 
 void Pool::help() {
-#ifdef CPU_TSAN  // a helper that leaves must not be ordered before one that comes later: that would hide races
+#ifdef CPU_TSAN  // a helper that leaves must not be ordered before one that joins later: that would hide races
   constexpr auto enter_order = std::memory_order_relaxed;
 #else
   constexpr auto enter_order = std::memory_order_acq_rel;
@@ -103,7 +103,7 @@ void Pool::run(int64_t n, Task new_task, void* new_context) {
     gate.fetch_and(~closed, std::memory_order_acq_rel);
     generation.fetch_add(1, std::memory_order_acq_rel);
     generation.notify_all();
-#ifdef CPU_TSAN  // everybody has a share
+#ifdef CPU_TSAN  // every worker has a share
     while (inside.load(std::memory_order_acquire) != threads - 1) sched_yield();
 #endif
   }
@@ -127,7 +127,7 @@ void Pool::start(int n) {
   generation = 0;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, 64 << 20);  // the static __shared__ variables of all kernels live there too
+  pthread_attr_setstacksize(&attributes, 64 << 20);  // it also holds the static __shared__ variables of all kernels
   int status = 0;
   while (static_cast<int>(helpers.size()) < n - 1 && status == 0) {
     pthread_t helper;
@@ -140,7 +140,7 @@ void Pool::start(int n) {
   pthread_attr_destroy(&attributes);
   if (status == 0) return;
   join();
-  failure("cpu: %d threads could not be started: %s. Set a lower number of threads.", n, strerror(status));
+  failure("cpu: %d threads could not be started: %s; set a lower number of threads", n, strerror(status));
 }
 
 void Pool::join() {
@@ -174,7 +174,7 @@ int pool_threads() {
 }
 
 void set_pool_threads(int n) {
-  if (inside_task) failure("cpu: set_cpu_threads was called from inside a kernel or a pool task.");
+  if (inside_task) failure("cpu: set_cpu_threads was called from inside a kernel or a pool task");
   std::lock_guard lock(pool.host_mutex);
   if (pool.threads == effective(n)) return;
   pool.join();

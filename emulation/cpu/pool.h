@@ -1,6 +1,6 @@
 // The OS threads of the CPU layer. The caller is worker 0 and starts at once; helpers join as they wake up.
-// parallel_for(n, f) runs f(0) .. f(n - 1) in any order on the pool and returns when all are done; the exception of the
-// lowest index that threw is rethrown. Called from inside a task or a kernel it runs in place.
+// parallel_for(n, f) runs f(0) .. f(n - 1) in any order on the pool and returns when all are done; if some threw, the
+// exception of the lowest index is rethrown. Inside a task or a kernel it runs in the calling thread.
 #pragma once
 #include <stdint.h>
 #include <memory>

@@ -13,8 +13,9 @@ const char* cudaGetErrorString(cudaError_t e) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    default: return "an error that only a GPU has";
   }
-  return "unknown error";
 }
 
 static cudaError_t allocate(void** p, size_t bytes) {

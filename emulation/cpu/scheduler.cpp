@@ -27,7 +27,7 @@ constexpr bool own_stacks = false;
 
 }  // namespace
 
-// What one OS thread needs to run blocks.
+// The state with which one OS thread runs blocks.
 struct Worker {
   struct Abandoned {};  // unwinds the fibers of a block that has failed
 
@@ -46,7 +46,7 @@ struct Worker {
   std::string waiting() const;
   int pick(uint32_t mask);
 
-  // what every switch touches
+  // the members that every switch uses
   uint32_t runnable = 0;      // warps with runnable lanes
   Order order = Order::forward;
   int threads = 0, warps = 0;
@@ -75,15 +75,16 @@ struct Worker {
   char start_key = 0;         // for TSan (see fiber.h)
 };
 
-// Not zero on purpose: so they are not in .tbss, which holds the static shared memory that the poison knob fills.
+// Deliberately not zero, so that they are not in .tbss, which holds the static shared memory that the poison knob
+// fills.
 __thread Thread* self = &host_thread;
 __thread Here here = {{0, 0, 0}, dim3(1, 1, 1), dim3(1, 1, 1), nullptr, nullptr, 0, false, false, 0, {}, 0, 0, nullptr};
 Knobs knobs;
 
 namespace {
 
-// Runs threads one after another on one stack, until one keeps the stack by waiting; the loop goes on when that thread
-// has returned.
+// Runs threads one after another on one stack, until one keeps the stack by waiting; the loop continues when that
+// thread has returned.
 CPU_NO_TSAN void carry() {
   Worker& w = *here.worker;
   Stack stack = w.entering;
@@ -139,7 +140,7 @@ CPU_NO_TSAN inline int Worker::pick(uint32_t mask) {
   return __builtin_ctz(mask);
 }
 
-// The next runnable thread, of the same warp where possible; null if there is none.
+// The next runnable thread, of the same warp if possible; null if there is none.
 CPU_NO_TSAN inline Thread* Worker::next_thread() {
   Warp* w = self->warp;
   if (w->runnable == 0) {
@@ -152,7 +153,7 @@ CPU_NO_TSAN inline Thread* Worker::next_thread() {
   return w->threads + pick(w->runnable);
 }
 
-// One of the copies under way arrives; false if there are none.
+// Delivers one of the copies under way; false if there are none.
 CPU_NO_TSAN bool Worker::copy_arrives() {
   int n = here.engine ? copies_under_way(*here.engine) : 0;
   if (n == 0) return false;
@@ -164,7 +165,8 @@ CPU_NO_TSAN bool Worker::copy_arrives() {
   return true;
 }
 
-// When none is runnable: the next that becomes so through a copy, or by the failure of the block; null at its end.
+// Called when no thread is runnable: returns one that becomes so by a copy or by the failure of the block, or null at
+// the end of the block.
 CPU_NO_TSAN Thread* Worker::next_thread_at_last() {
   if (here.returned == static_cast<uint64_t>(threads)) {
     try {
@@ -200,7 +202,7 @@ CPU_NO_TSAN void Worker::start(Thread* t) {
 #endif
 }
 
-// Ends the block: threads that wait are made runnable and unwound (see wait), the others never start.
+// Ends the block: waiting threads are made runnable and unwound (see wait); the others never start.
 CPU_NO_TSAN void Worker::fail(std::exception_ptr e) {
   if (!here.failing) error = e;
   here.failing = true;
@@ -226,9 +228,9 @@ void Worker::fail(const char* fmt, ...) {
 }
 
 void Worker::fail_stuck() {
-  // who waits for a key waits for no thread that has returned
+  // a thread that waits for a key does not wait for a thread that has returned
   const char* kind = here.returned && !sleepers ? "some threads have returned while others wait for them" : "deadlock";
-  fail("%s: %s.", kind, waiting().c_str());
+  fail("%s: %s", kind, waiting().c_str());
 }
 
 // One clause for each place where threads wait.
@@ -254,7 +256,7 @@ CPU_NO_TSAN std::string Worker::waiting() const {
   return text + format("%d returned", static_cast<int>(here.returned));
 }
 
-// Makes this worker ready for blocks of a launch.
+// Prepares this worker for the blocks of a launch.
 void Worker::adopt(const Launch& l, uint64_t id) {
   if (launch_id == id) return;
   launch_id = id;
@@ -277,7 +279,7 @@ void Worker::adopt(const Launch& l, uint64_t id) {
       t.index = {n % shape.x, n % plane / shape.x, n / plane};
       t.lane = i % warp_size;
       t.warp = &warp[i / warp_size];
-#ifdef CPU_TSAN  // here, since whatever comes before the creation of a fiber is ordered before what the fiber does
+#ifdef CPU_TSAN  // here, because everything before the creation of a fiber is ordered before what the fiber does
       if (t.context.shadow) continue;
       stacks.push_back(t.context.stack = new_stack(i));
       t.context.shadow = __tsan_create_fiber(0);
@@ -377,16 +379,16 @@ void cannot_meet(const char* what, const char* file, int line) {
   Worker& w = *here.worker;
   const Warp& warp = *self->warp;
   if (warp.lanes != all_lanes_mask)
-    w.fail("thread %s is at %s, but its warp has %d threads: make the block a multiple of 32.",
+    w.fail("thread %s is at %s, but its warp has %d threads: make the block a multiple of 32",
            text_of(self->index).c_str(), text_of(site).c_str(), std::popcount(warp.lanes));
   else
-    w.fail("divergent warp: thread %s is at %s while %d of its lanes wait at %s.", text_of(self->index).c_str(),
+    w.fail("divergent warp: thread %s is at %s while %d of its lanes wait at %s", text_of(self->index).c_str(),
            text_of(site).c_str(), std::popcount(warp.arrived), text_of(warp.site).c_str());
   abandon();
 }
 
 [[gnu::cold]] static void cannot_pass(Worker& w, const Site& site) {
-  w.fail("divergent barrier: thread %s is at %s while %d wait%s at %s.", text_of(self->index).c_str(),
+  w.fail("divergent barrier: thread %s is at %s while %d wait%s at %s", text_of(self->index).c_str(),
          text_of(site).c_str(), w.at_barrier, w.at_barrier == 1 ? "s" : "", text_of(w.barrier_site).c_str());
   abandon();
 }
@@ -408,24 +410,24 @@ CPU_NO_TSAN bool arrive_at_barrier(const char* file, int line) {
 void check(const Launch& l) {
   uint64_t threads = uint64_t(l.block.x) * l.block.y * l.block.z;
   if (threads == 0 || threads > max_block_threads)
-    failure("kernel %s: a block of %u x %u x %u threads cannot be launched (1 to %d).", l.name, l.block.x, l.block.y,
+    failure("kernel %s: a block of %u x %u x %u threads cannot be launched (1 to %d)", l.name, l.block.x, l.block.y,
             l.block.z, max_block_threads);
   if (l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535)
-    failure("kernel %s: a grid of %u x %u x %u blocks cannot be launched (1 to 2147483647 x 65535 x 65535).", l.name,
+    failure("kernel %s: a grid of %u x %u x %u blocks cannot be launched (1 to 2147483647 x 65535 x 65535)", l.name,
             l.grid.x, l.grid.y, l.grid.z);
   if (l.shared_bytes > max_shared_bytes)
-    failure("kernel %s: %zu bytes of shared memory were asked for, a block can have %zu.", l.name, l.shared_bytes,
+    failure("kernel %s: %zu bytes of shared memory were asked for, but a block can have %zu", l.name, l.shared_bytes,
             max_shared_bytes);
 }
 
 void run(const Launch& l) {
   check(l);
-  if (self != &host_thread) failure("kernel %s: launched from inside kernel %s.", l.name, here.worker->kernel);
+  if (self != &host_thread) failure("kernel %s: launched from inside kernel %s", l.name, here.worker->kernel);
 
   static std::atomic<uint64_t> launches;
   struct Job { const Launch& launch; uint64_t id, blocks, step, shift; };
   Job job{l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z, 1, 0};
-  if (knobs.order == Order::random) {  // a permutation of the blocks: multiples of a number without common divisor
+  if (knobs.order == Order::random) {  // a permutation of the blocks: multiples of a number coprime to their count
     job.shift = knobs.seed * 0x9e3779b97f4a7c15u >> 20;
     for (job.step = job.shift % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
   }

@@ -1,8 +1,8 @@
-// Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on a stack that it shares with
-// those before it, and keeps that stack from its first wait on: from then on it is a fiber. A waiting thread switches
-// straight to the next runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block.
-// There is no scheduler fiber. When nothing can run, the copy engine (hopper.cpp) brings something; when it has nothing
-// left and not every thread has returned, the launch fails and names the lines where threads wait.
+// Runs a kernel's threads, one block per OS thread at a time. A CUDA thread starts on the stack that the threads before
+// it used; at its first wait it keeps that stack and becomes a fiber. A waiting thread switches directly to the next
+// runnable one, found in two bit masks: runnable lanes of its warp, runnable warps of its block. There is no scheduler
+// fiber. When no thread can run, the copy engine (hopper.cpp) delivers a copy; if it has none left and not every thread
+// has returned, the launch fails and names the lines where threads wait.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -18,17 +18,17 @@ struct dim3 {
 namespace cpu {
 
 constexpr int warp_size = 32, max_block_threads = 1024;
-constexpr size_t max_shared_bytes = 227 * 1024;  // what sm_90 gives a block
+constexpr size_t max_shared_bytes = 227 * 1024;  // per block, as on sm_90
 
 struct Launch {
   const char* name;
   dim3 grid, block;
   size_t shared_bytes;
-  void (*invoke)(const void*);  // runs the kernel for `self`, and on while next_fresh()
+  void (*invoke)(const void*);  // runs the kernel for `self`, and again while next_fresh()
   const void* arguments;
 };
-void check(const Launch&);  // throws Failure if no GPU would take it
-void run(const Launch&);    // throws Failure, or what the kernel threw
+void check(const Launch&);  // throws Failure if no GPU would accept it
+void run(const Launch&);    // throws Failure, or the kernel's exception
 
 // Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared
 // memory before every block, and in new device memory.
@@ -46,16 +46,16 @@ struct alignas(64) Thread {  // one cache line
   int lane;
   Warp* warp;
   Context context;           // null until the first wait, and again after the return
-  CopyQueue* copies;         // cp.async copies under way (copies.cpp), null if there never were any
+  CopyQueue* copies;         // cp.async copies under way (copies.cpp); null before the first
 };
 void drop_copies(CopyQueue*);
 void free_copies(CopyQueue*);
 
-// hopper.cpp: what a block's copy engine and warpgroups have under way.
+// hopper.cpp: the copies and products of a block that are under way.
 void start_block(Engine&);
 int copies_under_way(const Engine&);
-void deliver(Engine&, int which);  // of the copies, the oldest is 0
-void finish_block(const Engine&);  // throws if something is left
+void deliver(Engine&, int which);  // one of the copies; the oldest is 0
+void finish_block(const Engine&);  // throws if any are left
 void free_engine(Engine*);
 
 struct Site {                // where threads meet
@@ -68,18 +68,18 @@ std::string text_of(const Site&);
 constexpr uint32_t all_lanes_mask = 0xffffffffu;
 
 struct Warp {
-  uint32_t lanes;            // that exist
-  uint32_t runnable;         // the running one included
-  uint32_t arrived;          // at the meeting under way
+  uint32_t lanes;            // those that exist
+  uint32_t runnable;         // includes the running one
+  uint32_t arrived;          // at the current meeting
   int number;                // in the block
   Thread* threads;
-  Site site;                 // of the meeting under way
-  void* request[warp_size];  // what each arrived lane asks of the meeting: an object in its own frame
+  Site site;                 // of the current meeting
+  void* request[warp_size];  // of each arrived lane: an object in its own stack frame
   unsigned syncs;            // warp_syncs completed
   char sync_key[2];          // for TSan (see fiber.h)
 };
 
-// What kernels read most; one thread-local object per OS thread. `self` is the CUDA thread that runs.
+// The values that kernels read most, one thread-local object per OS thread. `self` is the running CUDA thread.
 struct Here {
   uint3 block_index;
   dim3 block_dim, grid_dim;
@@ -96,8 +96,8 @@ struct Here {
 extern __thread Thread* self;
 extern __thread Here here;
 
-// The current thread has returned from the kernel. Goes on to its neighbour if that one has not started: kernels that
-// never wait run as a loop.
+// Called when the current thread has returned from the kernel. next_fresh() continues with its neighbour if that has
+// not started, so kernels that never wait run as a loop.
 CPU_NO_TSAN inline void returned(Thread& thread) {
   thread.context.sp = nullptr;
   thread.warp->runnable &= ~(1u << thread.lane);
@@ -113,22 +113,22 @@ CPU_NO_TSAN inline bool next_fresh() {
   return true;
 }
 
-// Slow paths. next_context: who runs after the current thread (already made `self`); the current one, with here.failing
-// set, if nobody can.
+// Slow paths. next_context: the context of the next thread to run, which it makes `self`; the current thread's, with
+// here.failing set, if none can run.
 const Context& next_context();
-bool arrive_at_barrier(const char* file, int line);   // true for the last of the block, which goes on
+bool arrive_at_barrier(const char* file, int line);   // true for the last thread of the block, which need not wait
 [[noreturn]] void cannot_meet(const char* what, const char* file, int line);
 [[noreturn]] void abandon();
 
-// Waits until wake(key): for everything but meetings of a warp and __syncthreads. `describe` adds to reports what is
-// missing there.
+// Waits until wake(key): for all waits but the meetings of a warp and __syncthreads. `describe` says in reports what
+// the thread waits for.
 void sleep_until_woken(const void* key, const Site&, std::string (*describe)(const void* key) = nullptr);
 void wake(const void* key);
 [[noreturn, gnu::format(printf, 2, 3)]] void reject(const Site&, const char* format, ...);  // fails the block
 
-// Takes the current thread off the runnable ones and switches to another; usually its neighbour, and trying that first
-// keeps the bit masks out of the chain of dependent loads. Inlined down to the switch, which ends in a jump into the
-// kernel: returns through stack frames would be mispredicted whenever the next thread waits at another line.
+// Removes the current thread from the runnable ones and switches to another. That is usually its neighbour, and trying
+// it first keeps the bit masks out of the chain of dependent loads. Inlined down to the switch, which ends in a jump
+// into the kernel: returns through stack frames would be mispredicted whenever the next thread waits at another line.
 CPU_NO_TSAN inline void wait(Thread& me) {
   uint32_t left = me.warp->runnable & ~(1u << me.lane);
   me.warp->runnable = left;
@@ -142,8 +142,8 @@ CPU_NO_TSAN inline void wait(Thread& me) {
   if (here.failing) [[unlikely]] abandon();
 }
 
-// A meeting of the 32 lanes: false once the work is done, or true for the last to arrive: it does the work for all
-// (their requests are in warp->request), then calls dismiss(), and goes on without a switch.
+// A meeting of the 32 lanes. Returns true to the last lane to arrive, which does the work for all (their requests are
+// in warp->request), then calls dismiss() and continues without a switch. Returns false to the others, after the work.
 CPU_NO_TSAN inline bool arrive(Thread& me, const char* what, const char* file, int line, void* request) {
   Warp& warp = *me.warp;
   if (warp.arrived == 0) {
@@ -163,7 +163,7 @@ CPU_NO_TSAN inline void dismiss(Warp& warp) {
   warp.runnable = all_lanes_mask;
 }
 
-// The two that order memory: every thread of the block, of the warp, is here before any goes on.
+// The two meetings that order memory: every thread of the block (of the warp) arrives before any continues.
 CPU_NO_TSAN inline void barrier(const char* file, int line) {
   [[maybe_unused]] char* key = &here.barrier_key[here.barriers % 2];
   order_before(key);

@@ -27,12 +27,13 @@ struct Item {
 };
 struct Queue {
   bool with_default;  // ordered with the default stream
-  bool destroyed = false;  // by the program; what was put there will still be done
+  bool destroyed = false;  // by the program; work that was put there will still be done
   uint64_t put = 0, done = 0;
   std::deque<Item> items;
 };
 
-// One lock for all: a wait runs what it waits for while it holds it. Recursive, because work may throw, log, or launch.
+// One lock for all streams, held while a wait runs the work that it waits for. Recursive, because work may throw, log,
+// or launch.
 struct Streams {
   std::recursive_mutex mutex;
   std::vector<std::shared_ptr<Queue>> all{std::make_shared<Queue>(Queue{true, false, 0, 0, {}})};  // the default stream first
@@ -53,7 +54,7 @@ StreamOrder order_of_environment() {
     return StreamOrder::random;
   }
   if (name.empty() || name == "at_once") return StreamOrder::at_once;
-  fprintf(stderr, "PLUSGPT_STREAMS=%s is unknown: at_once, late, or random and a number.\n", text);
+  fprintf(stderr, "PLUSGPT_STREAMS=%s is unknown; use at_once, late, or random and a number\n", text);
   exit(2);
 }
 
@@ -101,8 +102,8 @@ bool is_allocated(const void* p) {
 
 struct cpu_stream { std::shared_ptr<cpu::Queue> queue; };
 struct cpu_event {
-  cpu::Point point;  // of the newest record; nothing: never recorded, and waiting for it is no wait
-  std::shared_ptr<std::chrono::steady_clock::time_point> time;  // that record's own, which outlives the event
+  cpu::Point point;  // of the newest record; empty: never recorded, so a wait for it returns at once
+  std::shared_ptr<std::chrono::steady_clock::time_point> time;  // of that record; it outlives the event
 };
 
 namespace cpu {
@@ -149,7 +150,7 @@ void note_memory(const void* p, size_t bytes) {
   streams().allocated[static_cast<const char*>(p)] = bytes;
 }
 void forget_memory(const void* p) {
-  run_all();  // memory is not given back while something uses it
+  run_all();  // memory must not be freed while work uses it
   std::lock_guard lock(streams().mutex);
   streams().allocated.erase(static_cast<const char*>(p));
 }
@@ -226,7 +227,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
   return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, s);
 }
-// Pageable memory of the host: what is read from there is read now, what is written there has been written at the end.
+// Pageable memory of the host is read at the call, and written by the time that the call returns.
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t s) {
   if (width == 0 || rows == 0) return cudaSuccess;

@@ -1,8 +1,7 @@
-// Warp operations as meetings: every lane leaves a request in its own frame, the last to arrive serves all 32.
+// Warp operations as meetings: every lane leaves a request in its stack frame, and the last to arrive serves all 32.
 // Lane numbers, fragment layouts and rounding are the GPU's (kernels/gpu.cuh has the contracts).
 #pragma once
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <emmintrin.h>
 #include <type_traits>
@@ -71,7 +70,7 @@ CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
 
 template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
 
-// Rows of four words from four places, turned into columns.
+// Transposes four rows of four words.
 CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const unsigned* r2, const unsigned* r3,
                                   unsigned* c0, unsigned* c1, unsigned* c2, unsigned* c3) {
   auto load = [](const unsigned* p) CPU_NO_TSAN { return _mm_loadu_ps(reinterpret_cast<const float*>(p)); };
@@ -81,22 +80,18 @@ CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const 
   store(c0, v0), store(c1, v1), store(c2, v2), store(c3, v3);
 }
 
-// The lower and the upper elements of words that hold two.
+// Splits words that hold two elements each into their lower and upper elements.
 template <class T, int n>
 CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
+  static_assert(std::is_same_v<T, __nv_bfloat16>);
   for (int i = 0; i < n; ++i) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      low[i] = __builtin_bit_cast(float, words[i] << 16);
-      high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
-    } else {
-      low[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i])}));
-      high[i] = static_cast<float>(__half(__half_raw{static_cast<unsigned short>(words[i] >> 16)}));
-    }
+    low[i] = __builtin_bit_cast(float, words[i] << 16);
+    high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
   }
 }
 
-// As wide as the processor's registers, where the columns are a multiple of that; and how many of them fit, times 4
-// rows.
+// Vectors as wide as the processor's registers (Wide), for columns that are a multiple of that; and the most vectors
+// per row that stay in registers with 4 rows.
 #if defined(__AVX512F__)
 using Wide [[gnu::vector_size(64)]] = float;
 using Narrow [[gnu::vector_size(32)]] = float;
@@ -120,7 +115,7 @@ CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;
   using Vector = FloatVector<N % 2 == 0>;
   constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
-  constexpr int height = 4, width = vectors < most_vectors ? vectors : most_vectors;  // what is summed in registers
+  constexpr int height = 4, width = vectors < most_vectors ? vectors : most_vectors;  // summed in registers
 
   unsigned pairs_b[8][columns];
   for (int q = 0; q < 4; ++q)
@@ -179,7 +174,7 @@ template <int X> struct LoadMatrix { unsigned (*r)[4]; const void* const* row; }
 struct alignas(16) Bytes16 { unsigned x[4]; };
 inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(row); }  // seen by the sanitizers
 
-// Columns to rows of an 8 x 8 matrix of 16-bit elements, as three perfect shuffles.
+// Transposes an 8 x 8 matrix of 16-bit elements by three perfect shuffles.
 CPU_NO_TSAN inline void transpose8(Bytes16 (&m)[8]) {
   for (int round = 0; round < 3; ++round) {
     __m128i rows[8];
@@ -207,9 +202,9 @@ CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
   }
 }
 
-// cp.async: copies wait in the thread that asked for them and happen at its wait, so that a missing wait shows.
+// cp.async: a thread's copies are queued and made at its wait, so that a missing wait changes the results.
 void copy_later(void* to, const void* from, bool valid);
 void commit_copies();
-void deliver_copies(int groups_left);  // all but the newest groups
+void deliver_copies(int groups_left);  // all but those of the newest groups_left groups
 
 }  // namespace cpu

@@ -15,7 +15,7 @@
 namespace ptx {
 namespace {
 
-// ---- an operation of every lane: Op says by its type what it takes and gives
+// ---- an operation on every lane: Op's type gives the types of operands and result
 
 template <auto Op, class Result, class... Operands, size_t... N>
 void apply(Context& context, const Instruction& instruction, Mask mask, Result (*)(Operands...),
@@ -54,7 +54,7 @@ template <class T> T remainder_of(T a, T b) {
   if (std::is_signed_v<T> && b == T(-1)) return 0;
   return a % b;
 }
-// Shifts by more than the width give 0, or the sign.
+// Shifts by the width or more give 0, or copies of the sign.
 template <class T> T left(T a, u32 n) { return n < 8 * sizeof(T) ? T(a << n) : T(0); }
 template <class T> T right(T a, u32 n) {
   if (n >= 8 * sizeof(T)) return std::is_signed_v<T> && a < 0 ? T(-1) : T(0);
@@ -101,7 +101,7 @@ u32 funnel_right(u32 low, u32 high, u32 n) { return u32((u64(high) << 32 | low) 
 
 // ---- floating point
 
-// max and min pass over one NaN; two give the canonical one. -0 is below +0.
+// max and min ignore one NaN; two give the canonical NaN. -0 is below +0.
 float greater(float a, float b) {
   if (std::isnan(a)) return std::isnan(b) ? canonical_nan() : b;
   if (std::isnan(b)) return a;
@@ -182,7 +182,7 @@ const std::map<std::string, Handler>& operations() {
         {"copysign.f32", each<[](float a, float b) { return with_sign(b, a); }>},
         {"rcp.f32", each<[](float a) { return 1 / a; }>},
         {"sqrt.f32", each<[](float a) { return std::sqrt(a); }>},
-        // The approximations are as good as they can be: how far the hardware's are off, the PTX ISA bounds.
+        // These are computed as exactly as possible; the PTX ISA bounds the error of the hardware's approximations.
         {"rcp.approx.ftz.f32", each<[](float a) { return flushed(1 / flushed(a)); }>},
         {"rsqrt.approx.f32", each<[](float a) { return float(1 / std::sqrt(double(a))); }>},
         {"ex2.approx.f32", each<[](float a) { return std::exp2(a); }>},
@@ -202,7 +202,7 @@ const std::map<std::string, Handler>& operations() {
         {"cvta.local.u64", each<[](u64 a) { return a + LOCAL_WINDOW; }>},
         {"cvta.to.local.u64", each<[](u64 a) { return a - LOCAL_WINDOW; }>},
     };
-    // rounding to the nearest is what these do anyway
+    // these round to the nearest in any case
     for (const char* base : {"add", "sub", "mul", "div", "fma", "rcp", "sqrt"}) {
       for (const char* type : {".f32", ".f64"}) {
         if (auto found = all.find(std::string(base) + type); found != all.end()) {
@@ -313,7 +313,7 @@ template <class T> void select(Context& context, const Instruction& instruction,
   put(context, instruction.operand(0), results, mask);
 }
 
-// Comparisons by name; the second half holds where an operand is NaN.
+// Comparisons by name; those of the second half are true if an operand is NaN.
 constexpr const char* COMPARISONS[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",  "num",
                                        "equ", "neu", "ltu", "leu", "gtu", "geu", "nan"};
 constexpr int ORDERED = 7;
@@ -342,7 +342,7 @@ template <class T, class In> void set_predicate(Context& context, const Instruct
   for (int lane = 0; lane < LANES; lane++) {
     const bool holds = compare<T>(instruction.variant, T(a[lane]), T(b[lane]));
     const bool other = with && bool(with[lane] & 1) != instruction.operand(3).negated;
-    for (int negated = 0; negated < 2; negated++) {  // the second destination, if any, is of the comparison's contrary
+    for (int negated = 0; negated < 2; negated++) {  // the second destination, if any, is the opposite
       const bool one = holds != bool(negated);
       switch (instruction.amount) {
         case conjunction: results[negated][lane] = one && other; break;

@@ -1,4 +1,4 @@
-// What is noticed (checks.h). PTX ISA "Memory Consistency Model", "Proxies", and for registers "wgmma.fence".
+// The checks (checks.h). PTX ISA "Memory Consistency Model", "Proxies", and for registers "wgmma.fence".
 #include "emulation/ptx/checks.h"
 #include <algorithm>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace {
 int notices = 0;
 std::string noticed_kernel;
 
-// Each different message once, and not more than a few: the first says where to look.
+// Each different message is printed once, up to this number: the first ones show where to look.
 constexpr size_t MOST_MESSAGES = 20;
 
 }  // namespace
@@ -83,7 +83,7 @@ bool SharedHistory::access(const Context& context, const Instruction& instructio
   const int warp = context.warp.id;
   for (size_t w = address / 4; w <= (address + bytes - 1) / 4; w++) {
     Word& word = words_[w];
-    const bool half_of_a_word = write && bytes < 4;  // whose other half may be another lane's
+    const bool half_of_a_word = write && bytes < 4;  // the other half may belong to another lane
     if (!half_of_a_word) check_writer(context, instruction, word, what, lane);
     if (write) {
       check_readers(context, instruction, w, what);
@@ -181,7 +181,7 @@ namespace {
 struct Page {
   static constexpr size_t WORDS = 1024;
   uint32_t launch = 0;
-  uint32_t writer[WORDS], reader[WORDS];  // block + 1; readers: MANY for more than one
+  uint32_t writer[WORDS], reader[WORDS];  // block + 1; for several readers: MANY
 };
 constexpr uint32_t MANY = ~0u;
 uint32_t launch = 0;
@@ -214,7 +214,7 @@ void global_access(const Context& context, const Instruction& instruction, uint6
     Page& page = page_of(word);
     uint32_t& writer = page.writer[word % Page::WORDS];
     uint32_t& reader = page.reader[word % Page::WORDS];
-    if (bytes >= 4) {  // two blocks may own a word's halves
+    if (bytes >= 4) {  // halves of a word may belong to two blocks
       if (writer && writer != block) notice("race in global memory: another block wrote this", context, instruction);
       if (write && reader && reader != block) {
         notice("race in global memory: another block read this", context, instruction);

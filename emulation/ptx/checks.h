@@ -1,4 +1,5 @@
-// What is noticed: races, poison in use, registers of a product under way, proxies without a fence.
+// Checks for bugs in kernels: races, use of poison, use of a product's registers while it is under way, missing proxy
+// fences.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,39 +8,38 @@
 
 namespace ptx {
 
-// Says once what is wrong where, on stderr, and lets the launch fail.
+// Prints the bug and its place on stderr, once, and makes the launch fail.
 void notice(const std::string& what, const std::string& where);
 void notice(const std::string& what, const Context& context, const Instruction& instruction);
-// How many there were since the last call.
+// The number of notices since the last call.
 int take_notices();
 // The kernel that the messages name.
 void set_noticed_kernel(const std::string& name);
 
-// For every actor of a block - its warps, then the products of each - how much of it has happened before.
+// A vector clock: an epoch for every actor of a block, which are its warps, then the products of each warp.
 using Clock = std::vector<uint32_t>;
 
-// Shared memory: who wrote and read each word, and whether that happened before. Happens-before at the granularity of
-// warps; the lanes of one are ordered by the operations that it does together.
+// Shared memory: the last writer and readers of each word, and whether a new access happens after them. Happens-before
+// is tracked for warps; the lanes of one warp are ordered by the operations that they do together.
 class SharedHistory {
  public:
   SharedHistory(int warps, bool products, size_t bytes);
 
-  // An access of a lane, through the generic proxy; reports bytes outside too, and then returns false.
+  // A lane's access through the generic proxy. False, and noticed, if bytes are outside shared memory.
   bool access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes, bool write,
               int lane);
-  // A read by the asynchronous proxy: what threads wrote must have been fenced (fence.proxy.async) after it was
-  // written.
+  // A read by the asynchronous proxy: a thread that wrote the bytes must have executed fence.proxy.async since.
   bool async_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes);
-  // The same by a warp's product, the sequence-th; nobody knows that it has read until somebody has waited for it.
+  // The same by the sequence-th product of a warp; the read is ordered before other accesses only by a wait for it.
   bool product_read(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
                     uint32_t sequence);
   void products_waited_for(int warp, uint32_t sequence);
-  // From begin to end the bytes belong to a copy.
+  // Between the two calls the bytes belong to a copy.
   bool copy_begins(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes);
   void copy_ends(uint64_t address, uint32_t bytes);
 
   void add_mbarrier(uint32_t address) { mbarrier_[address / 8] = true; }
-  // Whoever uses an mbarrier must know that it was initialized.
+  // The initialization of an mbarrier must happen before its use.
   void use_mbarrier(const Context& context, const Instruction& instruction, uint32_t address);
   void fence_proxy(int thread) { fences_[thread]++; }
   void warp_synchronized(int warp) { synchronized_[warp]++; }
@@ -49,12 +49,12 @@ class SharedHistory {
 
  private:
   struct Word {
-    int32_t warp = -1;      // that wrote it last
-    int32_t lane = -1;      // -1: no lane of its own
+    int32_t warp = -1;      // the last writer
+    int32_t lane = -1;      // of it; -1: not a single lane
     uint32_t epoch = 0;     // of that warp
     uint32_t synchronized = 0;
-    int32_t thread = -1;    // that wrote it last through the generic proxy; -1: a copy did
-    uint32_t fences = 0;    // of that thread until then
+    int32_t thread = -1;    // the last writer through the generic proxy; -1: a copy
+    uint32_t fences = 0;    // that this thread had executed before
   };
   Clock& clock(int warp) { return clocks_[warp]; }
   int products_of(int warp) const { return warps_ + warp; }  // their actor
@@ -76,12 +76,13 @@ class SharedHistory {
   std::vector<Clock> clocks_;        // [warp]
 };
 
-// Plain accesses to global memory: two blocks of a launch, one of them writing, never meet in a word.
+// Checks plain accesses to global memory: no two blocks of a launch may access the same word if one of them writes it.
 void begin_global_history();
 void global_access(const Context& context, const Instruction& instruction, uint64_t address, uint32_t bytes,
                    bool write);
 
-// Registers of a warp: written before they are read, left alone while products are under way, fenced before.
+// Checks the registers of a warp: they must be written before they are read, fenced before a product uses them, and not
+// used while it is under way.
 struct RegisterChecks {
   std::vector<Mask> written;
   std::vector<uint8_t> accumulating, multiplied;  // by how many products under way

@@ -34,7 +34,7 @@ uint64_t truncated(uint64_t bits, Type type) {
   return bits;
 }
 
-// Integers clamp what they cannot hold; NaN becomes 0, in 64 bits the highest bit.
+// To integers: values out of range are clamped; NaN becomes 0, in 64 bits the highest bit.
 uint64_t integer_of(double x, Type type) {
   const int width = 8 * size_of(type);
   if (std::isnan(x)) return width == 64 ? uint64_t(1) << 63 : 0;
@@ -69,7 +69,7 @@ uint64_t float_bits(double x, Type type, int rounding) {
   }
 }
 
-// 64-bit integers to float32, which float64 between them would round twice.
+// 64-bit integers to float32 directly: by way of float64 they would be rounded twice.
 float float_of_integer(uint64_t bits, Type from, int rounding) {
   const Rounding during(rounding);
   volatile uint64_t value = bits;
@@ -107,7 +107,7 @@ void convert(Context& context, const Instruction& instruction, Mask mask) {
   });
 }
 
-// The commonest ones, without a switch for each lane.
+// The most common conversions, without a switch for each lane.
 void widen_signed(Context& context, const Instruction& instruction, Mask mask) {
   const int32_t* from = values<int32_t>(context, instruction.operand(1));
   int64_t results[LANES];

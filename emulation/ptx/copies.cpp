@@ -1,5 +1,6 @@
 // Asynchronous copies: cp.async, cp.async.bulk and cp.async.bulk.tensor (PTX ISA "Data Movement and Conversion
-// Instructions: Asynchronous copy"). From the instruction on their destination is poison and belongs to them.
+// Instructions: Asynchronous copy"). From the instruction to its completion the destination is poison and must not be
+// used.
 #include <algorithm>
 #include <cstring>
 #include "emulation/ptx/decode.h"
@@ -9,7 +10,7 @@
 namespace ptx {
 namespace {
 
-constexpr uint32_t TILE_ALIGN = 1024;  // of boxes with the 128-byte swizzle, so that its pattern begins where they do
+constexpr uint32_t TILE_ALIGN = 1024;  // of boxes with the 128-byte swizzle, so that its pattern begins with the box
 
 // ---- cp.async: the issuing thread's own, through the generic proxy
 
@@ -47,7 +48,7 @@ void wait_copies(Context& context, const Instruction& instruction, Mask mask) {
 
 // ---- into shared memory, with an mbarrier that counts the bytes
 
-// Tensor maps are parameters of the kernel, whose generic addresses are where they are.
+// Tensor maps are parameters of the kernel; their generic addresses are those of the host.
 bool read_map(Context& context, const Instruction& instruction, uint64_t at, TensorMap& map) {
   const uint64_t begin = reinterpret_cast<uint64_t>(context.block.parameters);
   if (at % 64 || at < begin || at + 128 > begin + context.block.kernel.parameter_bytes) {
@@ -109,7 +110,7 @@ void load_tile(Context& context, const Instruction& instruction, Mask mask) {
   });
 }
 
-// ---- out of it, in groups of the issuing thread
+// ---- out of shared memory, in groups of the issuing thread
 
 void store_tile(Context& context, const Instruction& instruction, Mask mask) {
   for_lanes(mask, [&](int lane) {

@@ -50,12 +50,30 @@ cublasStatus_t refused(const char* why) {
   return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Epilogues with an auxiliary array want it aligned, and its leading dimension a multiple of 8.
-bool supported(const Description& d) {
+// What the documentation asks of an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
+cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
-  if (!(d.epilogue() & AUXILIARY)) return true;
-  return d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0) % 8 == 0 &&
-         d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0) % 16 == 0;
+  const bool with_bias = d.epilogue() & CUBLASLT_EPILOGUE_BIAS, with_auxiliary = d.epilogue() & AUXILIARY;
+  for (int attribute : {CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE}) {
+    if (!with_bias && d.attributes.count(attribute)) return refused("a bias is set, and the epilogue adds none");
+  }
+  for (int attribute : {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+                        CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE}) {
+    if (!with_auxiliary && d.attributes.count(attribute)) {
+      return refused("an auxiliary array is set, and the epilogue has none");
+    }
+  }
+  if (!with_auxiliary) return CUBLAS_STATUS_SUCCESS;
+  const int type = d.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, int(out.type));
+  if (type != CUDA_R_16BF && type != CUDA_R_16F) return refused("an auxiliary array that is not of 16 bits");
+  const int64_t leading = d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+  if (leading % 8 || leading < int64_t(out.rows)) {
+    return refused("the auxiliary array's leading dimension is below the rows or no multiple of 8");
+  }
+  if (d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0) % 16) {
+    return refused("the auxiliary array is not at a multiple of 16 bytes");
+  }
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 float load(const void* array, size_t i, cudaDataType_t type) {
@@ -169,11 +187,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatmulPreference_t preference, int most,
-                                              cublasLtMatmulHeuristicResult_t* results, int* count) {
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t D_handle, cublasLtMatmulPreference_t preference,
+                                              int most, cublasLtMatmulHeuristicResult_t* results, int* count) {
   *count = 0;
-  if (!supported(description(d))) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (cublasStatus_t status = check_epilogue(description(d), layout(D_handle))) return status;
   for (; *count < std::min(most, 2); ++*count) {
     const Algorithm algorithm = {Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count};
     cublasLtMatmulHeuristicResult_t& result = results[*count];
@@ -184,13 +202,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
-                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       cublasLtMatrixLayout_t D_handle, const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
   Algorithm algorithm;
   memcpy(&algorithm, algo, sizeof algorithm);
   *result = {};
-  const bool good = algorithm.magic == Algorithm::MAGIC && supported(description(d));
-  return good ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+  if (algorithm.magic != Algorithm::MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+  return check_epilogue(description(d), layout(D_handle));
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, const void* alpha, const void* A,
@@ -208,6 +227,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
       return refused("an array is less aligned than was said when the algorithm was asked for");
     }
   }
+  if (cublasStatus_t status = check_epilogue(d, out)) return status;
   const int epilogue = d.epilogue();
   if (algorithm.epilogue != epilogue) return refused("the algorithm of another epilogue");
   const bool transpose_a = d.get(CUBLASLT_MATMUL_DESC_TRANSA, int(CUBLAS_OP_N)) == CUBLAS_OP_T;

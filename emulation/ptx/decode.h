@@ -1,5 +1,5 @@
-// From an opcode to the handler that executes it. Each family of instructions knows its own and says so here; whatever
-// nobody knows, in any of its modifiers, is an Error that names instruction and kernel.
+// Finds the handler that executes an opcode. Each family of instructions recognizes its own; an opcode that no family
+// recognizes with all its modifiers is an Error that names instruction and kernel.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,15 +7,15 @@
 
 namespace ptx {
 
-// The parts of "ld.global.nc.v4.f32", taken one by one. What has not been taken when a family claims the instruction
-// was not understood.
+// The parts of "ld.global.nc.v4.f32", taken one by one. A family that claims the instruction must have taken all of
+// them.
 class Opcode {
  public:
   explicit Opcode(const std::string& text);
   const std::string& text() const { return text_; }
   const std::string& base() const { return parts_[0]; }
-  bool take(const std::string& modifier);  // wherever it stands
-  bool take_type(Type& type);              // the last part
+  bool take(const std::string& modifier);  // at any place
+  bool take_type(Type& type);              // only as the last part
   bool take_last(std::string& modifier);
   bool done() const { return parts_.size() == 1; }
 
@@ -24,7 +24,7 @@ class Opcode {
   std::vector<std::string> parts_;
 };
 
-// Fill in what the instruction needs and return true where the opcode is theirs and wholly understood.
+// Each fills in the instruction and returns true if the opcode is of its family and all its parts are understood.
 bool decode_arithmetic(Opcode opcode, Instruction& instruction);
 bool decode_convert(Opcode opcode, Instruction& instruction);
 bool decode_memory(Opcode opcode, Instruction& instruction);
@@ -37,7 +37,7 @@ void decode(const std::string& opcode, Instruction& instruction, Kernel& kernel)
 
 // The value of an operand that must be an immediate.
 int immediate(const Instruction& instruction, int group);
-// An instruction whose effect is noticed elsewhere, or that orders more than is modelled.
+// For an instruction whose effect is modelled elsewhere, or that only orders what is ordered here anyway.
 void no_operation(Context&, const Instruction&, Mask);
 
 }  // namespace ptx

@@ -21,7 +21,7 @@ inline uint16_t bf16_of(float x) {  // to the nearest, ties to even
 inline float float_of_f16(uint16_t bits) { return float(std::bit_cast<_Float16>(bits)); }
 inline uint16_t f16_of(float x) { return std::isnan(x) ? 0x7fff : std::bit_cast<uint16_t>(_Float16(x)); }
 
-// What a tensor core does with a sum: it cuts off.
+// A tensor core's rounding of a sum: truncation.
 inline float cut_off(double x) {
   if (std::isnan(x)) return canonical_nan();
   const float nearest = float(x);
@@ -29,7 +29,7 @@ inline float cut_off(double x) {
   return further ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
-// The processor's rounding, for as long as this lives.
+// Sets the processor's rounding mode while this object lives.
 class Rounding {
  public:
   explicit Rounding(int mode) : before_(fegetround()) { fesetround(mode); }

@@ -34,7 +34,7 @@ class Schedule {
   Block& block_;
 };
 
-// Lanes of a predicate that are true.
+// The lanes in which a predicate is true.
 Mask true_lanes(const Context& context, const Operand& predicate) {
   const uint32_t* bits = values<uint32_t>(context, predicate);
   Mask mask = 0;
@@ -93,7 +93,7 @@ void Schedule::stuck(const std::string& what, const std::vector<const Warp*>& wa
   throw Error(message);
 }
 
-// Paths that meet are one; the path furthest behind goes first, so that they do. False where none can move.
+// Merges paths that meet and chooses the path furthest behind, so that they do meet. False if none can move.
 bool Schedule::choose_path(Warp& warp) {
   std::vector<Path>& paths = warp.paths;
   for (size_t i = 0; i < paths.size(); i++) {
@@ -169,7 +169,7 @@ Turn Schedule::step(Context& context, bool& moved) {
       path.lanes &= ~mask;
       path.at++;
       moved = false;
-      for (Path& other : warp.paths) other.waiting = false;  // perhaps for the lanes that have left
+      for (Path& other : warp.paths) other.waiting = false;  // they may wait for lanes that have exited
       if (path.lanes) break;
       warp.paths.erase(warp.paths.begin() + warp.current);
       if (!warp.paths.empty()) break;
@@ -240,7 +240,7 @@ void Schedule::open(Barrier& barrier) {
   block_.progress++;
 }
 
-// Barriers without a count wait for the warps that have not left.
+// Barriers without a count wait for all warps that have not exited.
 void Schedule::open_if_all_arrived() {
   size_t alive = 0;
   for (const Warp& warp : block_.warps) alive += !warp.finished;

@@ -1,18 +1,18 @@
 // A multiprocessor that executes PTX: blocks one after another in random order, warps of a block in random turns of
 // random length, the lanes of a warp together until they diverge. Asynchronous copies and products stay under way until
-// a wait requires them (late), or end at some moment before (random); what they have not written yet is poison.
+// a wait requires them (late), or end at some moment before that (random); until then their results are poison.
 //
 // Sources: PTX ISA "Memory Consistency Model", "Asynchronous Operations", "Parallel Synchronization and Communication
 // Instructions", "Asynchronous warpgroup level matrix instructions"; CUTLASS
 // include/cute/arch/{copy_sm90_desc,mma_sm90_desc}.hpp for descriptors and swizzles.
 //
-// NOT modelled, so that nothing here says anything about it:
+// Not modelled, so that errors in these are not found here:
 //   - ptxas and machine code: register allocation, spills; the register counts of setmaxnreg
 //   - the real cuBLASLt: cublaslt.cpp computes what its documentation says
 //   - streams: every launch has ended when it returns
-//   - a weaker memory than happens-before at the granularity of warps (of lanes: from one bar.warp.sync or bar.sync to
-//     the next); races in global memory are noticed between blocks, not those of tensor-map copies
-//   - clusters, and everything else that decode() refuses
+//   - a memory order weaker than happens-before between warps (between lanes: from one bar.warp.sync or bar.sync to the
+//     next); races in global memory are noticed between blocks, but not those of tensor-map copies
+//   - clusters, and everything else that decode() rejects
 //   - time
 #pragma once
 #include <deque>
@@ -28,19 +28,19 @@ namespace ptx {
 constexpr uint32_t REGISTER_POISON = 0x7fffdead;
 constexpr int BYTE_POISON = 0xff;  // of memory: NaN in every format
 
-// ---- what is under way
+// ---- work under way
 
 struct Mbarrier {
   uint32_t expected, pending;  // arrivals
-  int64_t bytes;               // announced and not brought
-  uint32_t phase;              // that is open: the number of those completed
+  int64_t bytes;               // announced minus arrived
+  uint32_t phase;              // the open one: the number of completed ones
 };
 
 struct LaneCopy {  // cp.async
   int lane;
   uint32_t to;
   uint64_t from;
-  uint32_t bytes, filled;  // from global memory, and with zeros behind them
+  uint32_t bytes, filled;  // from global memory, and zeros after them
   int group;               // -1: not committed
   const Instruction* instruction;
 };
@@ -54,7 +54,7 @@ struct BulkLoad {  // cp.async.bulk into shared memory
   const Instruction* instruction;
 };
 
-struct BulkStore {  // cp.async.bulk out of it
+struct BulkStore {  // cp.async.bulk out of shared memory
   TensorMap map;
   TileCoordinates at;
   uint32_t from, bytes;
@@ -77,7 +77,7 @@ struct Products {  // of a warp
   std::vector<uint32_t> sums;  // the accumulators' true values: their registers are poison while products are under way
   int committed = 0;
   uint32_t issued = 0;
-  uint64_t history = 0;        // hash of all that a warpgroup must do alike
+  uint64_t history = 0;        // hash of the operations that all warps of a warpgroup must do alike
 };
 
 // ---- warps and blocks
@@ -85,8 +85,8 @@ struct Products {  // of a warp
 struct Path {  // lanes of a warp that are at the same instruction
   int at;
   Mask lanes;
-  bool waiting = false;  // for the others
-  bool tried = false;    // an mbarrier in vain
+  bool waiting = false;  // for the other lanes
+  bool tried = false;    // its mbarrier.try_wait returned false
 };
 
 struct Warp {
@@ -94,12 +94,12 @@ struct Warp {
   int id = 0;
   std::vector<Line> storage;
   uint32_t* registers = nullptr;
-  std::vector<uint8_t> local;  // lane after lane
+  std::vector<uint8_t> local;  // local memory, lane after lane
   Mask all = 0, exited = 0;
   std::vector<Path> paths;
   int current = 0;
   bool at_barrier = false, finished = false;
-  uint64_t tried_at = ~0ull;   // progress of the block when all that it could do was to try again
+  uint64_t tried_at = ~0ull;   // the block's progress when this warp could only try again
   RegisterChecks checks;
   Products products;
   std::vector<LaneCopy> copies;
@@ -110,7 +110,7 @@ struct Warp {
 
 struct Barrier {
   int arrived = 0;
-  int needed = 0;  // threads; -1: all warps that have not left
+  int needed = 0;  // threads; -1: all warps that have not exited
   std::vector<int> warps;
 };
 
@@ -130,8 +130,8 @@ struct Block {
   std::map<uint32_t, Clock> mbarrier_clocks;
   std::vector<BulkLoad> loads;
   std::deque<BulkStore> stores;
-  std::vector<int> store_groups;  // of a thread, committed
-  uint64_t progress = 0;          // counts what may let a waiting warp go on
+  std::vector<int> store_groups;  // for each thread: the groups that it has committed
+  uint64_t progress = 0;          // counts events that may let a waiting warp continue
 };
 
 struct Context {
@@ -141,13 +141,13 @@ struct Context {
   int thread(int lane) const { return warp.id * LANES + lane; }
 };
 
-// How asynchronous work of the present launch is done: never Async::drawn.
+// How asynchronous work of the current launch is done: never Async::drawn.
 Async async_now();
 
-// Throws Error where the kernel cannot end.
+// Runs one launch to its end. Throws Error if it cannot end.
 void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** arguments, size_t dynamic_shared);
 
-// ---- what the instructions' files give to the schedule
+// ---- functions of the instructions' files that the schedule calls
 void run_product(Context& context, Product& product);                     // wgmma.cpp
 void complete_load(Block& block, size_t n);                               // copies.cpp
 void complete_store(Block& block, BulkStore& store);

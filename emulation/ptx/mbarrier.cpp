@@ -1,5 +1,5 @@
-// Mbarriers and fences (PTX ISA "mbarrier", "fence.proxy"). A phase ends when nobody is missing and no bytes are;
-// arriving releases what the warp did before, a wait that succeeds acquires it.
+// Mbarriers and fences (PTX ISA "mbarrier", "fence.proxy"). A phase ends when no arrivals and no bytes are missing. An
+// arrival releases the warp's earlier operations; a wait that succeeds acquires them.
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/machine.h"
 
@@ -16,7 +16,7 @@ void initialize(Context& context, const Instruction& instruction, Mask mask) {
       notice("mbarrier.init with such operands", context, instruction);
       return;
     }
-    context.block.history.access(context, instruction, at, 8, true, lane);  // whoever arrives must have been told
+    context.block.history.access(context, instruction, at, 8, true, lane);  // must happen before every use
     if (!context.block.mbarriers.try_emplace(uint32_t(at), Mbarrier{arrivals, arrivals, 0, 0}).second) {
       notice("mbarrier.init of an mbarrier", context, instruction);
     }
@@ -24,7 +24,7 @@ void initialize(Context& context, const Instruction& instruction, Mask mask) {
   });
 }
 
-// `variant`: with expect_tx
+// `variant` is 1 with expect_tx.
 void arrive(Context& context, const Instruction& instruction, Mask mask) {
   for_lanes(mask, [&](int lane) {
     const uint32_t at = uint32_t(address(context, instruction.operand(1), lane));
@@ -45,7 +45,7 @@ void arrive(Context& context, const Instruction& instruction, Mask mask) {
   });
 }
 
-// True where the phase of that parity has ended: the phase before the open one has the other parity.
+// True if the phase of that parity has ended: the phase before the open one has the other parity.
 void try_wait(Context& context, const Instruction& instruction, Mask mask) {
   for_lanes(mask, [&](int lane) {
     const uint32_t at = uint32_t(address(context, instruction.operand(1), lane));
@@ -108,7 +108,7 @@ bool decode_mbarrier(Opcode opcode, Instruction& instruction) {
     instruction.execute = fence_proxy;
     return true;
   }
-  // Stronger orders than the schedule breaks: it executes one instruction after the other.
+  // These need no work: the schedule executes one instruction after another and reorders nothing.
   for (const char* known : {"fence.mbarrier_init.release.cluster", "fence.acq_rel.cta", "membar.cta", "membar.gl"}) {
     if (text != known) continue;
     instruction.destinations = 0;

@@ -15,7 +15,7 @@ std::map<uint64_t, uint64_t>& allocations() {  // address, bytes
   static std::map<uint64_t, uint64_t> all;
   return all;
 }
-// The allocation that was found last.
+// The allocation found by the last search.
 struct { uint64_t begin = 1, end = 0; } recent;
 
 Space space_of(const Instruction& instruction, uint64_t& address) {
@@ -31,7 +31,7 @@ Space space_of(const Instruction& instruction, uint64_t& address) {
   return Space::global;
 }
 
-// Where a lane's bytes are; null, and noticed, where there are none.
+// The host address of a lane's bytes; null, and noticed, if the address is wrong.
 uint8_t* bytes_at(Context& context, const Instruction& instruction, int lane, uint64_t address, uint32_t bytes,
                   bool write) {
   if (address % bytes) notice("misaligned address", context, instruction);
@@ -98,6 +98,12 @@ uint64_t new_global(size_t bytes) {
   memset(memory, BYTE_POISON, rounded);
   allocations()[reinterpret_cast<uint64_t>(memory)] = bytes;
   return reinterpret_cast<uint64_t>(memory);
+}
+
+uint64_t global_in_use() {
+  uint64_t sum = 0;
+  for (auto& [address, bytes] : allocations()) sum += bytes;
+  return sum;
 }
 
 bool free_global(uint64_t address) {

@@ -1,8 +1,8 @@
 // PTX out of fat binaries, and bugs planted in it.
 //
-// A fat binary is a header and entries. CUDA documents the wrapper alone (fatbinary_section.h), not the rest: a header
-// of magic, version (2 bytes), its size (2), size of all entries (8); before each entry kind (2; 1 is PTX), version
-// (2), size of this header (4), size of what follows (8). nvcc -no-compress leaves PTX as text.
+// A fat binary is a header and entries. CUDA documents only its wrapper (fatbinary_section.h). The header: magic,
+// version (2 bytes), its own size (2), size of all entries (8). Before each entry: kind (2; 1 is PTX), version (2),
+// size of this header (4), size of the entry (8). nvcc -no-compress leaves PTX as text.
 #include "emulation/ptx/module.h"
 #include <fatbinary_section.h>
 #include <algorithm>
@@ -39,7 +39,7 @@ template <class T> T read(const char* from) {
   return value;
 }
 
-// PTX_MUTATE (options.h): the text of a module with the bug in it.
+// PTX_MUTATE (options.h): returns the text of a module with the bug in it.
 std::string mutated(const std::string& text, const std::string& mutation) {
   const std::vector<std::string> parts = split(mutation, '/');
   if (parts.size() != 4) throw Error("PTX_MUTATE=" + mutation + " is not KERNEL/FROM/TO/N");

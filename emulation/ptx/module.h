@@ -1,4 +1,4 @@
-// The PTX that nvcc put into the program.
+// The PTX that nvcc embedded in the program.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -7,7 +7,7 @@
 namespace ptx {
 
 void add_fat_binary(const void* wrapper);              // as given to __cudaRegisterFatBinary
-const Kernel& kernel_named(const std::string& name);   // Error where there is none
+const Kernel& kernel_named(const std::string& name);   // throws Error if there is none
 int target_architecture();                             // of the PTX: 90 for sm_90a
 
 }  // namespace ptx

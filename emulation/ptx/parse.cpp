@@ -32,7 +32,7 @@ vector<string> words(const string& text) {
   return found;
 }
 
-// At the commas that stand in no brackets.
+// Splits at the commas outside brackets.
 vector<string> split(const string& text) {
   vector<string> parts;
   string part;
@@ -92,7 +92,7 @@ struct Scope {
   vector<std::pair<int, string>> branches;  // instruction, label
 };
 
-// Dynamic shared memory begins where the static ends, which is known at the end of a kernel.
+// Dynamic shared memory begins where the static part ends, which is known at the end of a kernel.
 constexpr uint32_t DYNAMIC_ALIGN = 1024;
 
 class Parser {
@@ -134,7 +134,7 @@ class Parser {
   size_t at_ = 0;
   vector<string> files_;
   std::map<string, Variable> module_variables_;
-  // of the kernel that is being read
+  // of the kernel that is read now
   std::unique_ptr<Kernel> kernel_;
   vector<Scope> scopes_;
   std::map<string, uint32_t> parameters_;
@@ -166,7 +166,7 @@ string Parser::up_to(char end) {
 
 // ---- a module
 
-// The table of files stands at the end of a module.
+// The table of files is at the end of a module.
 void Parser::files() {
   for (size_t found = text_.find("\n.file"); found != string::npos; found = text_.find("\n.file", found + 1)) {
     at_ = found + 1;
@@ -201,7 +201,7 @@ void Parser::module() {
   }
 }
 
-// Kernels call nothing: call is no instruction that decode() knows. A function may stand there all the same.
+// Skips a function: a module may contain one, but kernels cannot call it, because decode() does not know call.
 void Parser::skip_function() {
   const size_t brace = text_.find('{', at_), semicolon = text_.find(';', at_);
   if (semicolon < brace) {
@@ -367,7 +367,7 @@ void Parser::body() {
   }
 }
 
-// Branches to labels that the scope does not have belong to the one around it.
+// Branches to labels that are not in this scope belong to the enclosing scope.
 void Parser::close_scope() {
   const Scope scope = std::move(scopes_.back());
   scopes_.pop_back();

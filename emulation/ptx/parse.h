@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-// Adds the kernels of a module; throws Error where the text, or an instruction in it, is not understood.
+// Adds the kernels of a module; throws Error if the text, or an instruction in it, is not understood.
 void parse_module(const std::string& text, std::map<std::string, std::unique_ptr<Kernel>>& kernels);
 
 // "a", "b", "" of "a.b."

@@ -1,4 +1,4 @@
-// A kernel as instructions: parse.cpp makes it of PTX text, machine.cpp executes it. Terms are those of NVIDIA's
+// A kernel as instructions: parse.cpp makes it from PTX text, machine.cpp executes it. Terms are those of NVIDIA's
 // "Parallel Thread Execution ISA" (PTX ISA, version 9.0), https://docs.nvidia.com/cuda/parallel-thread-execution/.
 #pragma once
 #include <cstdint>
@@ -15,7 +15,7 @@ using Mask = uint32_t;  // a bit for every lane of a warp
 constexpr Mask ALL_LANES = ~0u;
 constexpr int lowest(Mask mask) { return __builtin_ctz(mask); }
 
-// What ends the run of a test program: PTX that is not understood, a deadlock.
+// Ends the run of a test program: PTX that is not understood, or a deadlock.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -30,7 +30,7 @@ bool type_named(const std::string& name, Type& type);
 
 enum class Space : uint8_t { generic, shared, local, global, param };
 
-struct Constant {  // an immediate or an address, once for each lane, so that it reads like a register
+struct Constant {  // an immediate or an address, stored once for each lane, so that it can be read like a register
   alignas(64) uint32_t narrow[LANES];
   uint64_t wide[LANES];
 };
@@ -39,21 +39,21 @@ struct Constant {  // an immediate or an address, once for each lane, so that it
 struct Operand {
   const Constant* constant = nullptr;  // null for a register
   int reg = -1;                        // number of the register
-  bool wide = false;                   // 64 bits a lane
-  uint32_t offset = 0;                 // where its words begin among those of the warp
+  bool wide = false;                   // 64 bits per lane
+  uint32_t offset = 0;                 // of its words among those of the warp
   int64_t displacement = 0;            // [address + displacement]
   bool negated = false;                // !p
   bool sink = false;                   // _
 };
 
-// How an instruction moves through a warp.
+// How an instruction is scheduled.
 enum class Flow : uint8_t {
   straight,
   branch,
   exit,
-  together,  // waits for all lanes of its member mask, or for all that have not left
-  barrier,   // the same, then for other warps
-  try_wait   // false in any lane: another warp's turn
+  together,  // waits for all lanes of its member mask, or for all that have not exited
+  barrier,   // the same, then waits for other warps
+  try_wait   // if it returns false in any lane, another warp runs
 };
 
 struct Instruction {
@@ -66,7 +66,7 @@ struct Instruction {
   int member_mask = -1;                       // the group that names the lanes; -1: all
   int target = -1;                            // of a branch
   std::vector<int> reads, writes;             // registers
-  // what the modifiers say, where one handler serves several of them
+  // the modifiers, if one handler serves several of them
   Type type = Type::b32, from = Type::b32;
   Space space = Space::generic;
   int variant = 0;
@@ -92,10 +92,10 @@ struct Kernel {
   std::vector<Register> registers;
   uint32_t register_words = 0;                        // of a warp
   std::vector<std::pair<std::string, int>> specials;  // special registers: name, register
-  uint32_t shared_bytes = 0;                          // with what lies below SHARED_BASE, without dynamic shared memory
+  uint32_t shared_bytes = 0;                          // includes the bytes below SHARED_BASE, but not dynamic memory
   bool dynamic_shared = false;
   uint32_t local_bytes = 0;                           // of a lane
-  uint32_t most_threads = 0;                          // .maxntid; 0: not said
+  uint32_t most_threads = 0;                          // .maxntid; 0: not given
   bool has_products = false;                          // wgmma
   std::deque<Constant> constants;
   std::vector<std::string> locations;                 // "file:line"

@@ -1,5 +1,5 @@
-// Stands in for libcudart (CUDA runtime API; the functions with two underscores are those that nvcc's host code calls,
-// crt/host_runtime.h). Streams do their work at once, so that waiting for one is nothing; memory is the host's.
+// Replaces libcudart (CUDA runtime API; nvcc's host code calls the functions with two underscores, crt/host_runtime.h).
+// Streams do their work at once, so waiting for one does nothing; memory is the host's.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cstdio>
@@ -28,7 +28,7 @@ std::vector<Configuration>& configurations() {
   static std::vector<Configuration> stack;
   return stack;
 }
-std::map<const void*, std::string>& kernel_names() {  // by the host's stub
+std::map<const void*, std::string>& kernel_names() {  // by address of the host's stub
   static std::map<const void*, std::string> names;
   return names;
 }
@@ -51,7 +51,7 @@ cudaError_t release(void* pointer) {
   return answer(!pointer || free_global(reinterpret_cast<uint64_t>(pointer)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-// Handles of streams and events: nothing is behind them.
+// Handles of streams and events, with no object behind them.
 template <class Handle> cudaError_t create(Handle* handle) {
   *handle = reinterpret_cast<Handle>(new char);
   return cudaSuccess;
@@ -160,7 +160,8 @@ cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return cudaMemset(to, byte, bytes); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all_bytes) {
-  *free_bytes = *all_bytes = GLOBAL_BYTES;
+  *all_bytes = GLOBAL_BYTES;
+  *free_bytes = GLOBAL_BYTES - global_in_use();
   return cudaSuccess;
 }
 
@@ -203,7 +204,7 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorLaunchFailure: return "the kernel made a mistake, which stderr names";
+    case cudaErrorLaunchFailure: return "the interpreter found a bug in the kernel; see stderr";
     default: return "an error of the CUDA runtime";
   }
 }

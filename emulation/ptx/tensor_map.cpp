@@ -7,7 +7,7 @@
 namespace ptx {
 namespace {
 
-// f(element of the tensor or null, its address in shared memory)
+// Calls f(element of the tensor, or null outside it; its address in shared memory) for every element of the box.
 template <class F> void for_box(const TensorMap& map, const TileCoordinates& corner, uint32_t base, F&& f) {
   uint32_t place = base, d[TENSOR_RANK];
   for (d[3] = 0; d[3] < map.box[3]; d[3]++) {

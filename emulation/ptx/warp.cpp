@@ -1,4 +1,4 @@
-// What the lanes of a warp do together: barriers, votes, shuffles, ldmatrix and mma (PTX ISA "shfl.sync", "vote.sync",
+// Operations of all lanes of a warp: barriers, votes, shuffles, ldmatrix and mma (PTX ISA "shfl.sync", "vote.sync",
 // "bar", "ldmatrix", "Matrix Fragments for mma.m16n8k16").
 #include <cstring>
 #include "emulation/ptx/decode.h"
@@ -31,7 +31,7 @@ void shuffle(Context& context, const Instruction& instruction, Mask mask) {
     }
     if (!inside) source = lane;
     const bool missing = (mask >> lane & 1) && !(mask >> source & 1);
-    if (missing) notice("shuffle from a lane that is not there", context, instruction);
+    if (missing) notice("shuffle from a lane that does not take part", context, instruction);
     results[lane] = from[source];
     in_range[lane] = inside;
   }
@@ -51,7 +51,8 @@ void vote(Context& context, const Instruction& instruction, Mask mask) {
   for_lanes(mask, [&](int lane) { put_lane(context, instruction.operand(0), lane, result); });
 }
 
-// `amount` matrices of 8 by 8 in 16 bits; `variant`: transposed. Lane 8 i + r holds the address of row r of matrix i.
+// Loads `amount` matrices of 8 by 8 16-bit elements; `variant`: transposed. Lane 8 i + r has the address of row r of
+// matrix i.
 void load_matrices(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("ldmatrix without all lanes", context, instruction);
   uint16_t matrix[4][8][8];
@@ -77,7 +78,7 @@ void load_matrices(Context& context, const Instruction& instruction, Mask mask) 
   }
 }
 
-// D [16, 8] = A [16, 16] B [16, 8] + C: exact sums, cut off to float32.
+// D [16, 8] = A [16, 16] B [16, 8] + C: exact sums, truncated to float32.
 template <float widen(uint16_t)> void multiply(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("mma without all lanes", context, instruction);
   float a[16][16], b[16][8], results[4][LANES];

@@ -2,8 +2,8 @@
 // include/cute/arch/mma_sm90_desc.hpp for the fields of a descriptor). bf16 from tiles with the 128-byte swizzle, or
 // the left operand from registers, into float32 sums.
 //
-// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. That a
-// wait covers the whole warpgroup is not relied upon: here it covers the warp alone, and another warp's products may
+// Each warp multiplies its own sixteen of the 64 rows, between the instruction and the warp's wgmma.wait_group. Kernels
+// must not assume that a wait covers the whole warpgroup: here it covers only the warp, and another warp's products may
 // still read their tiles when it returns.
 #include <algorithm>
 #include <cmath>
@@ -39,15 +39,14 @@ struct Descriptor {
   }
 };
 
-// Elements [rows][DEPTH] that a descriptor shows, rows of D for the left operand, its columns for the right one.
-// `along`: rows lie side by side in memory (the transpose bit), in parts of 64; otherwise the depth does, in groups of
-// 8 rows.
+// Reads the elements [rows][DEPTH] of a descriptor: rows are the rows of D for the left operand, its columns for the
+// right one. `along`: rows are contiguous in memory (the transpose bit), in parts of 64; otherwise the depth is
+// contiguous, in groups of 8 rows.
 bool read_tile(Context& context, const Product& product, uint64_t bits, bool along, int first_row, int rows,
                float (*to)[DEPTH]) {
   const Instruction& instruction = *product.instruction;
   const Descriptor tile(bits);
-  // Where the swizzle's pattern begins is taken from the address: a tile begins a pattern, or moves along its first
-  // row.
+  // The swizzle's pattern follows from the address: a tile begins a pattern, or moves along its first row.
   const bool start_known = tile.start % 1024 < (along ? 1u : 128u);
   if (tile.base_offset || tile.swizzle != SWIZZLE_128 || !start_known) {
     notice("a wgmma descriptor that is not modelled", context, instruction);
@@ -81,7 +80,7 @@ bool read_tile(Context& context, const Product& product, uint64_t bits, bool alo
   return true;
 }
 
-// The left operand's fragments lie in registers as those of mma.m16n8k16.
+// The left operand's fragments have the register layout of mma.m16n8k16.
 void read_registers(Context& context, const Instruction& instruction, float (*to)[DEPTH]) {
   for (int r = 0; r < 4; r++) {
     const uint32_t* bits = values<uint32_t>(context, instruction.operand(LEFT, r));
@@ -105,8 +104,8 @@ void remember(Warp& warp, uint64_t what) {
   history = history * 0x9e3779b97f4a7c15 + what + 1;
 }
 
-// Registers of a product: nobody may have written them since the warp's last wgmma.fence, unless an earlier product
-// uses them in the same way.
+// Checks the registers of a product: they must not have been written since the warp's last wgmma.fence, unless an
+// earlier product uses them in the same way.
 void check_fence(Context& context, const Instruction& instruction, int reg) {
   const RegisterChecks& checks = context.warp.checks;
   if (checks.fence[reg] == checks.fences) {
@@ -150,13 +149,13 @@ void begin_product(Context& context, const Instruction& instruction, Mask mask) 
   }
   checks.products++;
   warp.products.under_way.push_back(product);
-  context.block.progress++;  // for those who wait for their warpgroup
+  context.block.progress++;  // for warps that wait for the others of their warpgroup
   if (async_now() == Async::early || (async_now() == Async::random && draw(3) == 0)) {
     for (Product& earlier : warp.products.under_way) run_product(context, earlier);
   }
 }
 
-// All that the group's end gives back to the warp.
+// Gives the results and the registers of a finished product back to the warp.
 void end_product(Context& context, const Product& product) {
   Warp& warp = context.warp;
   const Instruction& instruction = *product.instruction;

@@ -1,6 +1,7 @@
 // Float64 references of attention/, and the same formulas op by op with results rounded to a storage type: templates
-// over the policies Exact and Naive<T> of test/support/compare.h. Written from the equations in attention/README.md, one row at
-// a time, with the whole row of scores in memory. What the kernels keep per row in float32 is not rounded here either.
+// over the policies Exact and Naive<T> of test/support/compare.h. Written from the equations in attention/README.md,
+// one row at a time, with the whole row of scores in memory. Values that the kernels keep per row in float32 are not
+// rounded here.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -32,7 +33,7 @@ struct RefLssar {
       r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
       m = std::max(m, r[j]);
     }
-    if (offset > 0 && m < R(1e-3)) {  // degenerate: what is left is rounding
+    if (offset > 0 && m < R(1e-3)) {  // degenerate: only rounding is left
       std::fill(r.begin(), r.end(), R(0));
       return;
     }
@@ -178,9 +179,8 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
   return out;
 }
 
-// Returns dqkv; dsinks [H] += where sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its
-// mean) times |k| and |q|: the sizes of the terms that dq and dk are differences of. first: of the queries from there
-// on.
+// Returns dqkv; dsinks [H] += if sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its mean)
+// times |k| and |q|, the sizes of the terms whose differences are dq and dk. first: only queries from there on count.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
@@ -328,7 +328,7 @@ Numbers<P> ref_prepare_backward(const AttentionSetup& s, const AttentionShape& s
   return dqkv;
 }
 
-// ---- what tests of attention share
+// ---- shared by the tests of attention
 
 template <class T> constexpr double u = unit_roundoff<T>;
 

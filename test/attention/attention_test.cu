@@ -1,6 +1,6 @@
 // attention/ against its float64 references: general, tensor-core and Hopper kernels, forward and backward, float32 and
-// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality, extreme
-// scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
+// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality,
+// extreme scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
 // (test/support/device.h), errors. prepare_test.cu has the rest.
 #include <cstdlib>
 #include <cstring>
@@ -9,10 +9,11 @@
 
 #include <gtest/gtest.h>
 
+#include "attention/kernel_table.h"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
-static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
 // Which kernels run_attention() runs, and in which precision.
 static Kernels family;
@@ -38,7 +39,10 @@ static AttentionShape fit(AttentionShape shape) {
   if (family == Kernels::hopper) shape.D = (shape.D + 7) / 8 * 8;
   return shape;
 }
-static bool has_kernels(int D) { return family == Kernels::general || D <= 128; }
+static bool has_kernels(int D) {
+  const KindKernels& softmax = kernels_of(Kind::softmax);  // make HEAD_DIM=... leaves out tensor-core kernels
+  return family == Kernels::general || D <= (family == Kernels::tensor ? softmax.tensor_D : softmax.hopper_D);
+}
 
 template <class T>
 struct Result {
@@ -46,8 +50,8 @@ struct Result {
   std::vector<float> stats, dsinks;
 };
 
-// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which stay as they
-// are, follow every row of q, k, v and of their gradients.
+// The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which must not
+// change, follow every row of q, k, v and of their gradients.
 template <class T>
 Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std::vector<T>& qkv,
                         const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
@@ -126,7 +130,7 @@ struct Comparison {
     append(naive_dsinks, ndsink);
   }
 
-  // The largest share of a bound that was used.
+  // The largest error / bound.
   double finish(const std::string& name) {
     double used = 0;
     const char* names[] = {" out", " dq", " dk", " dv"};
@@ -178,7 +182,7 @@ double check_random(const AttentionSetup& s, const AttentionShape& wanted, int s
   return comparison.finish(describe(s, shape));
 }
 
-// Those of this build. A function, because the kernels enter themselves while static objects are made.
+// The kinds of this build. A function, because the kernels register themselves while static objects are constructed.
 static std::vector<Kind> built_kinds() {
   std::vector<Kind> all;
   for (size_t k = 0; k < std::size(kind_names); k++)
@@ -231,7 +235,7 @@ TYPED_TEST(AttentionTest, MisalignedArrays) {
   for (Kind kind : built_kinds()) check_random<typename TypeParam::T>(settings_of(kind, 70), {2, 70, 2, 32}, 1);
 }
 
-// As where a gate's logits follow q, k and v.
+// The layout in which a gate's logits follow q, k and v.
 TYPED_TEST(AttentionTest, RowsFurtherApart) {
   using T = typename TypeParam::T;
   AttentionShape shape{2, 70, 3, 40};
@@ -278,8 +282,8 @@ TYPED_TEST(AttentionTest, EqualKeys) {
                                            random_normal<typename TypeParam::T>(shape.out_size(), 2));
 }
 
-// The number of degenerate rows is the same in the references, or they would not agree: equal keys above, many keys
-// here.
+// The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many
+// keys here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
     check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = power}}, {3, 113, 3, 20});
@@ -370,8 +374,8 @@ TYPED_TEST(AttentionTest, Sinks) {
   for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({{.sink = sink}}, {2, 70, 3, 36});
 }
 
-// Blocks that work through many tiles, as Hopper's do when there are more than multiprocessors, give each head what it
-// gets among few.
+// Blocks that process many tiles, as Hopper's do if there are more tiles than multiprocessors, compute the same for
+// each head as with few tiles.
 TYPED_TEST(AttentionTest, ManyHeads) {
   using T = typename TypeParam::T;
   AttentionShape few{1, 130, 5, 64}, many = few;
@@ -393,7 +397,34 @@ TYPED_TEST(AttentionTest, ManyHeads) {
   }
 }
 
-// What comes later changes no bit of the output.
+// Multiprocessors left to other kernels change who computes a tile, and no bit. Only Hopper's kernels leave any.
+TEST(HopperAttention, SpareMultiprocessors) {
+  if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  family = Kernels::hopper;
+  int all = device_properties().multiProcessorCount;
+  AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
+  auto qkv = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
+  for (Kind kind : built_kinds()) {
+    Result<bf16> expected;
+    for (int spare : {0, 1, all + 3}) {
+      profile_start();
+      auto result = run_attention<bf16>({{.kind = kind}, 1024, 0, 1, Kernels::automatic, spare}, shape, qkv, dout);
+      int seen = 0;
+      for (const ProfileLine& line : profile_collect()) {
+        if (line.name.find("_hopper_") == std::string::npos) continue;
+        EXPECT_EQ(line.resources.launched, std::max(1, all - spare)) << line.name;
+        seen++;
+      }
+      EXPECT_EQ(seen, 3);
+      if (spare == 0) expected = result;
+      expect_same_bits("out", result.out, expected.out);
+      expect_same_bits("dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits("stats", result.stats, expected.stats);
+    }
+  }
+}
+
+// Later tokens change no bit of the output.
 TYPED_TEST(AttentionTest, Causal) {
   using T = typename TypeParam::T;
   AttentionShape shape{1, 130, 1, 40};
@@ -503,7 +534,7 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({{.sink = sink}}, shape, true);
 }
 
-// ---- what can be chosen
+// ---- dispatch
 
 template <class F>
 static std::string error_text(F f) {

@@ -9,7 +9,7 @@
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
-static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
 template <class T> class PrepareTest : public testing::Test {};
 using StorageTypes = testing::Types<float, bf16>;

@@ -1,4 +1,4 @@
-// safetensors: what is written is byte for byte the format, reads back in any pieces; every broken file is refused by
+// safetensors: the written bytes follow the format and read back in any pieces; every broken file is refused with its
 // name.
 #include "checkpoint/safetensors.h"
 
@@ -46,9 +46,9 @@ TEST_F(Safetensors, WriterWritesTheFormat) {
   writer.write(values + 2, 5);
   writer.finish();
   std::string header =
-    R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2, 3],"data_offsets":[0,24]},)"
+    R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
     R"("a\"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]},)"
-    R"("empty":{"dtype":"F32","shape":[0, 4],"data_offsets":[28,28]}})";
+    R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[28,28]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   EXPECT_EQ(bytes_of(path), with_length(header, std::string(reinterpret_cast<const char*>(values), 28)));
 }
@@ -76,7 +76,7 @@ TEST_F(Safetensors, ReadsBackInAnyPieces) {
   reader.read(*second, 7, 99993, read.data() + 7);
   EXPECT_EQ(std::memcmp(read.data(), values.data() + 3, 400000), 0);
   EXPECT_EQ(error_of([&] { reader.read(*second, 99999, 2, read.data()); }),
-            "failure: " + path + ": elements 99999 to 100000 of tensor \"second\" do not exist, it has 100000");
+            "failure: " + path + ": elements 99999 to 100000 of tensor \"second\" do not exist; it has 100000");
   EXPECT_NE(error_of([&] { reader.read(*second, -1, 2, read.data()); }), "");
 }
 
@@ -131,7 +131,7 @@ TEST_F(Safetensors, OtherTypesAreListedButNotRead) {
   EXPECT_EQ(reader.tensors()[0].dtype, "BOOL");
   float x[2];
   EXPECT_EQ(error_of([&] { reader.read(reader.tensors()[0], 0, 2, x); }),
-            "user: safetensors: tensor \"mask\" is of type BOOL; only F32, F16 and BF16 can be read  [" + path + "]");
+            "user: safetensors: tensor \"mask\" has type BOOL, but only F32, F16 and BF16 can be read  [" + path + "]");
 }
 
 TEST_F(Safetensors, HeaderMayHaveAnyOrderAndSpaces) {
@@ -140,7 +140,7 @@ TEST_F(Safetensors, HeaderMayHaveAnyOrderAndSpaces) {
                                "\0\0\x80?\0\0\0@"s));
   SafetensorsReader reader(path);
   ASSERT_EQ(reader.tensors().size(), 2u);
-  EXPECT_EQ(reader.tensors()[0].name, "b");  // by their data, not by their names
+  EXPECT_EQ(reader.tensors()[0].name, "b");  // in the order of their data, not of their names
   EXPECT_EQ(reader.tensors()[1].name, "a");
   float x = 0;
   reader.read(*reader.find("a"), 0, 1, &x);
@@ -154,10 +154,10 @@ TEST_F(Safetensors, BrokenFiles) {
   EXPECT_EQ(error(""), "the file has 0 bytes, too few for a safetensors file");
   EXPECT_EQ(error("1234567"), "the file has 7 bytes, too few for a safetensors file");
   EXPECT_EQ(error(std::string(8, '\xff')),
-            "the header is said to have 18446744073709551615 bytes, but the file has 8 (and headers at "
+            "the header's length is given as 18446744073709551615 bytes, but the file has 8 (and headers at "
             "most 16777216): not a safetensors file, or cut short");
   EXPECT_EQ(error(std::string("\x03\0\0\0\0\0\0\0{}", 10)),
-            "the header is said to have 3 bytes, but the file has 10 (and headers at "
+            "the header's length is given as 3 bytes, but the file has 10 (and headers at "
             "most 16777216): not a safetensors file, or cut short");
   EXPECT_EQ(header_error("[]", 0), "the header is not a JSON object");
   EXPECT_EQ(header_error("{]", 0).rfind("not valid JSON at line 1, column 2: ", 0), 0u);
@@ -187,21 +187,21 @@ TEST_F(Safetensors, BrokenTensors) {
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
             "tensor \"x\" takes 8 bytes of data, which does not fit F32 [3]");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
-            "tensor \"x\" has more elements than can be: shape [4294967296, 4294967296]");
+            "tensor \"x\" has too many elements: shape [4294967296, 4294967296]");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0),
             "tensor \"x\" takes 0 bytes of data, which does not fit F32 [4611686018427387904]");
   EXPECT_EQ(
     header_error(
       R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
       8),
-    "tensor \"y\" begins at byte 0 of the data, the one before ends at 4: they overlap");
+    "tensor \"y\" begins at byte 0 of the data, the previous one ends at 4: they overlap");
   EXPECT_EQ(
     header_error(
       R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
       12),
-    "tensor \"y\" begins at byte 8 of the data, the one before ends at 4: they leave a gap");
+    "tensor \"y\" begins at byte 8 of the data, the previous one ends at 4: they leave a gap");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8),
-            "tensor \"x\" begins at byte 4 of the data, the one before ends at 0: they leave a gap");
+            "tensor \"x\" begins at byte 4 of the data, the previous one ends at 0: they leave a gap");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5),
             "the file has 1 bytes after the last tensor");
   std::string long_name(10000, 'n');
@@ -223,7 +223,7 @@ TEST_F(Safetensors, FileThatShrinksWhileItIsRead) {
                    reader.tensors()[0].offset + 8));
 }
 
-TEST_F(Safetensors, WriterSaysWhatFailed) {
+TEST_F(Safetensors, ErrorsOfTheWriter) {
   EXPECT_EQ(error_of([] {
               SafetensorsWriter writer("/dev/full", {{"x", {1}}});
             }),
@@ -233,12 +233,12 @@ TEST_F(Safetensors, WriterSaysWhatFailed) {
   SafetensorsWriter writer(path, {{"x", {3}}});
   float x[4] = {};
   EXPECT_EQ(error_of([&] { writer.write(x, 4); }),
-            "failure: " + path + ": 1 values more than its tensors hold were to be written");
+            "failure: " + path + ": cannot write 1 values more than its tensors hold");
   writer.write(x, 2);
   EXPECT_EQ(error_of([&] { writer.finish(); }), "failure: " + path + ": 1 values of its tensors were not written");
 }
 
-// Whatever the bytes are, the answer is a list of tensors within the file or a UserError.
+// For any bytes the result is a list of tensors within the file or a UserError.
 TEST_F(Safetensors, UntrustedBytes) {
   {
     SafetensorsWriter writer(path, {{"wte.weight", {2, 3}}, {"h.0.ln_1.bias", {4}}});

@@ -1,4 +1,4 @@
-"""What reaches the disk, and disks that fail: ./train with a library before libc's that writes down and refuses calls.
+"""The order of writes to the disk, and disks that fail: a preloaded library records ./train's calls, or makes them fail.
 
 Standard library and g++ only.
 """
@@ -8,7 +8,7 @@ import unittest
 
 from checkpoint.test_resume import FILES, Runs
 
-# FAIL="CALL END" lets the call fail on files whose path ends so; CALLS names the file that all calls are written to.
+# FAIL="CALL END" makes CALL fail on files whose path ends with END; CALLS names the file to which all calls are written.
 LIBRARY = r"""
 #include <dlfcn.h>
 #include <errno.h>
@@ -83,7 +83,7 @@ class Disk(Runs):
       self.assertLess(folder, renamed)
       self.assertIn("fsync runs/tiny", calls[renamed:])
 
-  def test_a_disk_that_does_not_say_that_it_has_written(self):
+  def test_a_disk_whose_sync_fails(self):
     code, errors, _ = self.calls(fail="fsync runs/tiny")
     self.assertEqual(code, 1)
     self.assertRegex(errors, "^the checkpoint of step 10 could not be written: cannot write runs/tiny to disk: Input/"
@@ -101,7 +101,7 @@ class Disk(Runs):
     self.assertEqual((code, os.path.exists(self.path("runs/other/metrics.jsonl"))), (1, False))
     self.assertRegex(errors, "^cannot write runs/other/metrics.jsonl to disk: Input/output error")
 
-  def test_a_read_error_is_no_damage(self):
+  def test_a_read_error_is_not_damage(self):
     self.run_ok()
     expected = self.outcome(20)
     code, errors, _ = self.calls("--eval", "--resume", fail="pread step_00000020/model.safetensors")
@@ -115,7 +115,7 @@ class Disk(Runs):
     self.assertEqual((code, self.steps()), (0, [10, 20]))
     steady, files = self.outcome(20)
     self.assertEqual(([line for line in steady if line["type"] != "eval"], files), expected)
-    self.assertEqual(self.steps("tiny/old_steps"), [20])  # whole, as it was
+    self.assertEqual(self.steps("tiny/old_steps"), [20])  # unchanged
     self.run_ok("--eval", "--resume", "runs/tiny/old_steps", name="other")
     os.rename(self.path("runs/tiny/step_00000010"), self.path("gone"))
     code, errors, _ = self.calls("--resume", fail="pread model.safetensors")

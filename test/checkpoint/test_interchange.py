@@ -1,5 +1,5 @@
-"""What a step_N folder holds for Hugging Face transformers, looked at without it: scripts/compare_transformers.py opens
-the folders with it and compares. That its GPT-2 files start our runs is in test_runs.py. Standard library only.
+"""The files of a step_N folder for Hugging Face transformers, read without that library: scripts/compare_transformers.py
+opens the folders with it and compares. test_runs.py tests that runs start from such files. Standard library only.
 """
 import ast
 import json
@@ -24,7 +24,7 @@ class Interchange(Workspace):
     with open(os.path.join(folder, "config.json")) as file:
       return folder, json.load(file)
 
-  def test_gpt2_is_what_transformers_knows(self):
+  def test_gpt2_opens_as_transformers_gpt2(self):
     folder, config = self.trained(model__mlp_ratio=3.5)
     own = config.pop("plusgpt")
     self.assertEqual(config, {
@@ -60,7 +60,7 @@ class Interchange(Workspace):
       self.assertGreater(len(names), 2, pattern)
       self.assertLessEqual(names, set(there), pattern)
 
-  def test_what_is_gpt2(self):
+  def test_which_models_are_gpt2(self):
     for changes in ({"model__position": "rope"}, {"model__position": "none"}, {"model__head_dim": 4},
                     {"attention__qk_norm": "rms"}, {"attention__scale": "logn"}, {"attention__scale": 0.5},
                     {"attention__kind": "relu"}, {"attention__sink": "one"},
@@ -69,17 +69,17 @@ class Interchange(Workspace):
         folder, config = self.trained(**changes)
         self.assertEqual(config["model_type"], "plusgpt")
         self.assertIn("modeling_plusgpt.py", os.listdir(folder))
-    # What another kind of attention would use changes nothing.
+    # Settings of other kinds of attention change nothing.
     _, config = self.trained(attention__power=3, attention__gate__bias=False)
     self.assertEqual(config["model_type"], "gpt2")
 
-  def test_texts_end_where_the_vocabulary_says_so(self):
+  def test_end_of_text_follows_the_vocabulary(self):
     for vocab, token in ((50257, 50256), (50304, 50256), (50256, None)):
       _, config = self.trained(model__vocab=vocab, model__channels=8, model__layers=1)
       self.assertEqual((config["bos_token_id"], config["eos_token_id"]), (token, token))
 
-  def test_safetensors_read_by_the_letter(self):
-    """As the format's description has it: no gap, no overlap, nothing behind; header aligned, text as values."""
+  def test_safetensors_follow_the_specification(self):
+    """No gaps, no overlaps, nothing after the data; the header is aligned, and metadata values are text."""
     folder, _ = self.trained(attention__gate__activation="sigmoid", attention__sink="learned")
     for name in ("model.safetensors", "optimizer.safetensors"):
       data = self.bytes_of(os.path.join(folder, name))
@@ -98,8 +98,8 @@ class Interchange(Workspace):
     names = set(read_safetensors(os.path.join(folder, "model.safetensors")))
     self.assertLessEqual({"wte.weight", "wpe.weight", "h.1.attn.c_gate.weight", "h.1.attn.sink"}, names)
 
-  def test_what_tensors_do_not_show(self):
-    """A folder of GPT-2 that was made to compute something else: a warning for each setting."""
+  def test_settings_that_tensors_do_not_show(self):
+    """A folder of GPT-2 with settings that compute something else: a warning for each setting."""
     folder, config = self.trained()
     init = os.path.relpath(folder, self.folder)
     self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
@@ -115,7 +115,7 @@ class Interchange(Workspace):
       self.write(os.path.join(init, "config.json"), text)
       self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
 
-  def test_a_run_goes_on_without_the_modelling_file(self):
+  def test_a_run_continues_without_the_modelling_file(self):
     run = {"train__steps": 4, "checkpoint__every": 2, "model__position": "rope"}
     self.ok(**run)
     expected = self.bytes_of(self.model())

@@ -1,4 +1,4 @@
-"""Runs that survive: whatever ends a run, --resume continues it bit for bit, or says why not and touches nothing.
+"""Runs that are interrupted: --resume continues them bit for bit, or says why it cannot and changes nothing.
 
 FULL=1 kills more often. The full disk is a small tmpfs, which only root can mount.
 """
@@ -17,7 +17,7 @@ import unittest
 from support.workspace import CONFIG, CRASH, TEXT, TRAIN, Workspace, merged, shard
 
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
-# 13 MB a checkpoint: long enough under way to be met there.
+# 13 MB per checkpoint, so that writing one takes long enough to be interrupted.
 LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
 AGAIN = 2.2  # seconds after which a signal is no longer the same request
 
@@ -40,7 +40,7 @@ class Runs(Workspace):
     return done
 
   def start(self, *flags, **changes):
-    """./train in the background, with a configuration of its own: it reads it when it wants."""
+    """./train in the background, with its own configuration file, because it may read it late."""
     changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
     self.started += 1
     config = f"config{self.started}.json"
@@ -60,7 +60,7 @@ class Runs(Workspace):
       time.sleep(pause)
 
   def lines(self, kind="train", run="tiny"):
-    """Of a run under way: the last line may be half written."""
+    """Lines of a run in progress: the last line may be half written."""
     try:
       text = self.bytes_of(self.path("runs", run, "metrics.jsonl")).decode()
     except FileNotFoundError:
@@ -76,18 +76,18 @@ class Runs(Workspace):
       return json.load(file)
 
   def outcome(self, step=40, run="tiny"):
-    """What must be the same however often a run was interrupted."""
+    """The results that must be the same however often a run was interrupted."""
     folder = self.path("runs", run, f"step_{step:08d}")
     return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
 
   def digest(self, path):
-    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
+    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # unittest takes minutes to show a difference of megabytes
 
   def run_digests(self):
     return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
 
   def straight(self, step=40, **changes):
-    """The outcome of a run that nothing interrupts."""
+    """The outcome of an uninterrupted run."""
     self.run_ok(name="straight", **changes)
     return self.outcome(step, "straight")
 
@@ -102,7 +102,7 @@ class Interrupted(Runs):
       self.wait_for(process, lambda: os.path.exists(half), pause=0)
       process.kill()
       process.wait()
-      if os.path.exists(half) and self.steps() == [10]:  # neither before it began nor after it was renamed
+      if os.path.exists(half) and self.steps() == [10]:  # the checkpoint has begun and is not renamed yet
         done = self.run_ok("--resume", **changes)
         self.assertIn("runs/tiny/step_00000010", done.stdout)
         self.assertEqual(self.steps(), [10, 20, 30, 40])
@@ -137,14 +137,14 @@ class Interrupted(Runs):
       output, errors = process.communicate()
       self.assertIn(process.returncode, (0, -signal.SIGKILL), errors)
       self.assertEqual(errors, "")  # no checkpoint was found damaged
-      if process.returncode == 0 and kills > 0:  # done before the kills are: once more
+      if process.returncode == 0 and kills > 0:  # finished before the last kill: start it again
         self.assertEqual(self.outcome(120), expected)
         shutil.rmtree(self.path("runs/tiny"))
     self.run_ok("--resume", **changes)
     self.assertEqual(self.outcome(120), expected)
 
   def test_every_variant_of_state(self):
-    # Learned positions, a gate beside the projections, a learned sink: all that the table of parameters may hold.
+    # Learned positions, a gate beside the projections, a learned sink: every kind of parameter.
     for changes in ({"model__position": "learned", "attention__sink": "learned"},
                     {"attention__variant": "ssmax", "attention__gate__activation": "sigmoid"},
                     {"precision": "bf16"}, {"train__recompute": "block"}):
@@ -157,7 +157,7 @@ class Interrupted(Runs):
         self.assertEqual(self.outcome(12, "straight"), expected)
         shutil.rmtree(self.path("runs"))
 
-  def test_metrics_are_taken_back(self):
+  def test_metrics_are_rewound(self):
     expected = self.straight()
     self.run_ok()
     for step in (30, 40):
@@ -170,7 +170,7 @@ class Interrupted(Runs):
     self.run_ok("--resume")
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     kinds = [entry["type"] for entry in self.metrics()]
-    self.assertEqual(kinds.count("start"), 3)  # of the run, the evaluation and the run that went on
+    self.assertEqual(kinds.count("start"), 3)  # the run, the evaluation and the continued run
     self.assertEqual(self.metrics(kind="eval")[0]["step"], 20)
     steady, files = self.outcome()
     self.assertEqual(([entry for entry in steady if entry["type"] != "eval"], files), expected)
@@ -188,13 +188,13 @@ class Interrupted(Runs):
       self.run_bad("--resume", place, "--overwrite", names=["runs/tiny/old_steps", "--overwrite deletes it", "name="])
     os.rename(self.path("runs/tiny/step_00000040"), self.path("gone"))
     for flags in ((), ("--eval",)):
-      self.run_bad("--resume", *flags, names=["runs/tiny has no checkpoint but", "--resume runs/tiny/old_steps --set"])
-    self.run_bad(names=["in old_steps: replace"])
+      self.run_bad("--resume", *flags, names=["all checkpoints of runs/tiny were moved away", "--resume runs/tiny/old_steps --set"])
+    self.run_bad(names=["in old_steps; replace"])
     self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
     self.assertEqual(self.outcome(run="other"), expected)
 
   def test_killed_after_going_back(self):
-    """What comes next is where it was killed, not the checkpoints from before, to which the metrics would have a gap."""
+    """It resumes where it was killed, not from the later checkpoints, which would leave a gap in the metrics."""
     changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
     expected = self.straight(**changes)
     self.run_ok(**changes)
@@ -208,7 +208,7 @@ class Interrupted(Runs):
     self.assertEqual(self.outcome(), expected)
 
   def test_killed_before_it_has_saved_anything(self):
-    """Continuing another run, or going back to a copy: what it began from is its own before the first step."""
+    """When another run or a copy is continued, its checkpoint becomes the run's own before the first step."""
     changes = {"optimizer__schedule": "constant", "eval__every": 0, "log__every": 1000}
     expected = self.straight(**changes)
     self.run_ok(**changes)
@@ -233,7 +233,7 @@ class Interrupted(Runs):
         self.run_ok("--resume", place, name="other")
         steady, files = self.outcome(run="other")
         self.assertEqual(files, expected[1])
-        if place == "copy":  # comes without its metrics
+        if place == "copy":  # it has no metrics
           self.assertEqual(steady, [entry for entry in expected[0] if entry["step"] > 20 or
                                     (entry["step"] == 20 and entry["type"] == "val")])
         else:
@@ -279,7 +279,7 @@ class Signals(Runs):
         self.run_ok("--resume", train__steps=last + 7)
         self.assertEqual(self.outcome(last + 7), self.straight(last + 7, train__steps=last + 7))
 
-  def test_save_and_go_on(self):
+  def test_save_and_continue(self):
     process = self.start()
     for count in (1, 2):
       before = len(self.lines())
@@ -349,7 +349,7 @@ class Signals(Runs):
 
 class Damage(Runs):
   def damaged(self, content):
-    """Name of a damage -> what is left of a file, None: nothing."""
+    """Name of the damage -> the file's content after it; None: the file is missing."""
     chance = random.Random(len(content))
     at, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
     return {"bit flip": content[:at] + bytes([content[at] ^ bit]) + content[at + 1:], "cut short": content[:-1],
@@ -396,7 +396,7 @@ class Damage(Runs):
     done = self.run_ok("--eval", "--resume")
     self.assertIn("model.safetensors", done.stderr)
     self.assertEqual(self.metrics(kind="eval")[0]["step"], 30)
-    self.assertEqual(self.steps(), [10, 20, 30, 40])  # only who trains the run renames
+    self.assertEqual(self.steps(), [10, 20, 30, 40])  # only training renames a damaged checkpoint
 
   def test_evaluation_needs_no_moments(self):
     self.run_ok()
@@ -408,15 +408,16 @@ class Damage(Runs):
                   self.run_ok("--resume").stderr)
 
   def as_a_user(self, *flags):
-    """./train without root's rights, which every file would be open to."""
+    """./train without root's rights, because root may open every file."""
     self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
-    user = {}
+    user, program = {}, TRAIN
     if os.geteuid() == 0:
+      program = shutil.copy(TRAIN, self.path("program"))  # the checkout may be closed to that user
       user = {"user": 65534, "group": 65534, "extra_groups": []}
       for folder, _, names in os.walk(self.folder):
         for name in ["", *names]:
           os.chown(os.path.join(folder, name), 65534, 65534)
-    return subprocess.Popen([TRAIN, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+    return subprocess.Popen([program, "config.json", *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, **user)
 
   def test_a_file_that_may_not_be_read(self):
@@ -433,7 +434,7 @@ class Damage(Runs):
 
   def test_a_folder_that_may_be_entered_but_not_listed(self):
     if os.geteuid() != 0:
-      self.skipTest("needs root, to be somebody else")
+      self.skipTest("needs root, to run as another user")
     self.run_ok()
     shared = tempfile.mkdtemp()
     self.addCleanup(shutil.rmtree, shared)
@@ -456,7 +457,7 @@ class Damage(Runs):
       self.assertRegex(errors, message)
 
   def test_a_folder_that_may_not_be_written(self):
-    # Saved on request only, so that it is the failed checkpoint itself that ends the run, and not the next one.
+    # It saves only on request, so that the failed checkpoint itself ends the run, and not the next one.
     self.changes.update(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000)
     process = self.as_a_user()
     self.wait_for(process, lambda: self.lines())
@@ -494,15 +495,15 @@ class Damage(Runs):
     errors = process.communicate(timeout=20)[1]
     self.assertEqual(process.returncode, 1)
     self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
-                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is as it was")
+                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is intact")
 
   def test_full_disk(self):
     self.small_disk("480k")
-    done = self.call(**self.changes)  # 148 KB a checkpoint: the third or fourth does not fit
+    done = self.call(**self.changes)  # 148 KB per checkpoint: the third or fourth does not fit
     self.assertEqual(done.returncode, 1, done.stderr)
     kept = self.steps()
     self.assertIn(kept, ([10, 20], [10, 20, 30]))
-    # Most often; a line of metrics.jsonl may meet the full disk at the same time.
+    # This is the usual error, but a line of metrics.jsonl may hit the full disk first.
     self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
                                   rf"device.*step_{kept[-1]:08d}|step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
     self.assertNotRegex(done.stderr, CRASH)
@@ -514,7 +515,7 @@ class Damage(Runs):
     self.assertEqual(self.outcome(), self.straight())
 
 
-  def test_files_that_may_not_be_so_long(self):
+  def test_a_limit_on_the_size_of_files(self):
     self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
     done = subprocess.run([TRAIN, "config.json"], cwd=self.folder, capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40 << 10, 40 << 10)))

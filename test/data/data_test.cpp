@@ -111,7 +111,7 @@ TEST_F(Shards, FoldersAndSpecialFilesAreRefused) {
   expect_bad("folder.bin", {"is a folder", "/*.bin"});
   expect_user_error([&] { open({"*.bin"}); }, {"is a folder"});
   ::mkfifo((dir / "pipe").c_str(), 0644);
-  expect_bad("pipe", {"not a regular file"});  // opening it would wait for ever
+  expect_bad("pipe", {"not a regular file"});  // opening it would wait forever
 }
 
 TEST_F(Shards, UnreadableFilesAndFoldersAreNamed) {
@@ -144,7 +144,7 @@ TEST_F(Shards, DamagedFilesAreRefusedWithNumbers) {
   expect_bad("truncated.bin", {"cut short", "10 tokens", "1044 bytes", "has 1043", "1 missing"});
   write_file(dir / "oversized.bin", shard_bytes(numbers(10)) + "abc");
   expect_bad("oversized.bin", {"too long", "10 tokens", "1044 bytes", "has 1047", "3 too many"});
-  add("huge.bin", {1, 2, 3}, {.count = INT32_MAX});  // a count that nothing may be sized by
+  add("huge.bin", {1, 2, 3}, {.count = INT32_MAX});  // no memory may be allocated by this count
   expect_bad("huge.bin", {"cut short", "2147483647 tokens", "4294968318 bytes"});
 }
 
@@ -153,7 +153,7 @@ TEST_F(Shards, TokensBeyondTheVocabularyAreFoundWhereTheyAre) {
   add("good.bin", tokens);
   EXPECT_EQ(open({"good.bin"}, 256).size(), 1u);
   tokens[1000] = 256;
-  add("early.bin", tokens);  // seen at the start already
+  add("early.bin", tokens);  // found when the file is opened
   expect_user_error([&] { open({"good.bin", "early.bin"}, 256); },
                     {"data.train", dir / "early.bin", "token 256 at position 1000", "model.vocab = 256",
                      "another tokenizer"});
@@ -279,7 +279,7 @@ TEST(Order, PermutationsOfAHugeTotalStayInside) {
   EXPECT_LT(*seen.rbegin(), total);
 }
 
-// A resumed run on another machine must go on in the same order, so these numbers never change.
+// A resumed run on another machine must continue in the same order, so these numbers never change.
 TEST(Order, TheSameOnEveryMachine) {
   std::vector<int64_t> order;
   for (int i = 0; i < 8; i++) order.push_back(permute(i, 1000, 1337, i / 4));
@@ -325,7 +325,7 @@ TEST(Order, NeighboursAndEpochsAreIndependent) {
 
 struct Loading : Shards {
   static constexpr int T = 4;
-  WindowReader reader() {  // 25 + 12 windows, every token tells where it is
+  WindowReader reader() {  // 25 + 12 windows; every token tells its position
     add("a.bin", numbers(101));
     add("b.bin", numbers(50, 1000));
     return WindowReader(open({"a.bin", "b.bin"}), T, 65536, "data.train");
@@ -393,20 +393,20 @@ TEST_F(Loading, ABatchLargerThanAllTheDataWrapsAround) {
   }
 }
 
-TEST_F(Loading, ABatchStaysAsItIsUntilTheNext) {
+TEST_F(Loading, ABatchIsUnchangedUntilTheNext) {
   WindowReader r = reader();
   Loader loader(r, {.T = T, .micro = 3});
   for (int i = 0; i < 5; i++) {
     const Batch& batch = loader.next();
     const Batch copy = batch;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time for the thread to do wrong
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time for the thread to overwrite it
     EXPECT_EQ(batch.inputs, copy.inputs);
     EXPECT_EQ(batch.step, copy.step);
   }
 }
 
 TEST_F(Loading, PreparesBatchesAhead) {
-  for (int attempt = 1;; attempt++) {  // how soon the thread gets a core is not ours to say
+  for (int attempt = 1;; attempt++) {  // the thread may have to wait for a core
     WindowReader r = reader();
     Loader loader(r, {.T = T, .micro = 3, .shuffle = false});
     loader.next();

@@ -1,4 +1,4 @@
-// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here; scripts/prepare_text.py must give the same tokens as
+// Tokenizers: bytes and GPT-2's BPE, on invented vocabularies; scripts/prepare_text.py must give the same tokens as
 // the C++ code. With PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files) known encodings are checked too.
 #include "data/tokenizer.h"
 
@@ -32,7 +32,7 @@ std::string letter(int byte) {  // how the vocabulary files write a byte
   return text;
 }
 
-struct Files {  // a small vocabulary: bytes are 0 to 255, then what the merges make, then <|endoftext|>
+struct Files {  // a small vocabulary: bytes are 0 to 255, then the results of merges, then <|endoftext|>
   nlohmann::json vocabulary;
   std::string merges = "#version: 0.2\n";
   explicit Files(const Pairs& pairs) {
@@ -170,7 +170,8 @@ TEST_F(Gpt2, DamagedMergesAreRefused) {
 
 #if HAVE_PCRE2
 
-// What scripts/prepare_text.py makes of one document, less the separator before it. Tests run in the repository's root.
+// The tokens that scripts/prepare_text.py makes from one document, without the separator before it. Tests run in the
+// repository's root.
 Tokens tokens_of_script(const std::string& text, const std::string& vocabulary_dir) {
   const std::string script = (std::filesystem::path(__FILE__).parent_path() / "../scripts/prepare_text.py").string();
   TempDir dir;
@@ -206,7 +207,7 @@ TEST(Split, AsGpt2Does) {
   EXPECT_EQ(pieces("x2y 34 5.6"), (P{"x", "2", "y", " 34", " 5", ".", "6"}));
   EXPECT_EQ(pieces("$%^ &*"), (P{"$%^", " &*"}));
   EXPECT_EQ(pieces("na\u00efve \u4f60\u597d\u3002"), (P{"na\u00efve", " \u4f60\u597d", "\u3002"}));
-  EXPECT_EQ(pieces("e\u0301x"), (P{"e", "\u0301", "x"}));    // a combining mark is no letter
+  EXPECT_EQ(pieces("e\u0301x"), (P{"e", "\u0301", "x"}));    // a combining mark is not a letter
   EXPECT_EQ(pieces("x\u00b2\u2163\u0663"), (P{"x", "\u00b2\u2163\u0663"}));   // superscript, Roman, Arabic: numbers
   EXPECT_EQ(pieces("\U0001d400\U0001f600!"), (P{"\U0001d400", "\U0001f600!"}));
   EXPECT_EQ(pieces("a\u00a0b"), (P{"a", "\u00a0", "b"}));    // white space, but not the space that leads a word
@@ -222,7 +223,7 @@ TEST_F(Gpt2, MergesByRank) {
   EXPECT_EQ(tokenizer->encode("hell"), Tokens{258});
   EXPECT_EQ(tokenizer->encode("helo"), (Tokens{256, 'l', 'o'}));
   EXPECT_EQ(tokenizer->encode("lll"), (Tokens{257, 'l'}));          // from the left
-  EXPECT_EQ(tokenizer->encode("lld"), (Tokens{257, 'd'}));          // "l l" stands before "l d"
+  EXPECT_EQ(tokenizer->encode("lld"), (Tokens{257, 'd'}));          // "l l" comes before "l d"
   EXPECT_EQ(tokenizer->encode("world"), (Tokens{'w', 261, 263}));
   EXPECT_EQ(tokenizer->encode("\u20ac"), (Tokens{0xe2, 0x82, 0xac}));
 }
@@ -260,7 +261,8 @@ TEST_F(Gpt2, AnyBytesComeBack) {
   }
 }
 
-// The definition, slowly: find the pair of the lowest rank, merge all its occurrences from left to right, again.
+// The definition, implemented slowly: find the pair of the lowest rank, merge all its occurrences from left to right,
+// and repeat.
 Tokens merged_slowly(const std::string& piece, const Pairs& merges, const nlohmann::json& vocabulary) {
   std::vector<std::string> word;
   for (unsigned char byte : piece) word.push_back(letter(byte));
@@ -285,7 +287,7 @@ TEST_F(Gpt2, RandomVocabulariesAgreeWithTheDefinition) {
   for (int round = 0; round < 60; round++) {
     Pairs merges;
     std::vector<std::string> tokens = {"a", "b", "c"};
-    while (merges.size() < 30) {  // in any order: a token may be made in several ways, also after its first use
+    while (merges.size() < 30) {  // in any order: several merges may make a token, even after its first use
       const std::pair pair(tokens[random() % tokens.size()], tokens[random() % tokens.size()]);
       if (pair.first.size() + pair.second.size() > 8 || std::count(merges.begin(), merges.end(), pair)) continue;
       merges.push_back(pair);

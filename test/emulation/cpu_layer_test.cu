@@ -1,5 +1,5 @@
-// What only the CPU layer has: errors instead of hangs, orders of execution, poison, the pool, limits of the machine.
-// Empty in a build for GPUs.
+// Features that only the CPU layer has: errors instead of hangs, orders of execution, poison, the pool, limits of the
+// machine. Empty in a build for GPUs.
 #include <gtest/gtest.h>
 #include "kernels/gpu.cuh"
 #ifdef PLUSGPT_CPU
@@ -50,7 +50,7 @@ std::string at_line(int line) { return "cpu_layer_test.cu:" + std::to_string(lin
 constexpr int first_line = __LINE__;
 __global__ void go_wrong(int how, int* alive) {
   int t = threadIdx.x;
-  struct Count {  // fibers that are abandoned must be unwound
+  struct Count {  // abandoned fibers must be unwound
     int* n;
     explicit Count(int* n_) : n(n_) { __atomic_fetch_add(n, 1, __ATOMIC_RELAXED); }
     ~Count() { __atomic_fetch_sub(n, 1, __ATOMIC_RELAXED); }
@@ -61,7 +61,7 @@ __global__ void go_wrong(int how, int* alive) {
   if (how == 2 && t == 40) return;
   if (how == 2) warp_sync();                                                                   // first_line + 12
   if (how == 3 && t == 5) warp_sync();                                                         // first_line + 13
-  else if (how == 3) ballot(true);                                                             // first_line + 14
+  else if (how == 3) warp_ballot(true);                                                        // first_line + 14
   if (how == 4 && t == 5) warp_sync();                                                         // first_line + 15
   if (how == 5 && t == 9) throw std::runtime_error("thrown by a kernel");
   if (how == 6 && t == 63) throw std::runtime_error("thrown late");
@@ -91,7 +91,7 @@ TEST_F(CpuLayer, MistakesEndInErrorsThatNameKernelFileAndLine) {
           int alive = 0;
           std::string what;
           try {
-            launch(go_wrong, blocks, 64, 0, nullptr, mistake.how, &alive);
+            LAUNCH(go_wrong, blocks, 64, 0, nullptr, mistake.how, &alive);
           } catch (const std::runtime_error& e) {
             what = e.what();
           }
@@ -100,7 +100,7 @@ TEST_F(CpuLayer, MistakesEndInErrorsThatNameKernelFileAndLine) {
                 << "mistake " << mistake.how << ", order " << static_cast<int>(order) << ": " << what << "\nlacks "
                 << part;
           EXPECT_EQ(alive, 0) << "mistake " << mistake.how;
-          launch(go_wrong, blocks, 64, 0, nullptr, 99, &alive);  // nothing is left behind
+          LAUNCH(go_wrong, blocks, 64, 0, nullptr, 99, &alive);  // nothing is left behind
         }
 }
 
@@ -112,7 +112,7 @@ TEST_F(CpuLayer, DeadlockInsideAWarp) {
   float x[32];
   std::string what;
   try {
-    launch(wait_crosswise, dim3(1, 2), 32, 0, nullptr, x);
+    LAUNCH(wait_crosswise, dim3(1, 2), 32, 0, nullptr, x);
   } catch (const Failure& e) {
     what = e.what();
   }
@@ -121,21 +121,21 @@ TEST_F(CpuLayer, DeadlockInsideAWarp) {
     EXPECT_NE(what.find(part), std::string::npos) << what;
 }
 
-__global__ void small_warp(unsigned* x) { x[threadIdx.x] = ballot(true); }
+__global__ void small_warp(unsigned* x) { x[threadIdx.x] = warp_ballot(true); }
 TEST_F(CpuLayer, WarpOperationsNeedWholeWarps) {
   unsigned x[96];
-  EXPECT_NO_THROW(launch(small_warp, 1, 64, 0, nullptr, x));
+  EXPECT_NO_THROW(LAUNCH(small_warp, 1, 64, 0, nullptr, x));
   std::string what;
   try {
-    launch(small_warp, 1, 80, 0, nullptr, x);
+    LAUNCH(small_warp, 1, 80, 0, nullptr, x);
   } catch (const Failure& e) {
     what = e.what();
   }
   EXPECT_NE(what.find("has 16 threads: make the block a multiple of 32"), std::string::npos) << what;
 }
 
-__global__ void launch_inside() { launch(small_warp, 1, 32, 0, nullptr, nullptr); }
-TEST_F(CpuLayer, NoLaunchFromAKernel) { EXPECT_THROW(launch(launch_inside, 1, 1, 0, nullptr), Failure); }
+__global__ void launch_inside() { LAUNCH(small_warp, 1, 32, 0, nullptr, nullptr); }
+TEST_F(CpuLayer, NoLaunchFromAKernel) { EXPECT_THROW(LAUNCH(launch_inside, 1, 1, 0, nullptr), Failure); }
 
 __global__ void recurse(int* out, int depth) {
   volatile char frame[1024];
@@ -148,7 +148,7 @@ TEST_F(CpuLayer, StackOverflowNamesTheKernel) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT({
     int out = 0;
-    launch(recurse, 1, 1, 0, nullptr, &out, 1 << 20);
+    LAUNCH(recurse, 1, 1, 0, nullptr, &out, 1 << 20);
   }, testing::ExitedWithCode(1), "kernel recurse: .*stack");
 }
 
@@ -163,12 +163,12 @@ std::vector<int> order_of(CpuOrder order, unsigned seed) {
   set_cpu_order(order, seed);
   std::vector<int> numbers(7 * 96), threads(7 * 96);
   int next = 0;
-  launch(take_numbers, 7, 96, 0, nullptr, numbers.data(), &next);
+  LAUNCH(take_numbers, 7, 96, 0, nullptr, numbers.data(), &next);
   EXPECT_EQ(next, 7 * 96);
   for (size_t i = 0; i < numbers.size(); ++i) threads[static_cast<size_t>(numbers[i])] = static_cast<int>(i);
   return threads;
 }
-TEST_F(CpuLayer, OrdersAreWhatTheySay) {
+TEST_F(CpuLayer, OrdersFollowTheirNames) {
   std::vector<int> forward = order_of(CpuOrder::forward, 1), reverse = order_of(CpuOrder::reverse, 1);
   EXPECT_TRUE(std::is_sorted(forward.begin(), forward.end()));
   EXPECT_TRUE(std::is_sorted(reverse.rbegin(), reverse.rend()));
@@ -199,7 +199,7 @@ TEST_F(CpuLayer, SameBitsInAnyOrderOnAnyNumberOfThreads) {
     std::vector<float> values(9 * 160);
     for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
     DeviceArray<float> x(values);
-    launch(mix, 9, 160, 160 * sizeof(float), nullptr, x, 12);
+    LAUNCH(mix, 9, 160, 160 * sizeof(float), nullptr, x, 12);
     return bits_of(x);
   });
 }
@@ -216,13 +216,13 @@ __global__ void wait_for_nothing(float4* out) {
   cp_async_wait<0>();
   out[blockIdx.x * blockDim.x + threadIdx.x] = tile[threadIdx.x];
 }
-TEST_F(CpuLayer, WhatIsNotWaitedForNeverArrives) {
+TEST_F(CpuLayer, CopiesWithoutAWaitNeverArrive) {
   set_cpu_poison(true);
   std::vector<float4> values(32, make_float4(1, 2, 3, 4));
   DeviceArray<float4> in(values), out(96);
-  launch(forget_to_wait, 3, 32, 32 * sizeof(float4), nullptr, out, in);
+  LAUNCH(forget_to_wait, 3, 32, 32 * sizeof(float4), nullptr, out, in);
   for (const float4& v : out.download()) EXPECT_TRUE(std::isnan(v.x)) << v.x;
-  launch(wait_for_nothing, 3, 32, 32 * sizeof(float4), nullptr, out);  // nor does it reach the next block
+  LAUNCH(wait_for_nothing, 3, 32, 32 * sizeof(float4), nullptr, out);  // nor does it reach the next block
   for (const float4& v : out.download()) EXPECT_TRUE(std::isnan(v.x)) << v.x;
 }
 
@@ -236,13 +236,13 @@ __global__ void read_nothing(float* out) {
   out[2 * t] = all[t];
   out[2 * t + 1] = some[t];
   __syncthreads();
-  all[t] = some[t] = 5;  // and the next block must not find this
+  all[t] = some[t] = 5;  // the next block must not find this
 }
-TEST_F(CpuLayer, PoisonShowsReadsOfNothing) {
+TEST_F(CpuLayer, PoisonShowsReadsOfUnwrittenMemory) {
   set_cpu_threads(1);
   set_cpu_poison(true);
   float out[64] = {};
-  launch(read_nothing, 3, 32, 32 * sizeof(float), nullptr, out);
+  LAUNCH(read_nothing, 3, 32, 32 * sizeof(float), nullptr, out);
   for (int i = 0; i < 64; i += sanitized ? 2 : 1) EXPECT_TRUE(std::isnan(out[i])) << i;
   EXPECT_EQ(zero_in_this_thread, 0);
   float* fresh = nullptr;
@@ -269,7 +269,7 @@ TEST_F(CpuLayer, ParallelForUsesAllThreads) {
   if (most_workers < 3) GTEST_SKIP();
   set_cpu_threads(3);
   std::atomic<int> here{0};
-  parallel_for(3, [&](int) {  // ends only when three threads are inside
+  parallel_for(3, [&](int) {  // ends only if three threads are inside
     ++here;
     while (here < 3) std::this_thread::yield();
   });
@@ -285,7 +285,7 @@ TEST_F(CpuLayer, NestedParallelForRunsInPlace) {
 TEST_F(CpuLayer, TheErrorOfTheLowestIndexArrives) {
   for (int threads : {1, 2, 4}) {
     set_cpu_threads(threads);
-    std::atomic<bool> later_one{false};  // has thrown; the lowest waits for it a while, so that it comes second
+    std::atomic<bool> later_one{false};  // has thrown; the lowest waits for it a while, so that it throws second
     std::string what;
     try {
       parallel_for(200, [&](int i) {
@@ -309,7 +309,7 @@ TEST_F(CpuLayer, SeveralHostThreadsMayLaunch) {
   std::vector<std::thread> hosts;
   for (auto& mine : data)
     hosts.emplace_back([&] {
-      for (int i = 0; i < 20; ++i) launch(add_one, 10, 64, 0, nullptr, mine.data());
+      for (int i = 0; i < 20; ++i) LAUNCH(add_one, 10, 64, 0, nullptr, mine.data());
     });
   for (auto& host : hosts) host.join();
   for (auto& mine : data)
@@ -348,7 +348,7 @@ TEST_F(CpuLayer, MemoryOfTheMachineOrItsContainer) {
   v2.expect(200000, 500000);
   v2.write("sys/fs/cgroup/user/memory.stat", "anon 7\ninactive_file 100000\n");
   v2.expect(300000, 500000);
-  v2.write("sys/fs/cgroup/memory.max", "900000\n");  // a group above with more in all, but less left
+  v2.write("sys/fs/cgroup/memory.max", "900000\n");  // a parent group with a higher limit, but less free memory
   v2.write("sys/fs/cgroup/memory.current", "850000\n");
   v2.expect(50000, 500000);
   FakeMachine v1;
@@ -376,7 +376,7 @@ TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
   EXPECT_EQ(cpu::available_cores(machine.root), cores);
 }
 
-// ---- streams whose work is kept back --------------------------------------------------------------------------------
+// ---- streams whose work is held back --------------------------------------------------------------------------------
 
 __global__ void set_value(int* x, int value) { *x = value; }
 __global__ void times_ten_plus(int* x, int digit) { *x = *x * 10 + digit; }
@@ -402,26 +402,26 @@ struct Kept : CpuLayer {
   }
 };
 
-TEST_F(Kept, NothingRunsBeforeSomebodyWaits) {
-  launch(set_value, 1, 1, 0, a, x, 5);
+TEST_F(Kept, NothingRunsBeforeAWait) {
+  LAUNCH(set_value, 1, 1, 0, a, x, 5);
   cudaMemcpyAsync(pinned, x, sizeof *x, cudaMemcpyDeviceToHost, a);
-  launch(set_value, 1, 1, 0, b, y, 6);
+  LAUNCH(set_value, 1, 1, 0, b, y, 6);
   EXPECT_EQ(*pinned, 0);  // too early
   cudaStreamSynchronize(a);
   EXPECT_EQ(*pinned, 5);
-  EXPECT_EQ(*y, 0);  // nobody has waited for the other stream
+  EXPECT_EQ(*y, 0);  // the other stream has not been waited for
   cudaDeviceSynchronize();
   EXPECT_EQ(*y, 6);
 }
 
-TEST_F(Kept, EventsOrderStreamsAndAreTakenAsTheyWere) {
+TEST_F(Kept, EventsOrderStreamsByTheRecordAtTheWait) {
   for (bool wait : {true, false}) {
-    launch(set_value, 1, 1, 0, a, x, wait ? 1 : 2);
+    LAUNCH(set_value, 1, 1, 0, a, x, wait ? 1 : 2);
     cudaEventRecord(event, a);
     if (wait) cudaStreamWaitEvent(b, event);
-    launch(set_value, 1, 1, 0, a, x, 3);
-    cudaEventRecord(event, a);  // moves nobody who waits already
-    launch(copy_value, 1, 1, 0, b, y, x);
+    LAUNCH(set_value, 1, 1, 0, a, x, 3);
+    cudaEventRecord(event, a);  // does not change earlier waits
+    LAUNCH(copy_value, 1, 1, 0, b, y, x);
     cudaStreamSynchronize(b);
     EXPECT_EQ(*y, 1) << (wait ? "after the event" : "without it the old value is read");
     cudaEventSynchronize(event);
@@ -430,11 +430,11 @@ TEST_F(Kept, EventsOrderStreamsAndAreTakenAsTheyWere) {
   }
 }
 
-TEST_F(Kept, TheDefaultStreamIsOrderedWithThoseThatDoNotDecline) {
-  launch(set_value, 1, 1, 0, with_default, x, 1);
-  launch(times_ten_plus, 1, 1, 0, nullptr, x, 2);
-  launch(times_ten_plus, 1, 1, 0, with_default, x, 3);
-  launch(set_value, 1, 1, 0, a, y, 4);
+TEST_F(Kept, TheDefaultStreamIsOrderedWithBlockingStreams) {
+  LAUNCH(set_value, 1, 1, 0, with_default, x, 1);
+  LAUNCH(times_ten_plus, 1, 1, 0, nullptr, x, 2);
+  LAUNCH(times_ten_plus, 1, 1, 0, with_default, x, 3);
+  LAUNCH(set_value, 1, 1, 0, a, y, 4);
   cudaStreamSynchronize(with_default);
   EXPECT_EQ(*x, 123);
   cudaMemset(y, 0, sizeof *y);
@@ -454,18 +454,18 @@ TEST_F(Kept, CopiesReadPinnedMemoryWhenTheyRunAndOtherMemoryAtOnce) {
   cudaStreamSynchronize(a);
   EXPECT_EQ(*x, 2);
   EXPECT_EQ(*y, 1);
-  launch(set_value, 1, 1, 0, a, x, 7);
+  LAUNCH(set_value, 1, 1, 0, a, x, 7);
   cudaMemcpyAsync(&pageable, x, sizeof *x, cudaMemcpyDeviceToHost, a);
   EXPECT_EQ(pageable, 7);
 }
 
-TEST_F(Kept, WhatIsDestroyedIsStillDone) {
+TEST_F(Kept, WorkOnDestroyedStreamsIsStillDone) {
   cudaEvent_t twice;
   cudaStream_t short_lived;
   float ms;
   cudaEventCreate(&twice);
   cudaStreamCreateWithFlags(&short_lived, cudaStreamNonBlocking);
-  launch(set_value, 1, 1, 0, short_lived, x, 8);
+  LAUNCH(set_value, 1, 1, 0, short_lived, x, 8);
   cudaEventRecord(event, short_lived);
   cudaEventRecord(twice, short_lived);
   cudaEventRecord(twice, b);
@@ -479,15 +479,15 @@ TEST_F(Kept, WhatIsDestroyedIsStillDone) {
   EXPECT_EQ(*x, 8);
 }
 
-TEST_F(Kept, RandomMomentsKeepEveryOrderThatWasAskedFor) {
+TEST_F(Kept, RandomMomentsKeepEveryRequestedOrder) {
   cpu::keep_back(cpu::StreamOrder::random);
-  std::set<int> early;  // what the host sees when it does not wait
+  std::set<int> early;  // the values that the host sees without a wait
   for (int round = 0; round < 50; round++) {
     *pinned = 0;
-    launch(set_value, 1, 1, 0, a, x, 1);
+    LAUNCH(set_value, 1, 1, 0, a, x, 1);
     cudaEventRecord(event, a);
     cudaStreamWaitEvent(b, event);
-    for (int digit = 2; digit < 5; digit++) launch(times_ten_plus, 1, 1, 0, b, x, digit);
+    for (int digit = 2; digit < 5; digit++) LAUNCH(times_ten_plus, 1, 1, 0, b, x, digit);
     cudaMemcpyAsync(pinned, x, sizeof *x, cudaMemcpyDeviceToHost, b);
     early.insert(*pinned);
     cudaStreamSynchronize(b);
@@ -497,10 +497,10 @@ TEST_F(Kept, RandomMomentsKeepEveryOrderThatWasAskedFor) {
 }
 
 TEST_F(Kept, ErrorsComeAtTheLaunchOrAtTheWait) {
-  EXPECT_THROW(launch(set_value, 0, 1, 0, a, x, 1), Failure);
-  launch(go_wrong, 1, 64, 0, a, 3, y);
+  EXPECT_THROW(LAUNCH(set_value, 0, 1, 0, a, x, 1), Failure);
+  LAUNCH(go_wrong, 1, 64, 0, a, 3, y);
   EXPECT_THROW(cudaStreamSynchronize(a), Failure);
-  launch(set_value, 1, 1, 0, a, x, 9);
+  LAUNCH(set_value, 1, 1, 0, a, x, 9);
   cudaStreamSynchronize(a);
   EXPECT_EQ(*x, 9);
 }

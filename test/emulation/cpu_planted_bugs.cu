@@ -1,5 +1,6 @@
-// One bug at a time, for test/emulation/planted_bugs.sh: `planted_bugs NAME bug` must be reported by the build that is there to
-// find it, and `planted_bugs NAME clean`, the same kernel without the bug, must not be. Without arguments: the list.
+// One bug at a time, for test/emulation/planted_bugs.sh: the build that can find it must report `planted_bugs NAME
+// bug`, and must not report `planted_bugs NAME clean`, the same kernel without the bug. Without arguments: lists the
+// names.
 #include <cstdio>
 #include <cstring>
 #include "kernels/hopper.cuh"
@@ -8,7 +9,7 @@ namespace {
 
 constexpr int n = 128;
 
-// These reach one element too far; the static array through a pointer, so that the compiler does not see it first.
+// These access one element past the end; the static array through a pointer, so that the compiler does not notice.
 template <bool bug> __global__ void write_global(float* x) { x[threadIdx.x + (bug ? 1 : 0)] = 1; }
 template <bool bug> __global__ void read_global(float* x) { x[threadIdx.x] += x[threadIdx.x + (bug ? 1 : 0)]; }
 
@@ -44,7 +45,7 @@ template <bool bug> __global__ void miss_syncthreads(float* x) {
   x[threadIdx.x] = tile[n - 1 - threadIdx.x];
 }
 
-// The barrier before the next round is missing: a fast thread overwrites what a slow one has yet to read.
+// The barrier before the next round is missing: a fast thread overwrites a value that a slow one has not read yet.
 template <bool bug> __global__ void miss_second_syncthreads(float* x) {
   __shared__ float tile[n];
   float v = x[threadIdx.x];
@@ -107,7 +108,7 @@ template <bool bug> __global__ void lock_up(float* x) {
   x[threadIdx.x] = 1;
 }
 
-// Hopper's copies: twice one thread asks for x, and everyone waits for it.
+// Hopper's copies: twice, one thread requests x and all threads wait for it.
 enum class Miss { nothing, expect, sync_after_init, mbarrier_wait, release };
 template <Miss miss> __device__ void load_twice(float* x) {
   DYNAMIC_SHARED(float, tile);
@@ -163,7 +164,7 @@ template <bool bug> __global__ void miss_sync_before_wgmma(float* x) {
   wgmma(d, rows_operand(tile), rows_operand(tile), false);
   wgmma_commit();
   wgmma_wait<0>(d);
-  tile[threadIdx.x] = from_float<bf16>(d[0][0]);  // the products are done, whoever did them
+  tile[threadIdx.x] = from_float<bf16>(d[0][0]);  // the products are done, by whichever thread
   x[threadIdx.x] = d[0][0];
 }
 template <bool bug> __global__ void miss_wgmma_wait(float* x) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plants bugs in kernels and checks that the build in $1 (build/cpu, build/cpu-asan, build/cpu-tsan) reports those it is
-# there to find, and reports nothing for the same kernels without the bug. Exit 1 if not.
+# Plants bugs in kernels and checks that the build in $1 (build/cpu, build/cpu-asan, build/cpu-tsan) reports those that
+# it can find, and reports nothing for the same kernels without the bug. Exit 1 if not.
 set -u
 build=${1:?usage: test/emulation/planted_bugs.sh BUILD_DIR}
 program=$build/planted_bugs
@@ -47,7 +47,7 @@ planted=0
 while read -r bug pattern; do
   [ -n "$bug" ] || continue
   planted=$((planted + 1))
-  # what the sanitizers print goes to stderr; a hang counts as not reported
+  # the sanitizers print to stderr; a hang counts as not reported
   clean=$(timeout 60 "$program" "$bug" clean 2>&1)
   status=$?
   if [ $status != 0 ] || [ -n "$clean" ]; then

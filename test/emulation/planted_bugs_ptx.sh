@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx-90a) notice each, and notice
-# nothing without. What a bug does to which lines is a regular expression and its replacement (emulation/ptx/options.h). Exit 1 if not.
+# Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx-90a) report each
+# bug, and report nothing without one. A bug is a regular expression and its replacement (emulation/ptx/options.h). Exit
+# 1 if not.
 set -u
 build=${1:?usage: test/emulation/planted_bugs_ptx.sh BUILD_DIR}
 program=$build/test_attention
@@ -31,7 +32,7 @@ other_register_counts  | forward_hopper | setmaxnreg.inc.sync.aligned.u32 240;  
 unknown_modifier       | forward_hopper | ex2.approx.ftz.f32                        | ex2.approx.sat.f32 | 1 | ex2.approx.sat.f32 is not known .* in kernel .*forward_hopper
 "
 
-attention() { # $1: what to plant; all that the program prints
+attention() { # $1: the bug to plant; prints the program's output
   PTX_ASYNC=late PTX_MUTATE=$1 timeout 120 "$program" --gtest_brief=1 \
     --gtest_filter='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal' 2>&1
 }

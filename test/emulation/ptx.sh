@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the CUDA build's test programs on the PTX that nvcc made of it, without a GPU (ptx/): test/emulation/ptx.sh build/ptx-90a.
-# With asynchronous work as late as a wait allows and, beside it, at random moments; then bugs are planted, which must
-# be noticed. FULL=1 runs the long tests too, every program each time, and asynchronous work done at once. Exit 1 when
-# anything failed.
+# Runs the CUDA build's test programs on the PTX that nvcc made, without a GPU (emulation/ptx): test/emulation/ptx.sh
+# build/ptx-90a. Asynchronous work is done as late as a wait allows and, in a second run, at random moments; then bugs
+# are planted, which must be reported. FULL=1 adds the long tests, every program in every mode, and a third run with
+# asynchronous work done at once. Exit 1 if anything failed.
 set -u
 build=${1:?usage: test/emulation/ptx.sh BUILD_DIR}
 full=${FULL:-}
-limit=15m  # for a program: one that spins would never end
+limit=15m  # per program, because one that spins would never end
 [ -z "$full" ] || limit=2h
 
 run() { # mode, program, filter
@@ -18,8 +18,8 @@ run() { # mode, program, filter
 run_all() { # mode
   rm -f "$build/failed.$1"
   run "$1" hopper '*'
-  # The kernels that do nothing asynchronously are run once, unless there is time: attention's for anything (0 in
-  # float32, 1 in bf16), without the long sequences, and all that is not attention.
+  # Without FULL, kernels without asynchronous work run once: attention's general ones (0 in float32, 1 in bf16),
+  # without the long sequences, and all programs other than attention.
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
   case "$full:$1" in
     :late) attention+=':AttentionTest/1.*' ;;

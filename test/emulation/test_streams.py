@@ -1,7 +1,7 @@
-"""Whole runs with streams whose work the CPU layer keeps back, as late as waits allow or at random: the same bits.
+"""Whole runs in which the CPU layer holds back the work of streams, as late as waits allow or at random: the same bits.
 
-A wait that the program lacks, between two streams or before the host touches what a copy reads or writes, would show
-here; emulation/cpu/streams.h says how.
+A missing wait, between two streams or before the host uses the memory of a copy, would change the results here;
+emulation/cpu/streams.h says how.
 """
 import os
 import unittest

@@ -1,5 +1,5 @@
-// The configuration: the first line, where there are several, is what --set got, the rest the file. What was accepted
-// must be accepted again in its resolved form, with the same values.
+// The configuration: the first line, if there are several, is the argument of --set, the rest is the file. An accepted
+// configuration must be accepted again in its resolved form, with the same values.
 #include "settings/config.h"
 #include "test/fuzz/fuzz.h"
 

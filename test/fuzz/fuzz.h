@@ -1,6 +1,6 @@
-// For the fuzz targets of the three readers of untrusted bytes: libFuzzer calls LLVMFuzzerTestOneInput with inputs that it
-// makes up. What is wrong with an input must be a UserError or a Failure; anything else, a sanitizer's report or an
-// exception of another type, ends the program and names the input.
+// For the fuzz targets of the three readers of untrusted bytes: libFuzzer calls LLVMFuzzerTestOneInput with generated
+// inputs. A bad input must give a UserError or a Failure; a sanitizer's report or an exception of another type ends the
+// program and names the input.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-// A file in memory with these bytes, while the object lives.
+// A file in memory with these bytes, which exists while the object lives.
 class MemoryFile {
  public:
   MemoryFile(const uint8_t* bytes, size_t size) : fd_(memfd_create("fuzz", 0)) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets of build/fuzz side by side for SECONDS each, beginning with what is kept in test/fuzz/corpus and what earlier
-# runs found of interest: test/fuzz/run.sh SECONDS NAME... Exit 1 if one finds something; the input lies in build/fuzz then.
+# Runs the fuzz targets of build/fuzz side by side for SECONDS each, starting from test/fuzz/corpus and the interesting
+# inputs of earlier runs: test/fuzz/run.sh SECONDS NAME... Exit 1 if one finds a bug; its input is then in build/fuzz.
 set -u
 seconds=$1
 shift

@@ -1,4 +1,4 @@
-// A safetensors file: every tensor that was accepted is read whole, in two pieces.
+// A safetensors file: if it is accepted, every tensor is read in two pieces.
 #include "checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-// A token shard: all windows of three lengths, each token of which must be in the vocabulary where it was accepted.
+// A token shard: all windows of three lengths are read; every token of an accepted window must be in the vocabulary.
 #include "data/shards.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-// kernels/hopper.cuh against plain loops: where the copy engine puts what, when barriers open, what the products of a
-// warpgroup add up. The same on the CPU layer and on Hopper; the end is about mistakes, which only the CPU reports.
+// kernels/hopper.cuh against plain loops: the layouts of the copy engine, when barriers open, and the products of a
+// warpgroup. The same on the CPU layer and on Hopper; the end is about bugs in kernels, which only the CPU reports.
 #include "kernels/hopper.cuh"
 #include <gtest/gtest.h>
 #include <cmath>
@@ -30,7 +30,7 @@ struct Hopper : testing::Test {
 };
 
 bf16 of_bits(unsigned bits) { return __ushort_as_bfloat16(static_cast<unsigned short>(bits)); }
-std::vector<bf16> counted(size_t n) {  // all different, but for 2^16 elements
+std::vector<bf16> counted(size_t n) {  // all different, up to 2^16 elements
   std::vector<bf16> values(n);
   for (size_t i = 0; i < n; i++) values[i] = of_bits(unsigned(i) + 1);
   return values;
@@ -97,13 +97,13 @@ TEST_F(Hopper, TileLoadPutsEveryElementInItsPlaceAndZerosAround) {
             for (int c = 0; c < TILE_COLUMNS; c++)
               if (box.inside(r, c)) expected[size_t(tile_place(r, c))] = values[box.index(r, c)];
           DeviceArray<bf16> x(values), out(expected.size());
-          launch(load_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
+          LAUNCH(load_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
                  out);
           expect_same_bits("tile_load", out.download(), expected);
         }
 }
 
-TEST_F(Hopper, TileStoreWritesWhatIsInsideAndNothingElse) {
+TEST_F(Hopper, TileStoreWritesOnlyInsideTheTensor) {
   for (const TensorShape& shape : shapes)
     for (int rows : {1, 64})
       for (int row : {0, 40})  // only a load may begin before the tensor
@@ -114,7 +114,7 @@ TEST_F(Hopper, TileStoreWritesWhatIsInsideAndNothingElse) {
             for (int c = 0; c < TILE_COLUMNS; c++)
               if (box.inside(r, c)) expected[box.index(r, c)] = tile[size_t(tile_place(r, c))];
           DeviceArray<bf16> in(tile), x(expected.size());
-          launch(store_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
+          LAUNCH(store_one, 1, 64, size_t(rows) * TILE_ROW_BYTES, nullptr, tensor_map(x, shape, rows), box.place, rows,
                  in);
           expect_same_bits("tile_store", x.download(), expected);
         }
@@ -134,14 +134,14 @@ __global__ void load_bytes(const char* in, int bytes, char* out) {
     for (int i = threadIdx.x; i < bytes; i += blockDim.x) out[half * bytes + i] = buffer[half * bytes + i];
   }
 }
-TEST_F(Hopper, BulkLoadBringsBytes) {
+TEST_F(Hopper, BulkLoadCopiesBytes) {
   for (CpuOrder order : {CpuOrder::forward, CpuOrder::reverse, CpuOrder::random})
     for (int bytes : {16, 48, 4096}) {
       set_cpu_order(order);
       std::vector<char> values(2 * size_t(bytes));
       for (size_t i = 0; i < values.size(); i++) values[i] = char(i % 251);
       DeviceArray<char> in(values), out(values.size());
-      launch(load_bytes, 1, 64, values.size(), nullptr, in, bytes, out);
+      LAUNCH(load_bytes, 1, 64, values.size(), nullptr, in, bytes, out);
       EXPECT_EQ(out.download(), values);
     }
 }
@@ -175,7 +175,7 @@ TEST_F(Hopper, MbarriersOpenPhaseByPhase) {
   int rounds = 9, threads = 4 * WARP;
   expect_reproducible("pass_on", [&] {
     DeviceArray<int> out(size_t(rounds * threads));
-    launch(pass_on, 1, threads, 0, nullptr, out, rounds);
+    LAUNCH(pass_on, 1, threads, 0, nullptr, out, rounds);
     std::vector<int> values = out.download();
     for (int i = 0; i < rounds; i++)
       for (int t = WARP; t < threads; t++) EXPECT_EQ(values[size_t(i * threads + t)], 7 * i + 1);
@@ -183,7 +183,7 @@ TEST_F(Hopper, MbarriersOpenPhaseByPhase) {
   });
 }
 
-// Two warpgroups turn their halves around, each at its own pace, while a warp has left already; then both meet.
+// Two warpgroups reverse their halves, each at its own pace, while one warp has exited already; then both meet.
 __global__ void turn_around(float* x) {
   __shared__ float tile[2 * WARPGROUP];
   int t = threadIdx.x, group = t / WARPGROUP;
@@ -208,7 +208,7 @@ TEST_F(Hopper, NamedBarriersDoNotWaitForOthers) {
       expected[size_t(t)] = float(from ^ (WARPGROUP - 1)) + float(from < WARPGROUP ? 3 : 7);
     }
     DeviceArray<float> x(values);
-    launch(turn_around, 1, 2 * WARPGROUP + WARP, 0, nullptr, x);
+    LAUNCH(turn_around, 1, 2 * WARPGROUP + WARP, 0, nullptr, x);
     expect_same_bits("turn_around", x.download(), expected);
     return bits_of(x);
   });
@@ -263,7 +263,7 @@ __global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
     for (int i = 0; i < 4; i++) d[sum_place(n, i, N)] = sums[n][i];
 }
 
-// b [64, n] here; d as it was before if add.
+// b [64, n] here; d must hold its old value if add.
 template <int TILES, bool FROM_REGISTERS>
 std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& b, std::vector<float> d, bool add) {
   size_t n = 8 * TILES;
@@ -273,7 +273,7 @@ std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& 
       for (size_t j = 0; j < n; j++) given[j * DEPTH + k] = b[k * n + j];
   DeviceArray<float> sums(d);
   DeviceArray<bf16> left(a), right(given);
-  launch((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
+  LAUNCH((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
   return sums.download();
 }
 
@@ -388,14 +388,14 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
   expect_reproducible("two_products", [&] {
     DeviceArray<bf16> left(a), right(v);
     DeviceArray<float> s(a.size()), o(a.size());
-    launch(two_products, 1, 2 * WARPGROUP, 4 * 64 * TILE_ROW_BYTES, nullptr, s, o, left, right);
+    LAUNCH(two_products, 1, 2 * WARPGROUP, 4 * 64 * TILE_ROW_BYTES, nullptr, s, o, left, right);
     expect_close("s", s.download(), s_exact, s_naive, unit_roundoff<float>);
     expect_close("o", o.download(), o_exact, o_naive, unit_roundoff<float>);
     return bits_of(s, o);
   });
 }
 
-// ---- all together -------------------------------------------------------------------------------------------------
+// ---- together -----------------------------------------------------------------------------------------------------
 
 // out [m, 128] = x [m, depth] w [128, depth]^T, 128 rows a block: a warpgroup keeps a ring of tiles full, two multiply.
 // `early` releases a slot before the products that read it are done. Each warp releases it: a wait is only known to be
@@ -459,7 +459,7 @@ struct Ring {
   std::vector<bf16> x = random_normal<bf16>(m * depth, 6), w = random_normal<bf16>(n * depth, 7);
   DeviceArray<bf16> run(bool early) const {
     DeviceArray<bf16> left(x), right(w), out(m * n);
-    launch(ring, (m + 127) / 128, 3 * WARPGROUP, (SLOTS * SLOT_ROWS + 256) * TILE_ROW_BYTES, nullptr,
+    LAUNCH(ring, (m + 127) / 128, 3 * WARPGROUP, (SLOTS * SLOT_ROWS + 256) * TILE_ROW_BYTES, nullptr,
            tensor_map(left, {1, m, 1, depth, m * depth, depth, depth}, 64),
            tensor_map(right, {1, n, 1, depth, n * depth, depth, depth}, 128),
            tensor_map(out, {1, m, 1, n, m * n, n, n}, 64), int(depth), early);
@@ -500,7 +500,7 @@ TEST_F(Hopper, ASlotReleasedTooEarlyShowsInRandomOrder) {
     EXPECT_EQ(bits_of(ring.run(false)), right);
     try {
       wrong += bits_of(ring.run(true)) != right;
-    } catch (const Failure&) {  // the ring went round while a thread had yet to look at its barrier
+    } catch (const Failure&) {  // the ring went round before a thread looked at its barrier
       wrong++;
     }
   }
@@ -514,7 +514,7 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   EXPECT_NO_THROW(tensor_map(x, good, 256));
   EXPECT_THROW(tensor_map(x + 1, good, 64), Failure);
   for (int rows : {0, 257}) EXPECT_THROW(tensor_map(x, good, rows), Failure);
-  // no rows; a stride that is no multiple of 8; strides that are no multiples of each other
+  // no rows; a stride not a multiple of 8; strides not multiples of each other
   for (const TensorShape& bad : {TensorShape{1, 0, 1, 64, 256, 64, 64}, {1, 4, 1, 64, 272, 68, 68},
                                  {1, 4, 1, 64, 72, 64, 64}, {1, 4, 1, 64, 288, 72, 64}, {1, 4, 1, 64, 256, 64, 40}})
     EXPECT_THROW(tensor_map(x, bad, 64), Failure);
@@ -594,7 +594,7 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       set_cpu_order(order, 3);
       std::string what;
       try {
-        launch(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out);
+        LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out);
       } catch (const Failure& e) {
         what = e.what();
       }
@@ -602,7 +602,7 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       for (const std::string& part : mistake.parts)
         EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ": " << what << ", without "
                                                       << part;
-      launch(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
+      LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
       for (float v : out.download()) EXPECT_EQ(v, 0);
     }
 }
@@ -630,16 +630,16 @@ __global__ void store_and_go(const __grid_constant__ TensorMap map, bool commit,
   if (commit) bulk_commit();
   if (wait) bulk_wait_read();
 }
-TEST_F(Hopper, WhatIsNotWaitedForIsNotThere) {
+TEST_F(Hopper, ResultsAreMissingWithoutTheirWait) {
   if (!on_cpu) GTEST_SKIP() << "a GPU may be quick";
   DeviceArray<float> out(WARPGROUP);
   for (bool wait : {true, false}) {
-    launch(read_early, 1, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, out, wait);
+    LAUNCH(read_early, 1, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, out, wait);
     for (float v : out.download()) EXPECT_TRUE(wait ? v == 16 : std::isnan(v)) << v;
   }
   for (int way = 0; way < 4; way++) {
     DeviceArray<bf16> x(64);
-    launch(store_and_go, 1, 64, TILE_ROW_BYTES, nullptr, tensor_map(x, {1, 1, 1, 64, 64, 64, 64}, 1), way / 2, way % 2);
+    LAUNCH(store_and_go, 1, 64, TILE_ROW_BYTES, nullptr, tensor_map(x, {1, 1, 1, 64, 64, 64, 64}, 1), way / 2, way % 2);
     for (bf16 v : x.download()) EXPECT_EQ(to_float(v) == 1, way == 3);
   }
 }

@@ -1,5 +1,5 @@
-// Every kernel of kernels/ against its float64 reference, in float32 and bf16, on odd shapes; what += starts from is
-// not zero; outputs start as NaN; every kernel repeats its bits for other numbers of CPU threads and orders of blocks
+// Every kernel of kernels/ against its float64 reference, in float32 and bf16, on odd shapes. Outputs of += start from
+// nonzero values, others from NaN. Every kernel repeats its bits for other numbers of CPU threads and orders of blocks
 // and lanes.
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 #include "test/support/device.h"
 #include "test/kernels/reference.h"
 
-static const bool poisoned = (set_cpu_poison(true), true);  // reading what nobody wrote gives NaN
+static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
 template <class T>
 class KernelTest : public testing::Test {};
@@ -31,7 +31,7 @@ template <class T>
 constexpr double u = unit_roundoff<T>;
 constexpr double u32 = unit_roundoff<float>;
 
-// More rows than the warps of all blocks, 4 each, of a kernel with so many blocks to a multiprocessor: some take several.
+// More rows than there are warps, 4 per block, with that many blocks per multiprocessor: some warps take several rows.
 static int rows_that_loop(int blocks) { return device_properties().multiProcessorCount * blocks * 4 + 3; }
 
 static std::string shape(const char* kernel, std::initializer_list<long> sizes) {
@@ -42,7 +42,7 @@ static std::string shape(const char* kernel, std::initializer_list<long> sizes) 
 
 // ---- embedding
 
-// Tokens that make long runs: half of them equal, the rest anywhere.
+// Tokens that make long runs: half of them are equal, the rest are random.
 static std::vector<int> skewed_tokens(int N, int V, unsigned seed) {
   std::vector<int> tokens = random_ints(N, seed, V), coin = random_ints(N, seed + 1, 2);
   for (int i = 0; i < N; i++)
@@ -169,7 +169,7 @@ TYPED_TEST(KernelTest, LayernormForward) {
         outs.add(out.download(), exact.out, naive.out);
         means.add(mean.download(), exact.mean, naive.mean);
         rstds.add(rstd.download(), exact.rstd, naive.rstd);
-        layernorm_forward<T>(again, nullptr, nullptr, x, gamma, beta, N, C, nullptr);  // evaluation saves no statistics
+        layernorm_forward<T>(again, nullptr, nullptr, x, gamma, beta, N, C, nullptr);  // evaluation stores no statistics
         expect_same_bits("layernorm_forward without statistics", out.download(), again.download());
       }
     }
@@ -313,7 +313,7 @@ static void test_convert() {
     for (size_t shift : {0, 1}) {
       auto in = random_normal<TIn>(n + shift, 1);
       float special[] = {0.0f,    -0.0f,     1.00390625f, 1.01171875f,
-                         3.4e38f, -INFINITY, 1e-40f};  // two ties, an overflow to come
+                         3.4e38f, -INFINITY, 1e-40f};  // two ties, one that overflows
       for (size_t i = 0; i < 7 && i < n; i++) in[i + shift] = from_float<TIn>(special[i]);
       DeviceArray<TIn> device(in);
       DeviceArray<TOut> out(n);
@@ -410,7 +410,7 @@ TYPED_TEST(KernelTest, CrossEntropy) {
   for (auto [n, V, Vp] : shapes)
     for (auto [scale, mean] : {std::pair(2.0f, 0.0f), std::pair(30.0f, -500.0f), std::pair(0.0f, 1.0f)})
       for (float dloss : {0.0f, 1.0f / n}) {
-        // With one class the loss is log 1 = 0 exactly: 1 is the size of what it is made of.
+        // With one class the loss is log 1 = 0 exactly; its terms are of size 1.
         Pool all_losses(shape("cross_entropy losses", {n, V, Vp, long(scale)}), u32, 1);
         Pool gradients(shape("cross_entropy dlogits", {n, V, Vp, long(scale)}), u<T>);
         for (unsigned seed : Pool::seeds(V > 10000 ? 60 * n : 10 * n)) {
@@ -461,7 +461,7 @@ TEST(Kernels, SquareSums) {
         square_sums(partial, device + shift, n, nullptr);
         pool.add(partial.download(), ref_square_sums<Exact>(widen<Exact>(view), NORM_BLOCK),
                  ref_square_sums<Naive<float>>(view, NORM_BLOCK));
-        square_sums(aligned, DeviceArray<float>(view), n, nullptr);  // whoever holds the block gets the same bits
+        square_sums(aligned, DeviceArray<float>(view), n, nullptr);  // the same bits at any alignment
         expect_same_bits("square_sums of an unaligned array", partial.download(), aligned.download());
       }
     }

@@ -32,7 +32,7 @@ static std::vector<T> shifted(std::vector<T> values, size_t shift) {
   return values;
 }
 
-// Between the rows stands NaN in inputs, which must not be read, and in D, where it must stay.
+// The gaps between rows hold NaN: in inputs it must not be read, in D it must stay.
 template <class T>
 static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
   auto dense = random_normal<T>(size_t(rows) * columns, seed, scale);
@@ -50,8 +50,8 @@ static std::vector<T> without_padding(const std::vector<T>& padded, int columns,
   return dense;
 }
 
-// Naive<float> for what tensor cores add up: they cut off where float rounds to nearest, towards zero (Fasi, Higham,
-// Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, 2021).
+// Naive<float> for sums of tensor cores, which are truncated, not rounded to nearest (Fasi, Higham, Mikaitis, Pranesh:
+// Numerical behavior of NVIDIA tensor cores, 2021).
 struct Chopped {
   struct real {
     float x;
@@ -130,8 +130,8 @@ static void test_all(const std::vector<Case>& cases) {
       for (bool trans_b : {false, true}) test_matmul<TIn, TOut>(c, trans_a, trans_b);
 }
 
-// One element; odd everything; more than one tile each way; k longer than a slice of bf16; strides that keep 16 bytes
-// and not.
+// One element; all sizes odd; more than one tile in each direction; k longer than a slice of bf16; row strides that are
+// multiples of 16 bytes and that are not.
 static const std::vector<Case> plain = {
     {1, 1, 1},         {1, 257, 64},   {113, 1, 31},
     {3, 5, 7, 3},      {113, 40, 257}, {64, 72, 1100},
@@ -200,20 +200,70 @@ TEST(Matmul, Reproducible) {
   test_reproducible<bf16, float>();
 }
 
-// A checkpoint hands its choices back; lines that make no sense are skipped. (On the CPU there is nothing to choose.)
+// A checkpoint hands its choices back. (On the CPU there is nothing to choose.)
 TEST(Matmul, ChoicesSurviveARoundTrip) {
+  MatmulChoices* choices = matmul_choices();
+  ASSERT_EQ(choices == nullptr, on_cpu);
+  if (on_cpu) GTEST_SKIP();
   int n = 64;
   DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
   matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
-  std::string choices = matmul_choices();
-  EXPECT_EQ(choices.empty(), on_cpu);
-  matmul_set_choices("no\ttabs\n\t1\tzz\n" + choices + choices);
-  EXPECT_EQ(matmul_choices(), choices);
+  std::string text = choices->text();
+  EXPECT_NE(text, "");
+  choices->take(text);
+  EXPECT_EQ(choices->text(), text);
   matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  EXPECT_EQ(choices->text(), text);  // nothing was chosen again
   expect_same_bits("matmul with the choices read back", after.download(), before.download());
 }
 
-TEST(Matmul, RefusesWhatHasNoMeaning) {
+TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
+  matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  matmul_workspace(0);
+  auto chosen = [] { return matmul_choices() ? matmul_choices()->text() : ""; };
+  EXPECT_EQ(chosen(), "");
+  matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  EXPECT_EQ(chosen().empty(), on_cpu);
+  matmul_workspace(size_t(32) << 20);
+  // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
+  std::vector<bf16> x = before.download(), y = after.download();
+  for (int i = 0; i < n * n; i++)
+    EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
+}
+
+// The workspace of a stream goes with it. (A product on the CPU needs none.)
+TEST(Matmul, ReleasesWhatItAllocatedForAStream) {
+  if (on_cpu) GTEST_SKIP();
+  constexpr int STREAMS = 4;
+  int n = 64;
+  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), d(n * n);
+  auto multiply = [&](cudaStream_t stream) {
+    matmul<bf16, bf16>({.d = d, .a = a, .b = b, .m = n, .n = n, .k = n}, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  auto free_memory = [] {
+    size_t free, total;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  };
+  multiply(nullptr);  // what the library allocates once
+  size_t before = free_memory();
+  cudaStream_t streams[STREAMS];
+  for (cudaStream_t& stream : streams) CUDA_CHECK(cudaStreamCreate(&stream));
+  for (cudaStream_t stream : streams) multiply(stream);
+  size_t during = free_memory();
+  EXPECT_LT(during, before);
+  for (cudaStream_t stream : streams) {
+    matmul_release(stream);
+    matmul_release(stream);  // which has nothing any more
+    CUDA_CHECK(cudaStreamDestroy(stream));
+  }
+  EXPECT_LT(before - free_memory(), (before - during) / STREAMS);
+}
+
+TEST(Matmul, RefusesImpossibleArguments) {
   DeviceArray<float> x(64);
   EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
   EXPECT_THROW(

@@ -1,6 +1,6 @@
 // Float64 references of kernels/, and the same formulas op by op in float32 with results rounded to a storage type:
-// each function is a template over the policies Exact and Naive<T> of test/support/compare.h. Sums run left to right. Arrays
-// are row-major vectors; what a kernel adds to (+=) is passed in as its starting value.
+// each function is a template over the policies Exact and Naive<T> of test/support/compare.h. Sums run left to right.
+// Arrays are row-major vectors; outputs of += take their starting value as an argument.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -128,7 +128,7 @@ void ref_bias_backward(Reals<P>& dbias, const Reals<P>& dout, int N, int n, int 
 
 template <class P>
 struct RefMatmul {
-  Reals<P> d, aux;  // rows of ldd; what lies between them stays as it was
+  Reals<P> d, aux;  // rows of ldd; the gaps between them keep their values
 };
 
 template <class P>

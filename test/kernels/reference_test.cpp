@@ -94,7 +94,7 @@ TEST(Reference, MatmulBackward) {
                              Reals<Exact>(m * n));
   };
   auto before = product(a, b, bias).aux;
-  // As the trainer does it: an identity product with the dgelu epilogue stands for the next layer's input gradient.
+  // As in the trainer, but with an identity product with the dgelu epilogue instead of the next layer's input gradient.
   Reals<Exact> identity(n * n, 0.0);
   for (int i = 0; i < n; i++) identity[i * n + i] = 1;
   auto dproduct =

@@ -1,6 +1,6 @@
-// The whole GPT-2 once more, for the tests: forward and backward in the arithmetic of a policy (test/support/compare.h), put
-// together from the references of its parts. Parameters and gradients go by name, in Hugging Face's layouts, without
-// padding.
+// A reference of the whole GPT-2 for the tests: forward and backward in the arithmetic of a policy
+// (test/support/compare.h), built from the references of its parts. Parameters and gradients are found by name, in
+// Hugging Face's layouts, without padding.
 #pragma once
 #include <map>
 #include <string>

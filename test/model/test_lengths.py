@@ -1,4 +1,4 @@
-"""Evaluation: far beyond the trained length memory grows with the length, not with its square; and of the right model."""
+"""Evaluation: memory far beyond the trained length grows with the length, not its square; weights fit their model."""
 import os
 import subprocess
 import unittest
@@ -8,7 +8,7 @@ from support.workspace import TEXT, TRAIN, Workspace, shard
 
 class Memory(Workspace):
   def peak(self, length, variant):
-    """Bytes of memory that an evaluation of one window of that length takes at most."""
+    """The peak memory, in bytes, of an evaluation of one window of that length."""
     command = [TRAIN, "config.json", "--eval", "--lengths", str(length), "--set", f"attention.variant={variant}"]
     with open(self.path("output"), "wb") as output:
       process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=output)
@@ -44,10 +44,10 @@ class Weights(Workspace):
     again = subprocess.run([TRAIN, "runs/tiny/config.json", "--eval", "--resume"], cwd=self.folder, capture_output=True,
                            text=True)
     self.assertEqual(again.stdout, first.stdout)
-    # The same model by another name, or with what counts at the beginning only.
+    # The same model under another name, or with settings that matter only at the beginning.
     named = {"attention__kind": "lssar", "attention__qk_norm": "l2", "attention__scale": "logd_logn"}
     self.ok("--eval", "--resume", **named, attention__gate__bias_init=1)
-    # What they do elsewhere may be asked for, and is said.
+    # init allows another model, with a warning.
     init = {"init": "runs/tiny/step_00000004", "name": "other"}
     for flags in (("--eval",), ("--dry-run",)):
       self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")

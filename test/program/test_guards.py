@@ -1,4 +1,4 @@
-"""What ends a run before harm is done, or lets it go on: spikes of the loss, divergence, tokens beyond the vocabulary."""
+"""Events that skip an update or end a run before it does damage: loss spikes, divergence, impossible tokens."""
 import os
 import re
 import shutil
@@ -11,7 +11,7 @@ from support.workspace import CRASH, TEXT, read_safetensors, shard, write_safete
 
 class Guards(Runs):
   def test_spikes_are_skipped(self):
-    # Step 31 reads bytes that the text does not have; the data are not shuffled, 64 tokens a step.
+    # Step 31 reads bytes that occur nowhere else in the text; the data is not shuffled, 64 tokens per step.
     tokens = bytearray(TEXT * 40)
     tokens[30 * 64:31 * 64] = bytes(range(160, 224))
     self.write("train_000000.bin", shard(tokens))
@@ -61,8 +61,8 @@ class Guards(Runs):
     self.assertNotRegex(done.stderr, CRASH)
     self.assertIsNone(self.metrics(kind="train")[0]["loss"])
 
-  def test_a_bad_token_says_how_to_go_on(self):
-    """It lies in the middle of a shard, where nobody looks before the run gets there."""
+  def test_a_bad_token_says_how_to_continue(self):
+    """It is in the middle of a shard, which is not checked before the run reads it."""
     tokens = list(TEXT * 600)
     tokens[1500] = 300
     self.write("train_000000.bin", shard(tokens))
@@ -70,17 +70,17 @@ class Guards(Runs):
                     wrote_nothing=False, **{**self.changes, "data__shuffle": False})
     self.assertRegex(done.stderr, r"Training stops in step \d\d; the last checkpoint, runs/tiny/step_000000\d0")
 
-  def test_divergence_says_how_to_go_on(self):
+  def test_divergence_says_how_to_continue(self):
     changes = {**self.changes, "optimizer__lr": 1000.0, "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0,
                "optimizer__schedule": "constant", "checkpoint__every": 1, "checkpoint__keep": 2, "eval__every": 0}
     done = self.call(**changes)
     self.assertEqual(done.returncode, 1, done.stdout)
-    before, step = self.steps()  # the newer one has given the loss that is not finite
+    before, step = self.steps()  # the newer one gave the loss that is not finite
     advice = re.search(rf"step {step + 1}: .*(?:parameter|gradient).* is .*\. Begin another run .*: --set name=\.\.\. "
                        rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$", done.stderr)
     self.assertTrue(advice, done.stderr)
     self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
-    # The update that would have spoilt the weights was not made: they are finite still.
+    # The update that would have spoiled the weights was not made: they are still finite.
     for name in FILES[:2]:
       for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
         self.assertTrue(all(x == x and abs(x) != float("inf") for x, in struct.iter_unpack("<f", data)), tensor)

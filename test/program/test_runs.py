@@ -1,10 +1,11 @@
-"""Good input through the real ./train: the files and lines that are promised and no others, the same bits every time,
-losses that can be known beforehand, and text.
+"""Good input through the real ./train: exactly the documented files and lines, the same bits every time, losses that can
+be computed beforehand, and text.
 """
 import array
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import struct
@@ -174,7 +175,7 @@ class Training(Workspace):
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith("step_")], [])
 
   def test_divergence_ends_the_run(self):
-    # A learning rate that sends the weights to infinity: said plainly, and metrics.jsonl stays valid JSON.
+    # A learning rate that sends the weights to infinity: the error names it, and metrics.jsonl stays valid JSON.
     done = self.call(optimizer__lr=1000.0, optimizer__grad_clip=0, optimizer__warmup_steps=0,
                      optimizer__schedule="constant", train__steps=50, eval__every=0)
     self.assertEqual(done.returncode, 1, done.stdout)
@@ -207,7 +208,7 @@ class Evaluation(Workspace):
       for loss in entry["by_position"]:
         self.assertAlmostEqual(loss, math.log(256), places=5)
 
-  def test_weights_that_are_no_numbers(self):
+  def test_weights_that_are_not_finite(self):
     self.weights(math.nan)
     done = self.call("--eval", "--lengths", "16,32", init="start")
     self.assertEqual(done.returncode, 1)
@@ -226,7 +227,7 @@ class Evaluation(Workspace):
     tensors = read_safetensors(self.model())
     other = {}
     for name, (_, shape, data) in tensors.items():
-      halves = b"".join(data[at + 2:at + 4] for at in range(0, len(data), 4))  # bfloat16, cut off
+      halves = b"".join(data[at + 2:at + 4] for at in range(0, len(data), 4))  # bfloat16, truncated
       other["transformer." + name] = ("BF16", shape, halves)
     other["lm_head.weight"] = other["transformer.wte.weight"]
     other["transformer.h.0.attn.bias"] = ("F32", [1], b"\0\0\0\0")
@@ -277,7 +278,7 @@ class Evaluation(Workspace):
       sizes = [min(width, length - first) for first in range(0, length, width)]
       mean = sum(size * loss for size, loss in zip(sizes, bins)) / length
       self.assertAlmostEqual(entry["loss"], mean, places=5)
-      self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # at most 1024 positions are all of these
+      self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # the last 1024 positions are all of them
 
   def test_appends(self):
     self.ok()
@@ -301,6 +302,67 @@ class Evaluation(Workspace):
       self.ok(name=scaling, eval__lengths=[16, 64], eval__rope_scaling=scaling)
       weights.append(self.bytes_of(self.model(scaling)))
     self.assertEqual(weights[0], weights[1])
+
+
+class Products(Workspace):
+  """Algorithms of matrix products, measured once and kept in the user's cache folder."""
+
+  def setUp(self):
+    super().setUp()
+    self.choosing()
+
+  def weights(self, *flags):
+    done = self.ok("--overwrite", *flags)
+    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (\S+), the oldest measured on (\S+)$", done.stdout,
+                      re.MULTILINE)
+    return self.bytes_of(self.model()), said
+
+  def test_kept_between_runs(self):
+    first, said = self.weights()
+    self.assertEqual(said, [])
+    lines = self.choices()
+    self.assertTrue(all(re.fullmatch(r"\d{4}-\d\d-\d\d", line[4]) for line in lines), lines)
+    lines[3][4] = "2001-02-03"
+    lines.append(["GPU", *lines[0][1:4], "2000-01-01"])  # of no concern
+    file = "cache/plusgpt/matmul.txt"
+    self.write(file, "".join("\t".join(line) + "\n" for line in lines))
+    second, said = self.weights()
+    self.assertEqual(said, [(str(len(lines) - 1), self.path(file), "2001-02-03")])
+    self.assertTrue(second == first)
+    self.assertEqual(self.choices(), lines)
+
+  def test_measured_anew(self):
+    first, _ = self.weights()
+    lines = self.choices()
+    second, said = self.weights("--remeasure")
+    self.assertEqual(said, [])
+    self.assertFalse(second == first)
+    self.assertEqual(self.choices()[:len(lines)], lines)
+    self.assertEqual([line[:3] for line in self.choices()], [line[:3] for line in lines] * 2)
+    third, said = self.weights()  # takes what was measured last
+    self.assertEqual(said[0][0], str(len(lines)))
+    self.assertTrue(third == second)
+
+  def test_a_checkpoint_has_its_own(self):
+    expected, _ = self.weights("--set", "checkpoint.every=2")
+    os.remove(self.path("cache/plusgpt/matmul.txt"))
+    shutil.move(self.path("runs/tiny"), self.path("runs/before"))
+    start = "runs/before/step_00000002"
+    for flags, same in (((), True), (("--remeasure",), False)):
+      weights, said = self.weights("--resume", start, *flags)
+      self.assertEqual([line[1] for line in said], [start] if same else [])
+      self.assertEqual(weights == expected, same)
+
+  def test_a_cache_that_cannot_be_used(self):
+    self.write("cache", "no folder")
+    self.weights()
+    os.remove(self.path("cache"))
+    os.makedirs(self.path("cache/plusgpt/matmul.txt"))
+    self.weights()
+
+  def test_an_unknown_choice(self):
+    os.environ["PLUSGPT_MATMUL"] = "chose"
+    self.bad(names=["PLUSGPT_MATMUL", "chose"])
 
 
 class Comparison(Workspace):

@@ -10,10 +10,13 @@
 #include <thread>
 #include <vector>
 
-#include "error_of.h"
+#include "attention/kernel_table.h"
 #include "ranks/buckets.h"
 #include "ranks/comm.h"
 #include "ranks/ranks.h"
+#include "settings/table.h"
+#include "test/support/error_of.h"
+#include "train_gpt2.h"
 
 namespace {
 
@@ -27,7 +30,7 @@ void at_ranks(int ranks, const std::function<void(ncclComm_t, int)>& f) {
   for (int rank = 0; rank < ranks; rank++)
     threads.emplace_back([&, rank] {
       ncclComm_t comm;
-      ASSERT_EQ(ncclCommInitRank(&comm, ranks, id, rank), ncclSuccess) << ncclGetLastError(nullptr);
+      ASSERT_EQ(ncclCommInitRankConfig(&comm, ranks, id, rank, nullptr), ncclSuccess) << ncclGetLastError(nullptr);
       f(comm, rank);
       EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
     });
@@ -132,14 +135,14 @@ TEST(StandIn, RefusesWhatCannotBe) {
   ncclComm_t comm;
   ncclUniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-  EXPECT_EQ(ncclCommInitRank(&comm, 65, id, 0), ncclInvalidArgument);
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, id, 2), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 65, id, 0, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, 2, nullptr), ncclInvalidArgument);
   ncclUniqueId wrong = {"/proc/self/exe"};
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, wrong, 1, nullptr), ncclSystemError);
   EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("one machine"), std::string::npos);
   std::fill(std::begin(wrong.internal), std::end(wrong.internal), 'x');
-  EXPECT_EQ(ncclCommInitRank(&comm, 2, wrong, 1), ncclSystemError);
-  EXPECT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, wrong, 1, nullptr), ncclSystemError);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, nullptr), ncclSuccess);
   EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
 }
 
@@ -159,7 +162,7 @@ TEST(Comm, OneRankThroughTheLibrary) {
   ncclUniqueId id;
   ncclComm_t comm;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-  ASSERT_EQ(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  ASSERT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, nullptr), ncclSuccess);
   float *x, values[] = {1, 2, 3, 4};
   CUDA_CHECK(cudaMalloc(&x, sizeof values));
   CUDA_CHECK(cudaMemcpy(x, values, sizeof values, cudaMemcpyHostToDevice));
@@ -171,6 +174,71 @@ TEST(Comm, OneRankThroughTheLibrary) {
   EXPECT_EQ(values[3], 4);
   EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
   CUDA_CHECK(cudaFree(x));
+}
+
+// ---- what the model leaves free for the collectives
+
+Launchers<float> kernels;                // attention's, which the test puts its own in front of
+thread_local std::string spared;         // by each of a rank's calls of them: F forward, E evaluation, B backward
+
+template <char NAME, auto KERNEL, class Call> void noted(const Call& call) {
+  spared += NAME + std::to_string(call.spare_multiprocessors) + " ";
+  (kernels.*KERNEL)(call);
+}
+
+// Calls of attention in a step of two micro steps on three layers, and in an evaluation after it, at each rank.
+std::vector<std::string> spared_by(int size, const std::string& recompute) {
+  std::string tokens = std::to_string(size * 2 * 8);
+  Config config = parse_config("{}", "test", {"model.layers=3", "model.heads=2", "model.channels=128", "model.vocab=50",
+                                              "model.context=8", "batch.micro=1", "batch.tokens=" + tokens,
+                                              "precision=fp32", "data.train=x", "data.val=x",
+                                              "train.recompute=" + recompute});
+  Ranks first;
+  first.size = size;
+  first.address = "127.0.0.1";
+  first.listener = listen_at(first.address, 0, &first.port);
+  std::vector<std::string> said(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; rank++)
+    threads.emplace_back([&, rank] {
+      Ranks mine = first;
+      mine.rank = rank;
+      Channel channel(mine);
+      {
+        Comm comm(mine, channel);
+        auto model = make_model(config, 8, 8, true, comm);
+        std::vector<int> text(8, rank);
+        std::vector<float> losses(8);
+        spared.clear();
+        model->begin_step();
+        for (int micro = 0; micro < 2; micro++) model->forward_backward(text.data(), text.data());
+        model->finish(0);
+        model->losses(losses.data(), text.data(), text.data(), 1, 8);
+        said[rank] = spared;
+      }
+      channel.end(0, "");
+    });
+  for (std::thread& thread : threads) thread.join();
+  return said;
+}
+
+TEST(Comm, MultiprocessorsAreSparedWhileGradientsAreReduced) {
+  if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
+  Launchers<float>& entry = kernels_of(Kind::softmax).general_float;
+  kernels = entry;
+  entry = {noted<'F', &Launchers<float>::forward, ForwardCall<float>>,
+           noted<'E', &Launchers<float>::evaluate, ForwardCall<float>>,
+           noted<'B', &Launchers<float>::backward, BackwardCall<float>>};
+  for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // by threads it is not safe
+  // The first reduction follows the backward pass of the last layer.
+  std::string plain = "F0 F0 F0 B0 B0 B0 F0 F0 F0 B0 B8 B8 E0 E0 E0 ";
+  EXPECT_EQ(spared_by(2, "none"), (std::vector<std::string>{plain, plain}));
+  std::string again = "F0 F0 F0 F0 B0 F0 B0 F0 B0 F0 F0 F0 F0 B0 F3 B3 F3 B3 E0 E0 E0 ";
+  setenv("NCCL_MAX_CTAS", "3", 1);
+  EXPECT_EQ(spared_by(2, "block"), (std::vector<std::string>{again, again}));
+  unsetenv("NCCL_MAX_CTAS");
+  EXPECT_EQ(spared_by(1, "none"), std::vector<std::string>{"F0 F0 F0 B0 B0 B0 F0 F0 F0 B0 B0 B0 E0 E0 E0 "});
+  entry = kernels;
 }
 
 // ---- the division of arrays

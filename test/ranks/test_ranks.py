@@ -36,9 +36,12 @@ class Several(Runs):
       for key in {"loss", "grad_norm"} & mine.keys():
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
 
+  def set(self, variable, value):
+    os.environ[variable] = str(value)
+    self.addCleanup(os.environ.pop, variable, None)
+
   def impatient(self, seconds):
-    os.environ["PLUSGPT_PATIENCE"] = str(seconds)
-    self.addCleanup(os.environ.pop, "PLUSGPT_PATIENCE", None)
+    self.set("PLUSGPT_PATIENCE", seconds)
 
   def ranks(self):
     """rank -> process id, of the ranks that this test's launcher has started."""
@@ -146,6 +149,76 @@ class Same(Several):
     self.assertEqual(len(lines[0]), len(lines[1]), lines)
     self.assertEqual(done[0].stderr, done[1].stderr)
     self.assertIn("warmup_steps", done[1].stderr)
+
+  def test_what_libraries_print(self):
+    said = "NCCL INFO rank {} of 2, maxCTAs 8\n".format
+    self.set("NCCL_DEBUG", "INFO")
+    done = self.run_ok("--gpus", "2", train__steps=3)
+    self.assertEqual((done.stdout.count(said(0)), done.stderr.count(said(1))), (1, 1), done)
+    self.assertNotIn(said(1), done.stdout)
+    self.set("NCCL_DEBUG_FILE", "elsewhere")
+    self.assertEqual(self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr, "")
+    for variable in ("CUBLASLT_LOG_LEVEL", "CUBLASLT_LOG_MASK"):
+      self.set(variable, "1")
+      self.assertIn(said(1), self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr)
+      del os.environ[variable]
+    self.set("CUBLASLT_LOG_MASK", "1")
+    self.set("CUBLASLT_LOG_FILE", "elsewhere")
+    self.assertEqual(self.run_ok("--gpus", "2", "--overwrite", train__steps=3).stderr, "")
+
+  def test_calls_that_answer_before_their_end(self):
+    self.impatient(2)  # and the ranks' health is asked for every 0.2 s
+    self.run_ok("--gpus", "2", name="blocking", train__steps=60)
+    self.set("NCCL_COMM_BLOCKING", 0)
+    self.run_ok("--gpus", "2", train__steps=60)
+    self.assertEqual(self.outcome(60), self.outcome(60, "blocking"))
+
+
+class Products(Several):
+  """Each rank measures algorithms for its matrix products by itself: all must use rank 0's from the first step on."""
+
+  def setUp(self):
+    super().setUp()
+    self.choosing()
+    self.changes.update(train__steps=12, checkpoint__every=4, eval__every=3, eval__lengths=[16, 48], eval__batch=3,
+                        generate__every=5)
+
+  def two(self, *flags, **changes):
+    self.run_ok("--gpus", "2", "--overwrite", *flags, **changes)
+    return self.outcome(12)
+
+  def test_cold_and_warm(self):
+    combinations = [{"train__zero_stage": zero, "checkpoint__every": every} for zero in (0, 1) for every in (0, 4)]
+    for shape in ({"batch__micro": 4}, {"batch__micro": 2, "train__recompute": "block", "precision": "bf16"}):
+      for first in combinations:
+        with self.subTest(**shape, **first):
+          shutil.rmtree(self.path("cache"), ignore_errors=True)
+          cold = self.two(**shape, **first)
+          shapes = [line[:3] for line in self.choices()]
+          self.assertEqual(len(shapes), len(set(map(tuple, shapes))))  # rank 0 alone has written
+          for warm in combinations:
+            self.assertEqual(self.two(**shape, **warm), cold)
+          self.assertEqual([line[:3] for line in self.choices()], shapes)  # there was nothing left to choose
+
+  def test_resumed(self):
+    expected = self.two()
+    os.rename(self.path("runs/tiny"), self.path("runs/before"))
+    for changes in ({}, {"eval__lengths": [32]}):  # products that the checkpoint does not know
+      outcomes = []
+      for cache in ("cold", "warm"):
+        if cache == "cold":
+          shutil.rmtree(self.path("cache"))
+        outcomes.append(self.two("--resume", "runs/before/step_00000008", **changes))
+      self.assertEqual(*outcomes)
+      self.assertEqual(outcomes[0][1], expected[1])
+
+  def test_evaluation(self):
+    self.two()
+    lines = []
+    for name in ("cold", "warm"):
+      self.ok("--eval", "--lengths", "8,40", "--gpus", "2", name=name, init="runs/tiny/step_00000012", eval__batch=2)
+      lines.append(self.metrics(name, "eval"))
+    self.assertEqual(*lines)
 
 
 class Continued(Several):
@@ -508,7 +581,7 @@ class Starts(Several):
         ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)
-      self.assertRegex(errors, "^rank 1: ranks: this rank was not started as rank 0 was; give all the same program")
+      self.assertRegex(errors, "^rank 1: ranks: this rank was started differently from rank 0; give every rank the same")
       for text in texts:
         self.assertRegex(errors, "\n  " + text)
       self.assertNotRegex(errors, CRASH)

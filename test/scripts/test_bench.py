@@ -1,5 +1,5 @@
-"""The scripts around the benchmarks: bench_table.py, bench_peers.py where PyTorch is, gpu_session.sh with programs in
-the place of a GPU's. PYTHON_TORCH names a Python with PyTorch. Standard library only.
+"""The scripts around the benchmarks: bench_table.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins
+for a GPU's programs. PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
 import importlib.util
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import unittest
 
 from scripts.test_scripts import SCRIPTS, ScriptTest
@@ -32,7 +33,7 @@ HEAD = {"device": "CPU", "gpu": False, "processors": 2, "commit": "abc1234", "co
 
 
 class Tables(ScriptTest):
-  """In a copy of scripts/, because results and README.md are found from there."""
+  """In a copy of scripts/, because results and README.md are found relative to it."""
 
   def setUp(self):
     super().setUp()
@@ -64,6 +65,15 @@ class Tables(ScriptTest):
     self.assertEqual((result["command"], result["commit"]), ("make bench", "abc1234"))
     self.assertRegex(summary, r"\| lssar \| 10,240 \| 50\.0% \| 12\.8% \| 100\.0 \(90\.0 to 120\.0\) \|")
     self.assertRegex(summary, r"\| mlp forward \| 1000 \| 25% \|")
+
+  def test_a_quick_measurement_does_not_replace_the_kept_one(self):
+    paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
+    self.table("--collect", "--out", self.path("quick.json"), *paths)
+    self.assertFalse(os.path.exists(self.path("bench")))
+    self.assertEqual(self.table("--brief", self.path("quick.json")), "softmax 20,480 tokens/s, lssar 10,240 tokens/s\n")
+    done = subprocess.run(["make", "-n", "bench", "QUICK=1", "BACKEND=cpu"], cwd=ROOT, capture_output=True, text=True)
+    self.assertIn("--collect --out build/cpu/quick.json build/cpu/kernels.json", done.stdout)
+    self.assertIn("bench_attention softmax,lssar 64 128 --json", done.stdout)
 
   def test_the_best_ceilings_are_the_machine_s(self):
     self.parts["step"]["ceilings"] = {"copy": 1e10, "fp32": 8e11, "bf16": 1e11}
@@ -107,7 +117,7 @@ class Tables(ScriptTest):
     new["steps"][0]["ms"] = 101
     text = self.table("--compare", self.path("bench/results/cpu.json"), self.write("new.json", json.dumps(new)))
     self.assertIn("| mlp forward | 1 | 0.5 | 0.50 |", text)
-    self.assertNotIn("step, softmax", text)  # 1% is not worth a line
+    self.assertNotIn("step, softmax", text)  # 1% is too little for a line
     self.assertIn("softmax 20,480 tokens/s, lssar 10,240 tokens/s", self.table("--brief", self.path("new.json")))
 
   def test_bad_input(self):
@@ -139,11 +149,14 @@ class Tables(ScriptTest):
 class Programs(ScriptTest):
   """The benchmark programs, where they have been built: JSON that bench_table.py reads."""
 
-  def test_kernels(self):
-    program = os.path.join(os.path.dirname(os.path.realpath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))),
-                           "bench_kernels")
+  def program(self, name):
+    program = os.path.join(os.path.dirname(os.path.realpath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))), name)
     if not os.access(program, os.X_OK):
-      self.skipTest("make bench builds it")
+      self.skipTest(f"make build/cpu/{name} builds it")
+    return program
+
+  def test_kernels(self):
+    program = self.program("bench_kernels")
     path = self.path("kernels.json")
     subprocess.run([program, "--json", path, "sum_to"], check=True, stdout=subprocess.DEVNULL, timeout=120)
     with open(path, encoding="utf-8") as file:
@@ -154,6 +167,27 @@ class Programs(ScriptTest):
     self.assertGreater(min(result["ceilings"].values()), 1e8)
     bad = subprocess.run([program, "--what"], capture_output=True, text=True)
     self.assertEqual((bad.returncode, "--what" in bad.stderr), (2, True))
+
+  def test_workspaces_of_matrix_products(self):
+    program = self.program("bench_kernels")
+    done = subprocess.run([program, "--workspaces", "32,256", "mlp forward", "logits", "adamw"], capture_output=True,
+                          text=True, check=True, timeout=120)
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| cuBLASLt")]
+    self.assertEqual([row[1] for row in rows], ["mlp forward + bias", "mlp forward + bias, gelu", "logits",
+                                                "logits dinput", "logits dweight"])
+    self.assertEqual({row[0] for row in rows}, {"| cuBLASLt, 256 MiB of workspace for 32"})
+    bad = subprocess.run([program, "--workspaces", "32"], capture_output=True, text=True)
+    self.assertEqual((bad.returncode, "32,256" in bad.stderr), (2, True))
+
+  def test_changed_hopper_kernels_give_the_same_bits(self):
+    program = self.program("bench_hopper")
+    done = subprocess.run([program, "1,300"], capture_output=True, text=True, check=True, timeout=120)
+    rows = [line for line in done.stdout.splitlines() if re.search(r"D \d+, T \d+", line)]
+    self.assertEqual(len(rows), 2 * 9)
+    for row in rows:
+      self.assertRegex(row, r"\| not measured on a CPU \| yes \|$")
+    bad = subprocess.run([program, "1,x"], capture_output=True, text=True)
+    self.assertEqual((bad.returncode, '"x"' in bad.stderr), (2, True))
 
 
 def torch_python():
@@ -213,10 +247,29 @@ class GpuSession(ScriptTest):
     path = self.write(os.path.join("bin", name), "#!/bin/sh\n" + script + "\n")
     os.chmod(path, 0o755)
 
-  def session(self, *args, code=0):
-    environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out}
+  def gtest_program(self, name, **what):
+    """What looks like a GoogleTest program of the cases T.A to T.E; what: wrong, hangs or crashes = one of them."""
+    self.write("build/" + name, f"""#!{sys.executable}
+import os, signal, sys, time
+chosen, _, skipped = sys.argv[1].split("=")[1].partition("-")
+for case in ("T.A", "T.B", "T.C", "T.D", "T.E"):
+  if case in skipped.split(":") or chosen not in ("*", case):
+    continue
+  print("[ RUN      ]", case, flush=True)
+  if case == {what.get("hangs")!r}:
+    time.sleep(60)
+  if case == {what.get("crashes")!r}:
+    os.kill(os.getpid(), signal.SIGSEGV)
+  print("[  FAILED  ]" if case == {what.get("wrong")!r} else "[       OK ]", case, "(1 ms)", flush=True)
+sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skipped and chosen in ("*", {what.get("wrong")!r}))
+""")
+    os.chmod(self.path("build/" + name), 0o755)
+
+  def session(self, *args, code=0, **environment):
+    environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out,
+                   "BUILD": self.path("build"), "SCRATCH": self.path("scratch"), **environment}
     done = subprocess.run(["bash", os.path.join(SCRIPTS, "gpu_session.sh"), *args], capture_output=True, text=True,
-                          env=environment, timeout=60)
+                          env=environment, timeout=300)
     self.output, self.errors = done.stdout, done.stderr
     self.assertEqual(done.returncode, code, self.output + self.errors)
 
@@ -237,16 +290,66 @@ class GpuSession(ScriptTest):
     self.assertEqual(self.files(), ["sanitize.log"])
 
   def test_a_sanitizer_that_finds_something(self):
-    finds = 'case "$*" in *racecheck*kernels*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
+    finds = 'case "$*" in *racecheck*kernels* | *racecheck*hopper*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
     self.program("compute-sanitizer", finds + self.clean)
     self.session("sanitize", code=1)
-    self.assertIn("FAILED | racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 17 of 18 runs", self.output)
+    self.assertIn("FAILED | racecheck test_hopper: FOUND RACECHECK SUMMARY: 1 hazard (proves nothing by itself: ", self.output)
+    self.assertIn("; racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 16 of 18 runs", self.output)
 
   def test_a_sanitizer_that_refuses_the_device(self):
     self.program("compute-sanitizer", 'echo "========= Error: Device not supported"; exit 1')
     self.session("sanitize", code=1)
     refusal = r"(?:mem|race|sync)check was refused: =* Error: Device not supported"
     self.assertEqual(len(re.findall(refusal, self.output)), 3)
+
+  def test_a_rehearsal_of_the_first_ten_minutes(self):
+    train = os.environ.get("TRAIN") or os.path.join(ROOT, "train")
+    if not os.access(train, os.X_OK):
+      self.skipTest("make builds it")
+    os.mkdir(self.path("build"))
+    os.symlink(os.path.realpath(train), self.path("build/train"))
+    self.gtest_program("test_hopper")
+    self.write("quick.json", json.dumps({"steps": [STEP]}))
+    self.program("make", f'case "$*" in *QUICK=1*) cp {self.path("quick.json")} {self.path("build")} ;; esac')
+    self.session("--rehearse", "first", FIRST_TESTS="")
+    for row in (r"test_hopper \| \d+ \| 5 passed \| ", r"dry run, bf16 \| \d+ \| one step: loss 5\.\d+ , norm",
+                r"ten steps, lssar \| \d+ \| [\d,]+ tokens/s \(median of steps 4 to 10\), loss 5\.\d+ to [45]\.\d+ \|",
+                r"make bench QUICK=1 \| \d+ \| softmax 20,480 tokens/s \|"):
+      self.assertRegex(self.output, r"\| first \| " + row)
+    self.assertIn("A REHEARSAL", self.output)
+    self.assertEqual(self.files(), ["first.log", "first.md", "first.tar.gz"])
+    with tarfile.open(os.path.join(self.out, "first.tar.gz")) as archive:
+      names = archive.getnames()
+    for name in ("machine.txt", "test_hopper.log", "metrics_softmax.jsonl"):
+      self.assertIn("logs/" + name, names)
+
+  def test_what_fails_or_hangs_in_the_first_ten_minutes_hides_nothing_else(self):
+    os.makedirs(self.path("build/test"))
+    self.write("build/test/hopper_test.cu.o", "")
+    self.gtest_program("test_hopper", wrong="T.B", hangs="T.C", crashes="T.D")
+    self.gtest_program("test_matmul")
+    self.program("cuobjdump", 'echo "IADD3 ; /* 0x0123456789abcdef */"')
+    self.program("make", 'echo "make: error: not today"; exit 2')
+    self.session("--rehearse", "first", code=1, FIRST_TESTS="matmul gate", TEST_SECONDS="1")
+    self.assertRegex(self.output, r"test_hopper \| \d+ \| 2 passed, 1 FAILED; HUNG in T.C; CRASHED in T.D; 1 of the first 1 "
+                                  r"fail alone too \| T.B \|")
+    for row in (r"test_matmul \| \d+ \| 5 passed \|  \|", r"test_gate \| 0 \| NOT BUILT \| ",
+                r"build the other tests \| \d+ \| FAILED, exit 2: make: error: not today \|"):
+      self.assertRegex(self.output, r"\| first \| " + row)
+    with tarfile.open(os.path.join(self.out, "first.tar.gz")) as archive:
+      self.assertEqual(archive.extractfile("logs/sass_hopper_test.txt").read(), b"IADD3 ;\n")
+    self.session("--rehearse", "first", code=1, FIRST_TESTS="matmul", FIRST_SECONDS="5")
+    self.assertRegex(self.output, r"test_hopper \| 0 \| NOT RUN \| no time was left \|")
+    self.assertRegex(self.output, r"ten steps, lssar \| 0 \| STOPPED: no time was left \|")
+
+  def test_questions_and_answers(self):
+    os.mkdir(self.path("build"))
+    table = "| question | answer |\n|---|---|\n"
+    self.program("../build/bench_kernels", f'echo "{table}| $* | faster |"')
+    self.program("../build/bench_hopper", f'echo "{table}| fence | slower |"; exit 1')
+    self.session("--rehearse", "ask", code=1)
+    self.assertIn(table + "| --workspaces 32,256 | faster |\n| fence | slower |\n\n", self.output)
+    self.assertIn("| FAILED | bench_hopper: exit 1 |", self.output)
 
   def test_a_build_that_fails_does_not_keep_other_parts_from_running(self):
     self.program("compute-sanitizer", self.clean)

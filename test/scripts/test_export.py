@@ -1,4 +1,4 @@
-"""scripts/export.py with stand-ins for the libraries, which write down what they are told. Standard library only."""
+"""scripts/export.py with stand-ins for the libraries, which record their calls. Standard library only."""
 import json
 import os
 import unittest

@@ -1,4 +1,4 @@
-"""scripts/plot.py: what it makes of metrics that something has damaged, and where the picture goes."""
+"""scripts/plot.py: how it treats damaged metrics, and where it puts the picture."""
 import json
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""scripts/prepare_text.py and scripts/download_fineweb.py, run as a user runs them; the downloads from a server in this
-process that misbehaves in every way we could think of. Standard library only. PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published
-files) adds known encodings.
+"""scripts/prepare_text.py and scripts/download_fineweb.py, run as a user runs them; a server in this process, which can
+misbehave in many ways, serves the downloads. Standard library only. PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files)
+adds known encodings.
 """
 import array
 import fcntl
@@ -31,7 +31,7 @@ def shard(tokens, magic=20240520, version=1, count=None):
 
 
 def start(script, *args, **options):
-  """A script that will get signals; SIGINT is ignored in what a shell started in the background, and would stay so."""
+  """Starts a script that will get signals. SIGINT is not ignored, as it is in a shell's background processes."""
   return subprocess.Popen([sys.executable, os.path.join(SCRIPTS, script)] + list(args), bufsize=0,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
@@ -84,7 +84,7 @@ class PrepareBytes(ScriptTest):
 
   def test_splits_at_a_line_and_keeps_every_byte(self):
     text = b"".join(b"line %d \xff\n" % i for i in range(1000))
-    self.prepare(self.write("a.txt", text), "--val-fraction", "0.1003")  # no line begins just there
+    self.prepare(self.write("a.txt", text), "--val-fraction", "0.1003")  # no line begins exactly there
     self.assertEqual(self.files(), ["x_train_000000.bin", "x_val_000000.bin"])
     train, val = self.text(self.files()[0]), self.text(self.files()[1])
     self.assertEqual(train + val, text)
@@ -136,14 +136,14 @@ class PrepareBytes(ScriptTest):
     keep = ["x_train_extra.bin", "xx_train_000000.bin", "x_train_000000.bin.old"]
     for name in keep:
       shutil.copy(os.path.join(self.out, "x_train_000000.bin"), os.path.join(self.out, name))
-    self.prepare(text, "--overwrite")  # the old ones beyond the new number of shards go too
+    self.prepare(text, "--overwrite")  # old shards beyond the new number are removed too
     self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
-    with open("/dev/full", "w") as full:  # whoever cannot say what was written has written it nevertheless
+    with open("/dev/full", "w") as full:  # the shards are written even if the summary cannot be printed
       done = subprocess.run([sys.executable, "-u", os.path.join(SCRIPTS, "prepare_text.py"), text, "--out", self.out, "--name", "x",
                              "--tokenizer", "bytes", "--overwrite"], stdout=full, stderr=subprocess.DEVNULL)
     self.assertEqual(done.returncode, 1)
     self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
-    self.prepare(text, "--val-fraction", "1", "--overwrite")  # leaves the training shards alone
+    self.prepare(text, "--val-fraction", "1", "--overwrite")  # does not change the training shards
     self.assertIn("x_train_000000.bin", self.files())
 
   def test_bad_input(self):
@@ -187,7 +187,7 @@ class PrepareBytes(ScriptTest):
       self.assertIsNone(process.poll())
       process.stdin.write(b"some text")
       time.sleep(0.1)
-      while process.poll() is None:  # again, because a signal that comes right before a read is noticed only after it
+      while process.poll() is None:  # repeated, because a signal just before a read is noticed only after it
         process.send_signal(number)
         try:
           process.wait(2)
@@ -477,7 +477,7 @@ class Download(ScriptTest):
 
   def test_a_server_without_ranges_that_always_breaks_off(self):
     self.server.ranges = False
-    self.server.faults[VAL] = [("cut", 20000 + 100 * i) for i in range(100)]  # a bit further each time: no progress
+    self.server.faults[VAL] = [("cut", 20000 + 100 * i) for i in range(100)]  # starts over each time: no progress
     self.download("--retries", "3", code=1)
     self.assertEqual(len(self.requests(VAL)), 4)
     self.assert_error("gave up after 4 tries")
@@ -538,7 +538,7 @@ class Download(ScriptTest):
     self.assertNotIn(VAL, self.files())
     self.assertEqual(len(self.requests(VAL)), 1)  # trying again would not help
     self.server.content[VAL] = shard([1, 2, 3])
-    self.download()                               # and nothing of it stays in the way
+    self.download()                               # and it leaves nothing that is in the way
     self.assert_files(VAL)
 
   def test_wrong_magic(self):

@@ -1,4 +1,4 @@
-// What the configuration refuses, each with its text: values, keys, malformed JSON, impossible combinations, hostile
+// The errors of the configuration, each with its text: values, keys, malformed JSON, impossible combinations, hostile
 // bytes.
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
     for (auto& name : choices(row.allowed)) {
       if (names && names->number && name.starts_with("a number")) continue;
       std::string error = error_in("{}", {key + "=" + name});
-      EXPECT_EQ(error.find("is unknown"), std::string::npos) << error;  // cross-checks may have their say
+      EXPECT_EQ(error.find("is unknown"), std::string::npos) << error;  // cross-checks may reject it
       accepted++;
     }
   }
@@ -187,7 +187,7 @@ TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
   expect_error(R"({"model": {"layers": 1, "heads": 1, "layers": 2}})", {},
                "the key \"layers\" is given twice in one object; remove one  [x.json]");
   expect_error(R"({"_": {"a": 1, "a": 2}})", {}, "the key \"a\" is given twice in one object; remove one  [x.json]");
-  // A long line is shown around its place, and nothing that a terminal would act upon is shown.
+  // Only the part of a long line near the place is shown, without bytes that a terminal would act upon.
   std::string error = error_in("{\"name\": \"" + std::string(100000, 'x') + "\x1b[31m\"}");
   EXPECT_LT(error.size(), 400u);
   EXPECT_EQ(error.find('\x1b'), std::string::npos);
@@ -312,7 +312,7 @@ TEST(ConfigErrors, FilesThatCannotBeRead) {
             "user: config: the file has more than 1048576 bytes  [/dev/zero]");
 }
 
-// Whatever the bytes are, the answer is a Config or a UserError.
+// For any bytes the result is a Config or a UserError.
 TEST(ConfigErrors, UntrustedBytes) {
   const std::string good = R"({"model":{"layers":4,"mlp_ratio":2.5},"attention":{"variant":"lssar","scale":0.5},
     "data":{"train":["a","b"],"shuffle":false},"eval":{"lengths":[1,2]},"_c":[null,true,{"x":"\u00e4"}],

@@ -1,5 +1,5 @@
 // The configuration: defaults, variants, every source and its precedence, derived values, output.
-// What it refuses is in config_errors_test.cpp.
+// Its errors are tested in config_errors_test.cpp.
 #include "settings/config.h"
 
 #include <gtest/gtest.h>
@@ -293,7 +293,7 @@ TEST(Config, MicroBatchIsTheLargestThatFitsAndDivides) {
   EXPECT_EQ(micro(60, 4, 14), 5);
   EXPECT_EQ(micro(131, 1, 100), 1);  // a prime
   EXPECT_EQ(micro(7, 7, 100), 1);
-  EXPECT_EQ(micro(8, 1, 0), 1);  // whoever knows the memory says more
+  EXPECT_EQ(micro(8, 1, 0), 1);  // memory is checked elsewhere
   Config c = parse_config("{}", "x.json", {"batch.tokens=3072"});
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
             "user: config: batch.tokens = 3072 must be a multiple of context x ranks = 1024 x 2 = 2048; use 2048 or "
@@ -400,7 +400,7 @@ TEST(Config, TheShippedFilesLoad) {
     Config c = load_config(entry.path().string());
     EXPECT_TRUE(c.warnings.empty()) << entry.path();
     EXPECT_EQ(c.name, entry.path().stem().string());
-    // Only what differs from the defaults stands in a file.
+    // A file holds only the settings that differ from the defaults.
     for (auto& [key, origin] : c.origins) {
       if (origin != entry.path().string()) continue;
       EXPECT_EQ(changes(c).count(key), 1u) << entry.path() << " " << key;

@@ -1,15 +1,14 @@
-// THE comparator of the project. A result x is right when, against a float64 reference ref,
+// The comparator of all kernel tests. A result x is right if, against a float64 reference ref,
 //     max |x - ref| / max |ref|  <=  2 x (the same figure for the naive formula) + 2 u
 // where the naive formula works op by op on the same inputs, adds left to right in float32 and rounds every op's result
 // to the type the kernel stores; u is the unit roundoff of the output's type. Nothing is tuned by hand. (Tests of
 // whole models that compare two ways to the same float, sums in another order or finite differences, have round bounds
-// of their own.) NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/support/device.h), so what was not
-// written shows.
+// of their own.) NaN and Inf always fail. Outputs are poisoned with NaN before the launch (test/support/device.h), so
+// an element that was not written fails.
 //
 // References are templates over one of the two policies here and never mention a type themselves:
 //     template <class P> std::vector<typename P::real> f(const std::vector<typename P::real>& x) { P::round(a * b) ...
-// real is the type sums are taken in; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's
-// type.
+// real is the type of sums; P::round(x) rounds a value as if it had been stored in a tensor of the kernel's type.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -41,16 +40,13 @@ template <>
 inline constexpr double unit_roundoff<float> = 0x1p-24;
 template <>
 inline constexpr double unit_roundoff<bf16> = 0x1p-8;
-template <>
-inline constexpr double unit_roundoff<fp16> = 0x1p-11;
 
 inline double as_double(double x) { return x; }
 inline double as_double(float x) { return x; }
 inline double as_double(int x) { return x; }
 inline double as_double(bf16 x) { return to_float(x); }
-inline double as_double(fp16 x) { return to_float(x); }
 
-// What a reference of policy P reads: the kernel's own (already rounded) inputs, widened.
+// The inputs of a reference of policy P: the kernel's own (already rounded) inputs, widened.
 template <class P, class T>
 std::vector<typename P::real> widen(const std::vector<T>& x) {
   std::vector<typename P::real> wide(x.size());
@@ -63,7 +59,7 @@ struct Deviation {
   size_t worst = 0;  // where
 };
 
-// cancels: where an output is a difference of larger terms (an exact zero included), the size of those terms.
+// cancels: if an output is a difference of larger terms (or exactly zero), the size of those terms.
 template <class X>
 Deviation deviation(const std::vector<X>& x, const std::vector<double>& ref, double cancels = 0) {
   double largest = cancels, difference = 0;
@@ -102,8 +98,8 @@ double expect_close(const std::string& name, const std::vector<X>& output, const
   return kernel.error / bound;
 }
 
-// The error of a few numbers is a matter of luck, the naive formula's too. Tests of small shapes therefore repeat them
-// with other random numbers, collect the outputs here and compare them together, when the pool ends.
+// The error of a few numbers is a matter of chance, also that of the naive formula. So tests of small shapes repeat
+// them with other random numbers, collect the outputs here and compare them together when the pool is destroyed.
 class Pool {
  public:
   Pool(std::string name, double u, double cancels = 0) : name_(std::move(name)), u_(u), cancels_(cancels) {}

@@ -1,7 +1,6 @@
-// Device arrays for tests, on both machines: freed at the end, filled with NaN until written, and guarded: 256 bytes
-// before and after the elements must be unchanged when the array dies (under ASan there are no guards; ASan sees more).
-// expect_reproducible() runs something again and again, on the CPU layer with other numbers of threads and in other
-// orders.
+// Device arrays for tests, on both machines: freed by the destructor, filled with NaN until written, and guarded: 256
+// bytes before and after the elements must be unchanged at the end (not under ASan, which sees more than guards).
+// expect_reproducible() repeats a computation, on the CPU layer with other numbers of threads and in other orders.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -17,14 +16,14 @@
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr size_t GUARD = 0;
 #else
-inline constexpr size_t GUARD = 256;  // keeps the alignment cudaMalloc gives
+inline constexpr size_t GUARD = 256;  // bytes; keeps cudaMalloc's alignment
 #endif
 
 template <class T>
 class DeviceArray {
  public:
   explicit DeviceArray(size_t n) : n_(n) {
-    CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));  // + 1: an array of nothing still has an address
+    CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));  // + 1: an empty array still has an address
     CUDA_CHECK(cudaMemset(base_, 0xA5, bytes() + 2 * GUARD + 1));
     poison();
   }
@@ -106,7 +105,7 @@ inline void expect_reproducible(const std::string& name, const std::function<std
   }
 }
 
-// Normal numbers, the same for the same seed on every machine of one standard library.
+// Normal random numbers, the same for one seed on every machine with the same standard library.
 template <class T>
 std::vector<T> random_normal(size_t n, unsigned seed, float scale = 1, float mean = 0) {
   std::mt19937 generator(seed);

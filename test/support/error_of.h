@@ -1,4 +1,4 @@
-// What a call said when it refused: "user: ..." (exit 2), "failure: ..." (exit 1), or "" when it did not.
+// The error of a call: "user: ..." (exit 2), "failure: ..." (exit 1), or "" if it succeeded.
 #pragma once
 #include <string>
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test program of a build folder: test/support/run.sh build/cpu. Sanitizer builds run what is quick, or all with
-# FULL=1, and then the planted bugs, which must be found. Exit 1 when anything failed.
+# Runs every test program of a build folder: test/support/run.sh build/cpu. Sanitizer builds run the quick tests, or all
+# with FULL=1, and then the planted bugs, which must be found. Exit 1 if anything failed.
 set -u
 build=$1
 failed=0 ran=0
@@ -16,7 +16,7 @@ for test in "$build"/test_*; do
   "$test" --gtest_brief=1 --gtest_filter="$filter" || failed=1
 done
 [ $ran != 0 ] || { echo "no test programs in $build: make tests" && exit 1; }
-# The model again with streams whose work is kept back (emulation/cpu/streams.h): no wait is missing.
+# The model again with the work of streams held back (emulation/cpu/streams.h): fails if a wait is missing.
 case "$build" in */cpu)
   for order in late random; do PLUSGPT_STREAMS=$order "$build/test_model" --gtest_brief=1 || failed=1; done ;;
 esac

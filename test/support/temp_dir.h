@@ -1,4 +1,4 @@
-// For tests that need files: a folder that goes away with its object, and the check of a user_error's text.
+// For tests that need files: a folder that its object's destructor removes, and a check of a user_error's text.
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -18,7 +18,7 @@ struct TempDir {
     std::string name = (std::filesystem::temp_directory_path() / "plusgpt_test_XXXXXX").string();
     if (!mkdtemp(name.data())) failure("mkdtemp(%s) failed", name.c_str());
     path = name;
-    ::chmod(path.c_str(), 0755);  // a test may look at it as another user
+    ::chmod(path.c_str(), 0755);  // a test may read it as another user
   }
   ~TempDir() {
     std::error_code ignored;
@@ -33,7 +33,7 @@ inline void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// f must throw a UserError whose text has every one of parts.
+// f must throw a UserError whose text contains all of parts.
 template <class F> void expect_user_error(F f, std::initializer_list<std::string> parts) {
   try {
     f();
@@ -48,7 +48,7 @@ template <class F> void expect_user_error(F f, std::initializer_list<std::string
   FAIL() << "nothing was thrown";
 }
 
-// Runs f without root's rights, which would make every file readable.
+// Runs f without root's rights, with which every file would be readable.
 template <class F> void without_root(F f) {
   const bool root = ::geteuid() == 0;
   ASSERT_EQ(::seteuid(root ? 65534 : ::geteuid()), 0);

@@ -1,4 +1,4 @@
-"""For the tests of ./train: a working directory of its own for every test, a tiny model, and ways to run and to look.
+"""For the tests of ./train: a working directory for every test, a tiny model, helpers that run it and read its files.
 
 TRAIN=build/cpu/train names another program than ./train. Standard library only.
 """
@@ -89,6 +89,17 @@ class Workspace(unittest.TestCase):
   def path(self, *parts):
     return os.path.join(self.folder, *parts)
 
+  def choosing(self):
+    """From here on ./train has algorithms to choose from for its matrix products, and keeps what it chose in a file of
+    this test; each process chooses by its own number. (It is for the CPU build; on a GPU all this is so anyway.)"""
+    for name, value in (("PLUSGPT_MATMUL", "choose"), ("XDG_CACHE_HOME", self.path("cache"))):
+      os.environ[name] = value
+      self.addCleanup(os.environ.pop, name, None)
+
+  def choices(self):
+    """The lines of that file, split into fields: device, library, shape, algorithm, date."""
+    return [line.split("\t") for line in self.bytes_of(self.path("cache/plusgpt/matmul.txt")).decode().splitlines()]
+
   def write(self, name, content):
     with open(self.path(name), "wb") as file:
       file.write(content if isinstance(content, bytes) else content.encode())
@@ -126,7 +137,7 @@ class Workspace(unittest.TestCase):
     return [entry for entry in entries if kind in (None, entry["type"])]
 
   def steady(self, run="tiny"):
-    """All lines that must repeat between equal runs."""
+    """All lines that must be the same in equal runs."""
     return [{key: value for key, value in entry.items() if key not in VOLATILE}
             for entry in self.metrics(run) if entry["type"] != "start"]
 
@@ -138,7 +149,7 @@ class Workspace(unittest.TestCase):
       return file.read()
 
   def run_files(self):
-    """Path -> content of everything below runs/, but for the lock."""
+    """Path -> content of everything below runs/ except the lock."""
     return {name: self.bytes_of(self.path(name)) for name in self.files()
             if name.startswith("runs") and not name.endswith("lock")}
 

@@ -1,137 +1,24 @@
-// Learning-rate schedules, files, run folders, metrics and console texts.
+// The folder of a run: steps, locks, leftovers; and its metrics.jsonl.
+#include "checkpoint/run_dir.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <limits>
+#include <nlohmann/json.hpp>
 
-#include "base/json.h"
-#include "checkpoint/log.h"
-#include "checkpoint/run_dir.h"
-#include "settings/schedule.h"
+#include "base/error.h"
+#include "checkpoint/metrics.h"
 #include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
+namespace fs = std::filesystem;
+
 static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
 
-// ---- schedule
-
-static Config schedule(const std::string& name, int64_t steps, int64_t warmup, double final_fraction = 0,
-                       double decay = 0.2) {
-  Config c;
-  c.optimizer.lr = 2;
-  c.optimizer.schedule = name;
-  c.optimizer.warmup_steps = warmup;
-  c.optimizer.final_lr_fraction = final_fraction;
-  c.optimizer.decay_fraction = decay;
-  c.train.steps = steps;
-  return c;
-}
-
-TEST(Schedule, WarmupRisesToLr) {
-  for (auto* name : {"cosine", "linear", "wsd", "constant"}) {
-    Config c = schedule(name, 100, 4);
-    EXPECT_EQ(learning_rate(c, 0), 0.5) << name;
-    EXPECT_EQ(learning_rate(c, 1), 1.0) << name;
-    EXPECT_EQ(learning_rate(c, 3), 2.0) << name;
-    EXPECT_EQ(learning_rate(c, 4), 2.0) << name;  // x = 0
-    EXPECT_EQ(learning_rate(schedule(name, 100, 0), 0), 2.0) << name;
-  }
-}
-
-TEST(Schedule, Cosine) {
-  Config c = schedule("cosine", 110, 10, 0.1);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 60), 2 * (0.1 + 0.9 / 2));                           // x = 1/2
-  EXPECT_NEAR(learning_rate(c, 35), 2 * (0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2), 1e-15);  // x = 1/4
-  EXPECT_DOUBLE_EQ(learning_rate(c, 110), 0.2);
-}
-
-TEST(Schedule, Linear) {
-  Config c = schedule("linear", 110, 10, 0.1);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 60), 2 * 0.55);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 109), 2 * (1 - 0.9 * 0.99));
-}
-
-TEST(Schedule, WarmupStableDecay) {
-  Config c = schedule("wsd", 100, 10, 0.5, 0.2);
-  EXPECT_EQ(learning_rate(c, 80), 2);  // the last 20 steps decay
-  EXPECT_DOUBLE_EQ(learning_rate(c, 81), 2 * (1 - 0.5 / 20));
-  EXPECT_DOUBLE_EQ(learning_rate(c, 90), 2 * 0.75);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 99), 2 * (1 - 0.5 * 19 / 20));
-  EXPECT_EQ(learning_rate(schedule("wsd", 100, 10, 0, 0), 99), 2);  // no decay at all
-}
-
-TEST(Schedule, Constant) { EXPECT_EQ(learning_rate(schedule("constant", 100, 10, 0.1), 99), 2); }
-
-TEST(Schedule, WarmupLongerThanTheRun) {
-  for (auto* name : {"cosine", "linear", "wsd", "constant"}) {
-    EXPECT_DOUBLE_EQ(learning_rate(schedule(name, 5, 10), 4), 1.0) << name;
-    EXPECT_EQ(learning_rate(schedule(name, 5, 5), 4), 2.0) << name;
-  }
-}
-
-// ---- json
-
-TEST(Json, NumbersReadBackExactly) {
-  for (double x : {0.1, 1.0 / 3, 6e-4, 1e-5, 9.999e-6, 1e15, 1e16, 123456789012345678.0, 5e-324, 1.7976931348623157e308,
-                   0.1f + 0.0, 100.0})
-    for (double sign : {1.0, -1.0}) EXPECT_EQ(std::strtod(json_number(sign * x).c_str(), nullptr), sign * x);
-  EXPECT_EQ(json_number(6e-4), "0.0006");
-  EXPECT_EQ(json_number(1e-8), "1e-08");
-  EXPECT_EQ(json_number(10000), "10000");
-  EXPECT_EQ(json_number(-0.0), "-0");
-  EXPECT_EQ(json_number(NAN), "null");
-  EXPECT_EQ(json_number(-INFINITY), "null");
-}
-
-TEST(Json, QuotesAndShortens) {
-  EXPECT_EQ(json_quote("a\"b\\c\n\x01\xC3\xA4"), "\"a\\\"b\\\\c\\n\\u0001\xC3\xA4\"");
-  EXPECT_EQ(json_quote("\xff"), "\"\xEF\xBF\xBD\"");
-  EXPECT_EQ(shortened("abcdef", 6), "abcdef");
-  EXPECT_EQ(shortened("abcdefg", 6), "abcdef...");
-  EXPECT_EQ(shortened("abc\xC3\xA4", 4), "abc...");  // not half a character
-  EXPECT_TRUE(is_utf8("\xC3\xA4"));
-  EXPECT_FALSE(is_utf8("\xC3"));
-}
-
-// ---- files
-
-TEST(Files, ErrorsNameThePath) {
-  TempDir dir;
-  EXPECT_EQ(error_of([&] { write_text_file(dir / "no/file", "x"); }),
-            "failure: cannot create " + (dir / "no/file") + ": No such file or directory");
-  EXPECT_EQ(error_of([] { write_text_file("/dev/full", "x"); }),
-            "failure: cannot write /dev/full: No space left on device");
-  EXPECT_EQ(error_of([&] { File::open_to_append(dir.path); }), "failure: cannot open " + dir.path + ": Is a directory");
-  EXPECT_EQ(error_of([&] { sync_path(dir / "none"); }),
-            "failure: cannot open " + (dir / "none") + ": No such file or directory");
-  EXPECT_EQ(error_of([&] { read_text_file(dir / "none", "test", 9); }),
-            "user: test: cannot read the file: No such file or directory  [" + (dir / "none") + "]");
-  write_text_file(dir / "ten", "0123456789");
-  EXPECT_EQ(error_of([&] { read_text_file(dir / "ten", "test", 9); }),
-            "user: test: the file has more than 9 bytes  [" + (dir / "ten") + "]");
-  EXPECT_EQ(read_text_file(dir / "ten", "test", 10), "0123456789");
-  without_root([&] {
-    EXPECT_EQ(error_of([&] { write_text_file(dir / "new", "x"); }),
-              "failure: cannot create " + (dir / "new") + ": Permission denied");
-  });
-}
-
-TEST(Files, WriteReplacesAndAppendAppends) {
-  TempDir dir;
-  write_text_file(dir / "f", "a long first text");
-  write_text_file(dir / "f", "short");
-  File file = File::open_to_append(dir / "f");
-  file.write("+more", 5);
-  file.close();
-  EXPECT_EQ(bytes_of(dir / "f"), "short+more");
-}
-
-// ---- run folders
+// ---- folders
 
 struct Runs : testing::Test {
   TempDir dir;
@@ -158,7 +45,7 @@ TEST_F(Runs, StepsAreListedNewestFirst) {
   EXPECT_TRUE(step_folders(run_path).empty());  // no folder yet
   RunDir run("a", root);
   for (int64_t step : {2, 100000000, 10}) make_step(run, step);
-  // What is not exactly a step folder is none of ours.
+  // Only folders with exactly these names count.
   for (auto* name : {"step_3", "step_00000004x", "step_-0000005", "xstep_00000006", ".tmp_step_00000007",
                      "bad_step_00000008", "step_000000009", "step_99999999999999999999999", "step_"})
     std::filesystem::create_directory(run_path + "/" + name);
@@ -182,13 +69,13 @@ TEST_F(Runs, StepFolderAppearsOnlyWhenPublished) {
 TEST_F(Runs, LeftoversOfAnInterruptedStepAreNotKept) {
   RunDir run("a", root);
   write_text_file(run.begin_step(5) + "/half", "x");
-  write_text_file(run.begin_step(5) + "/whole", "y");  // the process died and came again
+  write_text_file(run.begin_step(5) + "/whole", "y");  // the process died and was started again
   run.publish_step(5);
   EXPECT_FALSE(std::filesystem::exists(run_path + "/step_00000005/half"));
   EXPECT_EQ(bytes_of(run_path + "/step_00000005/whole"), "y");
 }
 
-TEST_F(Runs, GoingBackKeepsWhatWasThere) {
+TEST_F(Runs, GoingBackKeepsLaterCheckpoints) {
   RunDir run("a", root);
   for (int64_t step : {10, 20, 30}) make_step(run, step);
   write_text_file(run.metrics_path(), "lines\n");
@@ -204,7 +91,7 @@ TEST_F(Runs, GoingBackKeepsWhatWasThere) {
   EXPECT_EQ(steps(), std::vector<int64_t>{10});
 }
 
-TEST_F(Runs, WhatCannotBeRemovedStays) {
+TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
   RunDir run("a", root);
   for (int64_t step : {1, 2, 3}) make_step(run, step);
   std::filesystem::create_directories(run_path + "/.tmp_step_00000009/in");
@@ -236,7 +123,7 @@ TEST_F(Runs, KeepNewest) {
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "step_00000003", "step_00000004"}));
 }
 
-TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
+TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   RunDir run("a", root);
   write_text_file(run.metrics_path(), "{}\n");
   write_text_file(run_path + "/picture.png", "kept");
@@ -251,7 +138,7 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
     std::filesystem::create_directories(run_path + name + "/step_00000001");
     EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +
-                                                             (name + 1) + ": replace", 0), 0u);
+                                                             (name + 1) + "; replace", 0), 0u);
     run.start_fresh(true);
     EXPECT_EQ(names(), kept);
   }
@@ -260,7 +147,7 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteWhereCheckpointsAre) {
   write_text_file(run.metrics_path(), "{}\n");
   EXPECT_EQ(error_of([&] { run.start_fresh(false); }),
             "user: runs: " + run_path +
-              " already has checkpoints up to step 20: continue it with --resume, replace it with "
+              " already has checkpoints up to step 20; continue it with --resume, replace it with "
               "--overwrite, or choose another name (--set name=...)");
   EXPECT_EQ(steps(), (std::vector<int64_t>{20, 10}));
   EXPECT_EQ(bytes_of(run.metrics_path()), "{}\n");
@@ -274,11 +161,11 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
     RunDir run("a", root);
     EXPECT_EQ(
       open_again(),
-      format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock): wait for it or stop it, "
+      format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock); wait for it or stop it, "
              "or choose another name (--set name=...)",
              getpid(), run_path.c_str(), run_path.c_str()));
     EXPECT_EQ(error_of([&] { RunDir other("b", root); }), "");
-    // The refused one has not touched the text of the lock.
+    // The refused process has not changed the text of the lock.
     EXPECT_EQ(bytes_of(run_path + "/.lock"), format("pid %d\n", getpid()));
   }
   EXPECT_EQ(open_again(), "");
@@ -301,12 +188,12 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
   close(ready[1]);
 }
 
-TEST_F(Runs, WhatStandsInTheWay) {
+TEST_F(Runs, FoldersThatCannotBeUsed) {
   std::filesystem::create_directory(root);
   write_text_file(root + "/a", "a file");
   EXPECT_EQ(error_of([&] { RunDir run("a", root); }),
             "user: runs: " + run_path +
-              " cannot be created, a file of that name is in the way: remove it, or choose another name "
+              " cannot be created, because a file of that name is in the way; remove it, or choose another name "
               "(--set name=...)");
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
   without_root([&] {
@@ -327,7 +214,7 @@ TEST(Metrics, LinesAreAsDocumented) {
   TempDir dir;
   MetricsLog log(dir / "m");
   log.start("abc123", "./train \"x\"\n",
-            "{\n  \"name\": \"a\\nb  c\",\n  \"eval\": {\n    \"lengths\": [1, 2]\n  }\n}\n", "CPU",
+            {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
             {{"nccl", "2.1"}, {"cuda", "12"}});
   log.train({.step = 3,
              .steps = 10,
@@ -352,17 +239,17 @@ TEST(Metrics, LinesAreAsDocumented) {
   EXPECT_EQ(
     bytes_of(dir / "m"),
     R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":)"
-    R"({"name": "a\nb  c","eval": {"lengths": [1, 2]}},)"
+    R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
     R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
     "\n"
-    R"({"type":"train","step":3,"loss":0.1,"grad_norm":2,"lr":0.0006,"tokens":6144,)"
+    R"({"type":"train","step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
     R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
     "\n"
-    R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0,"tokens":8192,"tokens_per_s":1,"mfu":null,"ms":1})"
+    R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
     "\n"
     R"({"type":"val","step":250,"length":1024,"loss":3.25,"tokens":10485760})"
     "\n"
-    R"({"type":"eval","step":1000,"length":2048,"loss":3.5,"tokens":4096,"last_loss":3.75,"by_position":[1,null,0.5]})"
+    R"({"type":"eval","step":1000,"length":2048,"loss":3.5,"tokens":4096,"last_loss":3.75,"by_position":[1.0,null,0.5]})"
     "\n");
 }
 
@@ -373,14 +260,14 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
     MetricsLog(dir / "m").val(1, 2, 3, 4);
     return bytes_of(dir / "m");
   };
-  const std::string line = "{\"type\":\"val\",\"step\":1,\"length\":2,\"loss\":3,\"tokens\":4}\n";
+  const std::string line = "{\"type\":\"val\",\"step\":1,\"length\":2,\"loss\":3.0,\"tokens\":4}\n";
   EXPECT_EQ(after("{\"a\":1}\n"), "{\"a\":1}\n" + line);
   EXPECT_EQ(after("{\"a\":1}\n{\"b\""), "{\"a\":1}\n" + line);
   EXPECT_EQ(after("{\"b\""), line);
   EXPECT_EQ(after(""), line);
 }
 
-TEST(Metrics, WhoWritesSaysWhatALostLineMeans) {
+TEST(Metrics, ALostLineIsReportedByTheCallback) {
   MetricsLog log("/dev/full");
   log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
   std::string text = ": cannot write /dev/full: No space left on device";
@@ -398,111 +285,26 @@ TEST(Metrics, WithoutAFileNothingHappens) {
             "failure: cannot write /dev/full: No space left on device");
 }
 
-// ---- console
-
-TEST(Console, LineIsAsDocumented) {
-  TrainReport r{.step = 120,
-                .steps = 18865,
-                .loss = 6.03214,
-                .grad_norm = 1.2345,
-                .lr = 1.0285e-4,
-                .tokens = 0,
-                .tokens_per_s = 1759000,
-                .mfu = 0.412,
-                .ms = 298.4};
-  EXPECT_EQ(console_line(r, 94 * 60),
-            "step  120/18865 | loss 6.0321 | norm 1.23 | lr 1.03e-04 | 298 ms | 1.76M tok/s | mfu 41.2% | eta 1h34m");
-  r.mfu = NAN;
-  r.step = 18865;
-  r.ms = 9.94;
-  r.loss = NAN;
-  EXPECT_EQ(console_line(r, 0),
-            "step 18865/18865 | loss nan | norm 1.23 | lr 1.03e-04 | 9.9 ms | 1.76M tok/s | eta 0s");
-}
-
-TEST(Console, Durations) {
-  EXPECT_EQ(duration_text(0.4), "0s");
-  EXPECT_EQ(duration_text(59.4), "59s");
-  EXPECT_EQ(duration_text(59.6), "1m00s");
-  EXPECT_EQ(duration_text(725), "12m05s");
-  EXPECT_EQ(duration_text(3599.6), "1h00m");
-  EXPECT_EQ(duration_text(5640), "1h34m");
-  EXPECT_EQ(duration_text(2 * 86400 + 3 * 3600), "2d03h");
-  EXPECT_EQ(duration_text(NAN), "?");
-  EXPECT_EQ(duration_text(INFINITY), "?");
-}
-
-TEST(Console, Counts) {
-  EXPECT_EQ(count_text(0), "0");
-  EXPECT_EQ(count_text(999.4), "999");
-  EXPECT_EQ(count_text(999.6), "1.00K");
-  EXPECT_EQ(count_text(9994), "9.99K");
-  EXPECT_EQ(count_text(9996), "10.0K");
-  EXPECT_EQ(count_text(99960), "100K");
-  EXPECT_EQ(count_text(52400), "52.4K");
-  EXPECT_EQ(count_text(999499), "999K");
-  EXPECT_EQ(count_text(999501), "1.00M");
-  EXPECT_EQ(count_text(1.759e6), "1.76M");
-  EXPECT_EQ(count_text(124475904), "124M");
-  EXPECT_EQ(count_text(1e10), "10.0G");
-  EXPECT_EQ(count_text(NAN), "?");
-}
-
-TEST(Console, Bytes) {
-  EXPECT_EQ(bytes_text(0), "0 B");
-  EXPECT_EQ(bytes_text(1023), "1023 B");
-  EXPECT_EQ(bytes_text(1024), "1.0 KiB");
-  EXPECT_EQ(bytes_text(1.25 * (1 << 30)), "1.2 GiB");
-  EXPECT_EQ(bytes_text((1 << 20) - 1), "1.0 MiB");  // never 1024.0 KiB
-}
-
-TEST(Console, EtaFollowsTheLastSteps) {
-  Eta eta;
-  EXPECT_EQ(eta.seconds(10), 0);
-  eta.add(1000);
-  EXPECT_DOUBLE_EQ(eta.seconds(60), 60);
-  for (int i = 0; i < 200; i++) eta.add(2000);
-  EXPECT_NEAR(eta.seconds(60), 120, 0.1);
-}
-
-TEST(Console, ProgressText) {
-  EXPECT_EQ(progress_text("eval", 0, 10, 5), "eval [........................]   0%");
-  EXPECT_EQ(progress_text("eval", 5, 10, 5), "eval [############............]  50% eta 5s");
-  EXPECT_EQ(progress_text("eval", 10, 10, 5), "eval [########################] 100%");
-  EXPECT_EQ(progress_text("eval", 12, 10, 5), "eval [########################] 100%");
-  EXPECT_EQ(progress_text("eval", 0, 0, 5), "eval [########################] 100%");
-}
-
-TEST(Console, ProgressBarIsForTerminalsOnly) {
+TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   TempDir dir;
-  FILE* file = std::fopen((dir / "f").c_str(), "w");
-  {
-    ProgressBar bar("x", 2, file);
-    bar.update(1);
-  }
-  std::fclose(file);
-  EXPECT_EQ(bytes_of(dir / "f"), "");
-
-  int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-  if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) GTEST_SKIP() << "no pseudo-terminals here";
-  FILE* out = std::fopen(ptsname(terminal), "w");
-  ASSERT_NE(out, nullptr);
-  {
-    ProgressBar bar("x", 100, out);
-    for (int i = 1; i <= 50; i++) bar.update(i);  // drawn ten times a second at most
-  }
-  const std::string cleared = "\r\033[K";
-  std::string shown;
-  pollfd readable = {terminal, POLLIN, 0};
-  while (!shown.ends_with(cleared) && poll(&readable, 1, 5000) == 1) {
-    char chunk[256];
-    ssize_t got = read(terminal, chunk, sizeof chunk);
-    if (got <= 0) break;
-    shown.append(chunk, static_cast<size_t>(got));
-  }
-  EXPECT_EQ(shown.rfind("\rx [........................]   1%", 0), 0u) << shown;
-  EXPECT_TRUE(shown.ends_with(cleared)) << shown;
-  EXPECT_LT(std::count(shown.begin(), shown.end(), '\r'), 40);
-  std::fclose(out);
-  close(terminal);
+  std::string path = dir / "m";
+  const std::string
+      start = "{\"type\":\"start\",\"step\":99}\n",
+      eval = "{\"type\":\"eval\",\"step\":30,\"length\":8}\n",
+      odd = "not JSON\n[1]\n{\"step\":99}\n{\"type\":7,\"step\":99}\n{\"type\":\"train\",\"step\":\"99\"}\n";
+  auto line = [](const char* type, int step, int length = 0) {
+    return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
+  };
+  std::string kept = start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd;
+  write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
+  EXPECT_EQ(evaluated_lengths(path, 20), (std::set<int>{8, 16}));
+  EXPECT_EQ(evaluated_lengths(path, 19), std::set<int>{});
+  rewind_metrics(path, 20);
+  EXPECT_EQ(bytes_of(path), kept + eval);
+  rewind_metrics(path, 20);
+  EXPECT_EQ(bytes_of(path), kept + eval);
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
+  rewind_metrics(dir / "absent", 3);
+  EXPECT_EQ(bytes_of(dir / "absent"), "");
+  EXPECT_TRUE(evaluated_lengths(dir / "none", 3).empty());
 }

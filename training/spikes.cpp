@@ -1,12 +1,12 @@
-#include "checkpoint/spikes.h"
+#include "training/spikes.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/text.h"
 
-// Adds x to the window; says by how much it stands out, "" if it does not.
+// Adds x to the window; returns a description if x is an outlier, else "".
 static std::string add(std::vector<double>& window, double x, double z, const char* name) {
   std::string outlier;
   if (window.size() >= SpikeGuard::MINIMUM) {
@@ -23,7 +23,7 @@ static std::string add(std::vector<double>& window, double x, double z, const ch
     }
   }
   window.push_back(x);
-  if (window.size() > SpikeGuard::WINDOW) window.erase(window.begin());
+  if (window.size() > SpikeHistory::WINDOW) window.erase(window.begin());
   return outlier;
 }
 

@@ -1,0 +1,33 @@
+// The progress of a long task: a bar on a terminal, and the time that is left.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+// Estimates how long the remaining steps will take, from a moving average of the last ones.
+class Eta {
+ public:
+  void add(double step_ms) { mean_ms_ = mean_ms_ == 0 ? step_ms : mean_ms_ + 0.05 * (step_ms - mean_ms_); }
+  double seconds(int64_t remaining_steps) const { return mean_ms_ * static_cast<double>(remaining_steps) / 1000; }
+
+ private:
+  double mean_ms_ = 0;
+};
+
+// A bar that is redrawn in place and removed by the destructor. If `out` is not a terminal, it does nothing.
+class ProgressBar {
+ public:
+  ProgressBar(const std::string& label, int64_t total, FILE* out = stderr);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  void update(int64_t done);
+
+ private:
+  std::string label_;
+  int64_t total_;
+  FILE* out_;  // nullptr: not a terminal
+  std::chrono::steady_clock::time_point begin_, drawn_;
+};
+// The bar as text: "label [######......]  50% eta 12s".
+std::string progress_text(const std::string& label, int64_t done, int64_t total, double elapsed_seconds);

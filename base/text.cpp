@@ -1,0 +1,48 @@
+#include "base/text.h"
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/error.h"
+
+std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
+
+bool is_utf8_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+std::string shortened(std::string text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && is_utf8_continuation(text[bytes])) bytes--;
+  return text.substr(0, bytes) + "...";
+}
+
+void append_item(std::string& list, std::string_view item, std::string_view separator) {
+  if (!list.empty()) list += separator;
+  list += item;
+}
+
+std::string duration_text(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "?";
+  auto s = static_cast<int64_t>(std::llround(seconds));
+  if (s < 60) return format("%lds", s);
+  if (s < 3600) return format("%ldm%02lds", s / 60, s % 60);
+  if (s < 86400) return format("%ldh%02ldm", s / 3600, s / 60 % 60);
+  return format("%ldd%02ldh", s / 86400, s / 3600 % 24);
+}
+
+std::string count_text(double count) {
+  const char* units[] = {"", "K", "M", "G", "T", "P"};
+  if (!std::isfinite(count)) return "?";
+  size_t unit = 0;
+  for (; unit < 5 && std::fabs(count) >= 999.5; unit++) count /= 1000;  // 999.5 would be printed with four digits
+  if (unit == 0) return format("%.0f", count);
+  double size = std::fabs(count);
+  return format("%.*f%s", size < 9.995 ? 2 : size < 99.95 ? 1 : 0, count, units[unit]);
+}
+
+std::string bytes_text(double bytes) {
+  const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  if (bytes < 1024) return format("%.0f B", bytes);
+  size_t unit = 0;
+  for (bytes /= 1024; unit < 4 && bytes >= 1023.95; unit++) bytes /= 1024;
+  return format("%.1f %s", bytes, units[unit]);
+}

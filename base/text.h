@@ -1,0 +1,15 @@
+// Numbers and lists as text that people read.
+#pragma once
+#include <string>
+#include <string_view>
+
+std::string duration_text(double seconds);  // 43s, 12m05s, 1h34m, 2d03h
+std::string count_text(double count);       // 999, 52.4K, 1.76M, 10.0G
+std::string bytes_text(double bytes);       // 512 B, 1.2 GiB
+
+void append_item(std::string& list, std::string_view item, std::string_view separator = ", ");  // "a, b" from "a"
+// "  [configs/x.json]", which ends an error text; "" without a file.
+std::string source_tag(const std::string& file);
+// The first `bytes` bytes of the text, then "..."; the cut is between characters. For quoting user input in errors.
+std::string shortened(std::string text, size_t bytes = 80);
+bool is_utf8_continuation(char c);  // a byte of a character other than its first

@@ -1,0 +1,104 @@
+#include "checkpoint/metrics.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+using nlohmann::ordered_json;
+
+MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(path)) {
+  int64_t size = file_.size(), end = size;
+  char last;
+  for (; end > 0; end--) {
+    file_.read_at(&last, 1, end - 1);
+    if (last == '\n') break;
+  }
+  if (end < size) file_.truncate(end);
+}
+
+void MetricsLog::write(int64_t step, const ordered_json& line) {
+  if (!file_) return;
+  std::string text = line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  try {
+    file_.write(text.data(), text.size());
+  } catch (const Failure& error) {
+    if (failed) failed(step, error.what());
+    throw;
+  }
+}
+
+void MetricsLog::start(const std::string& commit, const std::string& command, const ordered_json& config,
+                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
+  ordered_json list = ordered_json::object();
+  for (auto& [name, version] : versions) list[name] = version;
+  write(0, {{"type", "start"},
+            {"commit", commit},
+            {"command", command},
+            {"config", config},
+            {"device", device},
+            {"versions", list}});
+}
+
+void MetricsLog::train(const TrainReport& r) {
+  write(r.step, {{"type", "train"},
+                 {"step", r.step},
+                 {"loss", r.loss},
+                 {"grad_norm", r.grad_norm},
+                 {"lr", r.lr},
+                 {"tokens", r.tokens},
+                 {"tokens_per_s", r.tokens_per_s},
+                 {"mfu", r.mfu},
+                 {"ms", r.ms}});
+}
+
+void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
+  write(step, {{"type", "val"}, {"step", step}, {"length", length}, {"loss", loss}, {"tokens", tokens}});
+}
+
+void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) {
+  write(step, {{"type", "skip"}, {"step", step}, {"reason", reason}, {"skipped", skipped}});
+}
+
+void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
+                      const std::vector<double>& by_position) {
+  write(step, {{"type", "eval"},
+               {"step", step},
+               {"length", length},
+               {"loss", loss},
+               {"tokens", tokens},
+               {"last_loss", last_loss},
+               {"by_position", by_position}});
+}
+
+// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for missing values; a torn last line is left
+// out. A file that does not exist has no lines.
+template <class F> static void for_each_line(const std::string& path, F f) {
+  std::ifstream lines(path);
+  for (std::string text; std::getline(lines, text) && !lines.eof();) {
+    nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
+    auto integer = [&](const char* key, int64_t absent) {
+      return line.is_object() && line.contains(key) && line[key].is_number_integer() ? line[key].get<int64_t>()
+                                                                                     : absent;
+    };
+    bool typed = line.is_object() && line.contains("type") && line["type"].is_string();
+    f(text + '\n', typed ? line["type"].get<std::string>() : "", integer("step", -1), integer("length", 0));
+  }
+  if (lines.bad()) failure("cannot read %s", path.c_str());
+}
+
+void rewind_metrics(const std::string& path, int64_t step) {
+  std::string kept;
+  for_each_line(path, [&](const std::string& text, const std::string& type, int64_t at, int64_t) {
+    if (at <= step || (type != "train" && type != "val" && type != "skip")) kept += text;
+  });
+  replace_text_file(path, kept);
+}
+
+std::set<int> evaluated_lengths(const std::string& path, int64_t step) {
+  std::set<int> lengths;
+  for_each_line(path, [&](const std::string&, const std::string& type, int64_t at, int64_t length) {
+    if (at == step && type == "val") lengths.insert(static_cast<int>(length));
+  });
+  return lengths;
+}

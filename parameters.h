@@ -1,0 +1,145 @@
+// A model's parameters in memory: where each one lies, the arrays of their values, gradients and moments, how ranks
+// divide these arrays, and how values enter and leave. The model says which parameters it has: see the table in
+// train_gpt2.cu.
+//
+// All arrays have one layout, the table unrolled over the layers. Padding is always zero.
+//   | wte.weight | wpe.weight | layer 0: ln_1.weight, ln_1.bias, ... | layer 1: ... | ... | ln_f.weight | ln_f.bias |
+// Several ranks reduce the gradients layer by layer, while the backward pass continues with the layer before. With ZeRO
+// stage 1 a rank has moments and masters of its shares only (ranks/buckets.h), updates these, and gathers the others'.
+#pragma once
+#include <array>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/adamw.cuh"
+#include "kernels/device_memory.h"
+#include "ranks/buckets.h"
+#include "ranks/comm.h"
+
+// Initial values: normally distributed around 0 with this standard deviation, or all equal to constant where std is 0.
+struct Init {
+  float constant = 0, std = 0;
+};
+
+enum Parameter : int;  // the model lists them, in the order of its table
+inline constexpr Parameter NOTHING{-1};
+
+// A row of the model's table. A shape that holds a 0 means that this configuration has no such parameter.
+struct ParameterRow {
+  Parameter id;
+  const char* name;  // after "h.LAYER." if it is per layer
+  std::vector<int> shape;
+  Init init;
+  bool decays, per_layer;
+  std::vector<int> padded = {};   // the shape in memory, if that is larger
+  Parameter continues = NOTHING;  // its rows lie in the padding of that parameter's: one matrix for one product
+};
+
+// One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
+struct Tensor {
+  std::string name;        // "h.0.attn.c_attn.weight"
+  std::vector<int> shape;  // as in the file
+  Init init;
+  bool decays;             // weight decay: matrices and embeddings only
+  size_t offset;           // of its first element in the parameter, gradient and moment arrays
+  size_t size;             // product of shape
+  size_t stride;           // from row to row there: longer than a row if padding or another tensor lies between
+  size_t columns() const { return size_t(shape.back()); }
+  size_t rows() const { return size / columns(); }
+};
+
+// parameters: the float32 masters; moments: AdamW's m and v
+enum class Part { parameters, gradients, moment1, moment2 };
+
+struct ParameterLayout {
+  struct Block {  // a matrix in memory: with its padding, or the parameter that lies there
+    size_t offset, size;
+    bool decays;
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Block> blocks;
+  std::vector<std::vector<size_t>> offsets;  // [parameter][layer]: one entry if not per layer, none if absent
+  std::vector<size_t> layer_begin;           // [layers]
+  size_t total = 0;                          // elements of all blocks and the gaps between them
+  Buckets buckets;                           // a layer each; what comes before the first layer is one more
+  bool zero;                                 // ranks share masters and moments
+  size_t allocated;                          // elements of an array: total, padded to equal shares for several ranks
+  size_t own;                                // elements of what ranks may share: allocated, or with ZeRO a rank's part
+
+  ParameterLayout(const std::vector<ParameterRow>& table, int layers, int ranks, bool zero_stage_1);
+  size_t snapshot_bytes() const { return 3 * total * sizeof(float); }  // parameters and moments
+};
+
+// The arrays. Work is queued on `stream` unless a line says that the host waits. A function marked "all ranks" must be
+// called by all of them, in the same order.
+class ParameterStore {
+ public:
+  // rounds: kernels read the parameters rounded to bf16, not the masters. stream: the model's. The arrays exist once
+  // the plan's memory is allocated.
+  ParameterStore(const ParameterLayout& layout, bool rounds, Comm& comm, cudaStream_t stream);
+  ~ParameterStore();
+  ParameterStore(const ParameterStore&) = delete;
+  void plan(MemoryPlan& plan, bool training);  // not training: parameters only
+  const ParameterLayout& layout() const { return layout_; }
+
+  // Shapes as in the table, padded. nullptr if the model has no such parameter, or no gradients.
+  template <class Real>
+  const Real* weight(Parameter id, int layer) const {
+    if constexpr (std::is_same_v<Real, float>) return at(masters_, id, layer);
+    else return at(rounded_, id, layer);
+  }
+  float* gradient(Parameter id, int layer) const { return at(gradients_, id, layer); }
+
+  // A step, in this order; all ranks.
+  void begin_step() {                  // gradients = 0
+    zero(gradients_, layout_.total, stream_);
+    unreduced_ = layout_.buckets.count();
+  }
+  void reduce_from(size_t offset);     // gradients from this offset on are complete: starts to sum them over the ranks
+  const float* clip(float largest);    // after comm.before(stream): the norm of all gradients, [1] on the device;
+                                       // update() scales them down to the norm `largest`, 0: never
+  void update(const AdamW& settings);  // on the stream after a snapshot's copy
+
+  void init_random(uint64_t seed);                                   // as the table says; all ranks
+  void read(const Tensor& tensor, Part part, float* out) const;      // out = [shape] on the host, which waits
+  void write(const Tensor& tensor, const float* values, Part part);  // = values [shape] on the host, which waits
+
+  // If ranks share a part (ZeRO), all of them gather() it before it is read, and scatter() it after its tensors were
+  // written. In between, its values lie in the array of gradients, which are lost.
+  void gather(Part part);
+  void scatter(Part part);
+
+  // Parameters and moments at one moment, in pinned host memory.
+  void allocate_snapshot();                // on the rank that wants it; `failure` if the machine has too little memory
+  void take_snapshot();                    // all ranks; the copy runs beside the next forward and backward pass
+  const float* snapshot(Part part) const;  // [total]; the host waits for the copy; from any thread
+
+ private:
+  template <class T>
+  T* at(T* array, Parameter id, int layer) const {
+    return array && !layout_.offsets[id].empty() ? array + layout_.offsets[id][layer] : nullptr;
+  }
+  float* array(Part part) const { return std::array{masters_, gradients_, moment1_, moment2_}[size_t(part)]; }
+  bool shared(Part part) const {
+    return layout_.zero && part != Part::gradients && (part != Part::parameters || rounds_);
+  }
+  float* whole(Part part) const { return shared(part) ? gradients_ : array(part); }  // [allocated]
+  template <class T>
+  void gather_shares(T* array);
+
+  ParameterLayout layout_;
+  bool rounds_;
+  Comm& comm_;
+  cudaStream_t stream_;
+  std::vector<Share> own_;                         // what this rank updates: everything, or its shares
+  float* masters_ = nullptr;                       // [own]; [allocated] in fp32, where kernels read them
+  bf16* rounded_ = nullptr;                        // [allocated]; none in fp32
+  float* gradients_ = nullptr;                     // [allocated]
+  float *moment1_ = nullptr, *moment2_ = nullptr;  // [own]
+  float *square_sums_, *norm_, *scale_;            // [blocks of NORM_BLOCK], [1], [1]: of the gradients, for clipping
+  size_t unreduced_ = 0;                           // buckets of this step that are not being reduced yet
+  float* snapshot_ = nullptr;                      // pinned [parameters, moment1, moment2][total]
+  cudaStream_t snapshot_stream_;
+  cudaEvent_t updated_, snapshot_taken_;
+};

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# The ten minutes on a GPU that may be the only ones: the most important first, each program with a log and a time limit
+# of its own, so that what fails or hangs hides nothing else. $out/first.tar.gz has the logs, and what it takes to mend
+# the code elsewhere: the reports of ptxas, the disassembly of what failed, the machine, the choices of cuBLASLt.
+# FIRST_TESTS names other test programs to run after test_hopper; FIRST_SECONDS (520) and TEST_SECONDS (90) are the
+# limits of all and of one test program.
+# shellcheck disable=SC2317,SC2086  # steps call functions by name; lists of words
+. scripts/gpu/part.sh
+logs=$work/logs
+mkdir -p "$logs"
+failed=0
+deadline=$((SECONDS + ${FIRST_SECONDS:-520}))
+# runs/ and the choices of this session alone
+train=(env -C "$work" XDG_CACHE_HOME="$work/cache" "$(realpath -m "$quick_build")/train")
+
+# row PROGRAM SECONDS RESULT CASE: a line of the last table. The archive is packed anew each time: the machine may be
+# taken away before the end.
+row() {
+  [ -s "$work/table" ] || printf '%s\n' '| part | program | seconds | result | first failing case |' '|---|---|---|---|---|' \
+    > "$work/table"
+  echo "| first | $1 | $2 | $3 | $4 |" | tee -a "$work/table"
+  cp "$work/cache/plusgpt/matmul.txt" "$logs" 2>/dev/null
+  tar -czf "$out/first.tar.gz" -C "$work" logs table
+}
+
+time_is_up() { [ $((deadline - SECONDS)) -le 5 ]; }
+
+# limited SECONDS LOG COMMAND...: its status; 124 if the limit, or what is left of the ten minutes, was too short. Of a
+# long log the beginning and the end are kept.
+limited() {
+  local limit=$1 log=$2 left=$((deadline - SECONDS)) status
+  shift 2
+  ! time_is_up || { echo "no time was left" >> "$log"; return 124; }
+  timeout -k 5 "$((limit < left ? limit : left))" "$@" >> "$log" 2>&1
+  status=$?
+  if [ "$(wc -c < "$log")" -gt 2000000 ]; then
+    { head -c 1000000 "$log"; printf '\n[...]\n'; tail -c 500000 "$log"; } > "$log.short"
+    mv "$log.short" "$log"
+  fi
+  return "$status"
+}
+
+# step NAME LIMIT RESULT COMMAND...: RESULT, called with the log, says what came of it
+step() {
+  local name=$1 limit=$2 result=$3 start=$SECONDS status log why
+  log=$logs/${name//[^a-zA-Z0-9]/_}.log
+  shift 3
+  limited "$limit" "$log" "$@"
+  status=$?
+  if [ "$status" = 0 ]; then
+    row "$name" $((SECONDS - start)) "$($result "$log" | tail -n 1)" ""
+    return
+  fi
+  failed=1
+  why=$( { grep -m1 -iE 'error|failed' "$log" || tail -n 1 "$log"; } | tr '|' '/' | cut -c1-300)
+  case $status in 124 | 137) result=STOPPED ;; *) result="FAILED, exit $status" ;; esac
+  row "$name" $((SECONDS - start)) "$result: $why" ""
+  return "$status"
+}
+
+# cases LOG: tests that failed, in the order of their failing
+cases() { awk '/^\[  FAILED  \] / { sub(/,$/, "", $4); if ($4 ~ /\./ && !seen[$4]++) print $4 }' "$1"; }
+
+# Objects of the kernels that a test program runs; of attention the families whose cases are among those given.
+objects_of() {
+  case $1 in
+    hopper | cpu) find "$quick_build" -path "*/test/*$1_test.cu.o" ;;
+    attention)
+      [[ "$2" != *AttentionTest/[01]* ]] || find "$quick_build" -path '*/attention/*general_*.cu.o'
+      [[ "$2" != *AttentionTest/2* ]] || find "$quick_build" -path '*/attention/*tensor_*.cu.o'
+      [[ "$2" != *AttentionTest/3* ]] || find "$quick_build" -path '*/attention/*hopper_*.cu.o' ;;
+    gate | prepare) find "$quick_build" -path "*/attention/*$1.cu.o" ;;
+    matmul) find "$quick_build" -path '*/kernels/matmul.cu.o' ;;
+    kernels) find "$quick_build" -path '*/kernels/*.cu.o' ! -name matmul.cu.o ;;
+  esac
+}
+# disassemble PROGRAM CASES: without the encodings, which are two thirds of it
+disassemble() {
+  local object
+  command -v cuobjdump >/dev/null || { echo "there is no cuobjdump" > "$logs/sass.txt"; return; }
+  for object in $(objects_of "$1" "$2"); do
+    cuobjdump -sass "$object" 2>&1 | sed -E 's: */\* 0x[0-9a-f]{16} \*/::' | grep . | head -c 8000000 \
+      > "$logs/sass_$(basename "$object" .cu.o).txt"
+  done
+}
+
+# test_program NAME: a case that hangs or ends the program is left out in another go, of three at most. The first six that
+# fail are run again alone: an error of one kernel makes all later ones of its process fail.
+test_program() {
+  local program=$quick_build/test_$1 log=$logs/test_$1.log start=$SECONDS skip='' status case ended='' all alone=0 first
+  [ -x "$program" ] || { failed=1; row "test_$1" 0 "NOT BUILT" "see the build's log"; return; }
+  ! time_is_up || { failed=1; row "test_$1" 0 "NOT RUN" "no time was left"; return; }
+  : > "$log"
+  for _ in 1 2 3; do
+    limited "${TEST_SECONDS:-90}" "$log" "$program" --gtest_filter="*${skip:+-$skip}"
+    status=$?
+    [ "$status" -ge 124 ] || break
+    case=$(awk '/^\[ RUN      \]/ { run = $4 } /^\[  (     OK|FAILED) / { run = "" } END { print run }' "$log")
+    if time_is_up; then ended+="; NO TIME LEFT"; elif [ "$status" = 124 ]; then ended+="; HUNG"; else ended+="; CRASHED"; fi
+    ended+=" in ${case:-no test}"
+    [ -n "$case" ] || break
+    skip="${skip:+$skip:}$case"
+  done
+  all=$(cases "$log") first=${all%%$'\n'*}
+  for case in $(head -n 6 <<< "$all"); do
+    echo "=== alone: $case" >> "$log"
+    GTEST_TOTAL_SHARDS=1 CUDA_LAUNCH_BLOCKING=1 limited 20 "$log" "$program" --gtest_filter="$case" || alone=$((alone + 1))
+  done
+  local passed count=0 result
+  passed=$(awk '/^\[       OK \]/ && !seen[$4]++ { n++ } END { print n + 0 }' "$log")
+  [ -z "$all" ] || count=$(wc -l <<< "$all")
+  result="$passed passed"
+  if [ "$status" != 0 ] || [ -n "$ended$all" ]; then
+    failed=1
+    result+=", $count FAILED$ended"
+    [ "$count" = 0 ] || result+="; $alone of the first $((count < 6 ? count : 6)) fail alone too"
+    [ -n "$ended$all" ] || result+="; exit $status"
+    disassemble "$1" "$all $skip"
+  fi
+  row "test_$1" $((SECONDS - start)) "$result" "${first:-${skip%%:*}}"
+}
+
+# What steps say of themselves.
+last_line() { tail -n 1 "$1" | tr '|' ','; }
+built() {
+  (cd "$quick_build" && find . -name '*.ptxas' -print0 | xargs -0r tar -czf "$logs/ptxas.tar.gz")
+  echo "built"
+}
+brief() { python3 scripts/bench_table.py --brief "$quick_build/quick.json"; }
+losses_and_speed() {
+  cp "$metrics" "$logs/metrics_$variant.jsonl"
+  python3 - "$metrics" << 'PYTHON'
+import json, statistics, sys
+steps = [entry for entry in map(json.loads, open(sys.argv[1])) if entry["type"] == "train"]
+speed = statistics.median(step["tokens_per_s"] for step in steps[3:])
+print(f"{speed:,.0f} tokens/s (median of steps 4 to {len(steps)}), loss {steps[0]['loss']:.3f} to {steps[-1]['loss']:.3f}")
+PYTHON
+}
+
+# ---- in the order of what must be known
+
+smi() { timeout 20 nvidia-smi "$@"; }
+{ uname -a; nproc; free -g; nvcc --version; "${CXX:-g++}" --version; smi -q; smi topo -m; } > "$logs/machine.txt" 2>&1
+row machine "$SECONDS" "$(nproc) cores, $(smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
+  --format=csv,noheader 2>/dev/null | head -n 1 || echo 'no GPU')" ""
+
+tests=${FIRST_TESTS-matmul portability kernels attention prepare gate model}
+if has_hopper; then tests="hopper $tests"; fi
+first_tests='' other_tests=''
+for name in $tests; do
+  case $name in hopper | matmul) first_tests+=" $name" ;; *) other_tests+=" $name" ;; esac
+done
+
+programs() { printf "$quick_build/test_%s\n" "$@"; }
+mapfile -t targets < <(programs $first_tests)
+step "build the trainer and$first_tests" 300 built make "${quick[@]}" "${targets[@]}" "$quick_build/train"
+for name in $first_tests; do CUBLASLT_LOG_LEVEL=1 test_program "$name"; done
+
+config=$PWD/configs/gpt2_124m_softmax.json settings=(--set batch.tokens=131072 --set batch.micro=32)
+if [ -n "$rehearse" ]; then
+  config=$PWD/configs/quickstart.json settings=(--set batch.tokens=512 --set batch.micro=4)
+  own_shards 256 100000
+fi
+own_shards 50257 1400000
+settings+=(--set eval.every=0 --set "data.train=$train_shards")
+for precision in bf16 fp32; do
+  step "dry run, $precision" 90 last_line "${train[@]}" "$config" --dry-run "${settings[@]}" \
+    --set "precision=$precision"
+done
+for variant in softmax lssar; do
+  metrics=$work/runs/gpu_first_$variant/metrics.jsonl
+  step "ten steps, $variant" 90 losses_and_speed "${train[@]}" "$config" --overwrite "${settings[@]}" \
+    --set "attention.variant=$variant" --set "name=gpu_first_$variant" --set train.steps=10 \
+    --set optimizer.warmup_steps=2 --set log.every=1 --set checkpoint.every=0 --set checkpoint.at_end=false
+done
+
+mapfile -t targets < <(programs $other_tests)
+step "build the other tests" 200 built make "${quick[@]}" -k "${targets[@]}"
+for name in $other_tests; do test_program "$name"; done
+step "make bench QUICK=1" 150 brief make "${quick[@]}" bench QUICK=1
+exit "$failed"

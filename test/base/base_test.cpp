@@ -1,0 +1,278 @@
+// Files, JSON, checksums, numbers as text, background jobs, signals.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "base/background.h"
+#include "base/checksum.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "base/signals.h"
+#include "base/text.h"
+#include "test/support/error_of.h"
+#include "test/support/temp_dir.h"
+
+static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
+
+// ---- json
+
+TEST(Json, NumbersReadBackExactly) {
+  for (double x : {0.1, 1.0 / 3, 6e-4, 1e-5, 9.999e-6, 1e15, 1e16, 123456789012345678.0, 5e-324, 1.7976931348623157e308,
+                   0.1f + 0.0, 100.0})
+    for (double sign : {1.0, -1.0}) EXPECT_EQ(std::strtod(json_number(sign * x).c_str(), nullptr), sign * x);
+  EXPECT_EQ(json_number(6e-4), "0.0006");
+  EXPECT_EQ(json_number(1e-8), "1e-08");
+  EXPECT_EQ(json_number(10000), "10000");
+  EXPECT_EQ(json_number(-0.0), "-0");
+  EXPECT_EQ(json_number(NAN), "null");
+  EXPECT_EQ(json_number(-INFINITY), "null");
+}
+
+TEST(Json, QuotesAndShortens) {
+  EXPECT_EQ(json_quote("a\"b\\c\n\x01\xC3\xA4"), "\"a\\\"b\\\\c\\n\\u0001\xC3\xA4\"");
+  EXPECT_EQ(json_quote("\xff"), "\"\xEF\xBF\xBD\"");
+  EXPECT_EQ(shortened("abcdef", 6), "abcdef");
+  EXPECT_EQ(shortened("abcdefg", 6), "abcdef...");
+  EXPECT_EQ(shortened("abc\xC3\xA4", 4), "abc...");  // not half a character
+  EXPECT_TRUE(is_utf8("\xC3\xA4"));
+  EXPECT_FALSE(is_utf8("\xC3"));
+}
+
+// ---- files
+
+TEST(Files, ErrorsNameThePath) {
+  TempDir dir;
+  EXPECT_EQ(error_of([&] { write_text_file(dir / "no/file", "x"); }),
+            "failure: cannot create " + (dir / "no/file") + ": No such file or directory");
+  EXPECT_EQ(error_of([] { write_text_file("/dev/full", "x"); }),
+            "failure: cannot write /dev/full: No space left on device");
+  EXPECT_EQ(error_of([&] { File::open_to_append(dir.path); }), "failure: cannot open " + dir.path + ": Is a directory");
+  EXPECT_EQ(error_of([&] { sync_path(dir / "none"); }),
+            "failure: cannot open " + (dir / "none") + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { read_text_file(dir / "none", "test", 9); }),
+            "user: test: cannot read the file: No such file or directory  [" + (dir / "none") + "]");
+  write_text_file(dir / "ten", "0123456789");
+  EXPECT_EQ(error_of([&] { read_text_file(dir / "ten", "test", 9); }),
+            "user: test: the file has more than 9 bytes  [" + (dir / "ten") + "]");
+  EXPECT_EQ(read_text_file(dir / "ten", "test", 10), "0123456789");
+  without_root([&] {
+    EXPECT_EQ(error_of([&] { write_text_file(dir / "new", "x"); }),
+              "failure: cannot create " + (dir / "new") + ": Permission denied");
+  });
+}
+
+TEST(Files, WriteReplacesAndAppendAppends) {
+  TempDir dir;
+  write_text_file(dir / "f", "a long first text");
+  write_text_file(dir / "f", "short");
+  File file = File::open_to_append(dir / "f");
+  file.write("+more", 5);
+  file.close();
+  EXPECT_EQ(bytes_of(dir / "f"), "short+more");
+}
+
+// ---- checksums
+
+TEST(Checksum, PublishedValues) {
+  EXPECT_EQ(checksum_text(""), "ef46db3751d8e999");
+  EXPECT_EQ(checksum_text("a"), "d24ec4f1a98c6e5b");
+  EXPECT_EQ(checksum_text("abc"), "44bc2cf5ad770999");
+  EXPECT_EQ(checksum_text("xxhash"), "32dd38952c4bc720");
+  EXPECT_EQ(checksum_text("Nobody inspects the spammish repetition"), "fbcea83c8a378bf1");
+}
+
+TEST(Checksum, DoesNotDependOnThePieces) {
+  std::string text;
+  for (int i = 0; i < 1000; i++) text += static_cast<char>(i * 7);
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; i++) {
+    Checksum sum;
+    for (size_t at = 0; at < text.size();) {
+      size_t count = std::min<size_t>(random() % 70, text.size() - at);
+      sum.add(text.data() + at, count);
+      at += count;
+    }
+    ASSERT_EQ(sum.text(), checksum_text(text));
+  }
+}
+
+TEST(Checksum, OfAFile) {
+  TempDir dir;
+  std::string text(3'000'017, 'x');
+  write_file(dir / "f", text);
+  EXPECT_EQ(file_checksum(dir / "f"), checksum_text(text));
+}
+
+TEST(Checksum, SamplesOfALargeFile) {
+  TempDir dir;
+  std::string text(1'000'003, 'x');
+  auto sampled = [&](const std::string& content) {
+    write_file(dir / "f", content);
+    return sampled_checksum(dir / "f");
+  };
+  std::string expected = sampled(text);
+  for (size_t at : {size_t(0), size_t(4095), text.size() - 4096, text.size() - 1}) {
+    std::string other = text;
+    other[at] = 'y';
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t at = 0; at + 30000 < text.size(); at += 10000) {  // any change longer than a 64th of the file is found
+    std::string other = text;
+    std::fill_n(other.begin() + at, 20000, 'y');
+    EXPECT_NE(sampled(other), expected) << at;
+  }
+  for (size_t size : {0, 10, 200000}) EXPECT_EQ(sampled(text.substr(0, size)), checksum_text(text.substr(0, size)));
+}
+
+// ---- texts
+
+TEST(Text, Durations) {
+  EXPECT_EQ(duration_text(0.4), "0s");
+  EXPECT_EQ(duration_text(59.4), "59s");
+  EXPECT_EQ(duration_text(59.6), "1m00s");
+  EXPECT_EQ(duration_text(725), "12m05s");
+  EXPECT_EQ(duration_text(3599.6), "1h00m");
+  EXPECT_EQ(duration_text(5640), "1h34m");
+  EXPECT_EQ(duration_text(2 * 86400 + 3 * 3600), "2d03h");
+  EXPECT_EQ(duration_text(NAN), "?");
+  EXPECT_EQ(duration_text(INFINITY), "?");
+}
+
+TEST(Text, Counts) {
+  EXPECT_EQ(count_text(0), "0");
+  EXPECT_EQ(count_text(999.4), "999");
+  EXPECT_EQ(count_text(999.6), "1.00K");
+  EXPECT_EQ(count_text(9994), "9.99K");
+  EXPECT_EQ(count_text(9996), "10.0K");
+  EXPECT_EQ(count_text(99960), "100K");
+  EXPECT_EQ(count_text(52400), "52.4K");
+  EXPECT_EQ(count_text(999499), "999K");
+  EXPECT_EQ(count_text(999501), "1.00M");
+  EXPECT_EQ(count_text(1.759e6), "1.76M");
+  EXPECT_EQ(count_text(124475904), "124M");
+  EXPECT_EQ(count_text(1e10), "10.0G");
+  EXPECT_EQ(count_text(NAN), "?");
+}
+
+TEST(Text, Bytes) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(1023), "1023 B");
+  EXPECT_EQ(bytes_text(1024), "1.0 KiB");
+  EXPECT_EQ(bytes_text(1.25 * (1 << 30)), "1.2 GiB");
+  EXPECT_EQ(bytes_text((1 << 20) - 1), "1.0 MiB");  // never 1024.0 KiB
+}
+
+TEST(Progress, EtaFollowsTheLastSteps) {
+  Eta eta;
+  EXPECT_EQ(eta.seconds(10), 0);
+  eta.add(1000);
+  EXPECT_DOUBLE_EQ(eta.seconds(60), 60);
+  for (int i = 0; i < 200; i++) eta.add(2000);
+  EXPECT_NEAR(eta.seconds(60), 120, 0.1);
+}
+
+TEST(Progress, ProgressText) {
+  EXPECT_EQ(progress_text("eval", 0, 10, 5), "eval [........................]   0%");
+  EXPECT_EQ(progress_text("eval", 5, 10, 5), "eval [############............]  50% eta 5s");
+  EXPECT_EQ(progress_text("eval", 10, 10, 5), "eval [########################] 100%");
+  EXPECT_EQ(progress_text("eval", 12, 10, 5), "eval [########################] 100%");
+  EXPECT_EQ(progress_text("eval", 0, 0, 5), "eval [########################] 100%");
+}
+
+TEST(Progress, ProgressBarIsForTerminalsOnly) {
+  TempDir dir;
+  FILE* file = std::fopen((dir / "f").c_str(), "w");
+  {
+    ProgressBar bar("x", 2, file);
+    bar.update(1);
+  }
+  std::fclose(file);
+  EXPECT_EQ(bytes_of(dir / "f"), "");
+
+  int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) GTEST_SKIP() << "no pseudo-terminals here";
+  FILE* out = std::fopen(ptsname(terminal), "w");
+  ASSERT_NE(out, nullptr);
+  {
+    ProgressBar bar("x", 100, out);
+    for (int i = 1; i <= 50; i++) bar.update(i);  // drawn ten times a second at most
+  }
+  const std::string cleared = "\r\033[K";
+  std::string shown;
+  pollfd readable = {terminal, POLLIN, 0};
+  while (!shown.ends_with(cleared) && poll(&readable, 1, 5000) == 1) {
+    char chunk[256];
+    ssize_t got = read(terminal, chunk, sizeof chunk);
+    if (got <= 0) break;
+    shown.append(chunk, static_cast<size_t>(got));
+  }
+  EXPECT_EQ(shown.rfind("\rx [........................]   1%", 0), 0u) << shown;
+  EXPECT_TRUE(shown.ends_with(cleared)) << shown;
+  EXPECT_LT(std::count(shown.begin(), shown.end(), '\r'), 40);
+  std::fclose(out);
+  close(terminal);
+}
+
+// ---- background
+
+TEST(Background, RethrowsInTheThreadThatWaits) {
+  Background job;
+  job.wait();  // nothing was started
+  std::atomic<int> done = 0;
+  job.start([&] { done++; });
+  job.wait();
+  EXPECT_EQ(done, 1);
+  job.start([] { failure("disk full"); });
+  EXPECT_EQ(error_of([&] { job.wait(); }), "failure: disk full");
+  job.wait();  // thrown only once
+  job.start([] { failure("disk full"); });
+  EXPECT_EQ(error_of([&] {
+              for (int i = 0; i < 10000; i++) {
+                job.check();
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              }
+            }),
+            "failure: disk full");
+}
+
+// ---- signals
+
+TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGUSR1);
+        raise(SIGUSR1);
+        _exit(save_requested() && !save_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
+              testing::ExitedWithCode(11), "");
+  auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
+  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
+              testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
+              testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(Signals, OneRequestMayArriveSeveralTimes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
+        _exit(stop_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
+}

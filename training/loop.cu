@@ -1,0 +1,178 @@
+#include "training/loop.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <set>
+#include <utility>
+
+#include "base/background.h"
+#include "base/progress.h"
+#include "base/signals.h"
+#include "checkpoint/state.h"
+#include "eval/evaluate.h"
+#include "eval/generate.h"
+#include "kernels/matmul.cuh"
+#include "settings/schedule.h"
+#include "training/console.h"
+#include "training/spikes.h"
+
+static AdamW adamw_settings(const Config& config, int64_t step) {
+  const Config::Optimizer& o = config.optimizer;
+  return {.lr = float(learning_rate(config, step)),
+          .beta1 = float(o.beta1),
+          .beta2 = float(o.beta2),
+          .eps = float(o.eps),
+          .weight_decay = float(o.weight_decay),
+          .step = int(step + 1)};
+}
+
+static double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+static std::vector<int> due_lengths(const Config& config, int64_t step) {
+  bool at_end = config.eval.every > 0 && step == config.train.steps;
+  return due(config.eval.every, step) || at_end ? config.eval.lengths : std::vector<int>{};
+}
+
+std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
+  std::vector<int> lengths = due_lengths(config, step);
+  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
+  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
+  return lengths;
+}
+
+// Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
+[[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
+  auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
+    std::vector<float> values(tensor.size);
+    model.read(tensor, part, values.data());
+    float most = 0;
+    for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
+    return most;
+  };
+  // The first bad parameter, else the first bad gradient in the order of the backward pass. Gathering parameters may
+  // overwrite the gradients, so the gradients are examined first.
+  std::string where;
+  const Tensor* steepest = nullptr;
+  float slope = -1;
+  model.gather(Part::gradients);
+  for (auto tensor = model.tensors().rbegin(); tensor != model.tensors().rend(); ++tensor)
+    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
+  model.gather(Part::parameters);
+  for (const Tensor& tensor : model.tensors())
+    if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
+      where = "the first parameter that is not finite is " + tensor.name;
+  if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
+  else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
+  // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
+  std::string from = checkpoint_before(run, step - 1);
+  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
+          "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
+          "optimizer.warmup_steps=...%s",
+          (long long)step, result.loss, result.grad_norm, where.c_str(),
+          from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
+}
+
+StepResult next_gradients(Model& model, Loader& loader) {
+  model.begin_step();
+  for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
+    const Batch& batch = loader.next();
+    model.forward_backward(batch.inputs.data(), batch.targets.data());
+  }
+  return model.finish(float(model.config().optimizer.grad_clip));
+}
+
+void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir* run,
+           RunState state, MetricsLog& metrics) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
+  const std::string path = "runs/" + config.name;
+  int64_t first = state.step, steps = config.train.steps;
+  int64_t saved = comm.agree(newest_step(path));  // 0: none yet, as when another run is continued
+  std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
+  double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
+  Eta eta;
+  SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
+  Background background;
+  auto save_unless_saved = [&] {
+    if (state.step == std::exchange(saved, state.step)) return;
+    state.tokens = state.step * config.batch.tokens;
+    state.next_window = state.tokens / config.model.context;
+    state.spikes = spikes.history();
+    if (const MatmulChoices* choices = matmul_choices()) state.matmul_choices = choices->text();
+    save(model, run, state, background);
+  };
+  metrics.failed = [&](int64_t step, const std::string& error) {
+    background.wait();  // a checkpoint that failed too is reported first
+    failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
+            how_to_continue(path, step + 1).c_str());
+  };
+  // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
+  // for all ranks.
+  auto stopping = [&] {
+    double ranks[] = {double(stop_requested()), double(save_requested())};
+    comm.sum(ranks, 2);
+    if (ranks[0] + ranks[1] > 0) save_unless_saved();
+    return ranks[0] > 0;
+  };
+  if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
+    save_unless_saved();
+    background.wait();
+  }
+  for (;; state.step++) {
+    int64_t step = state.step;
+    bool last = step == steps;
+    background.check();
+    if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
+    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics, stopping);
+    bool stop = stopping();
+    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
+      generate_text(model);
+      stop = stopping();
+    }
+    if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
+    if (stop || last) break;
+
+    double start = seconds_now();
+    StepResult result;
+    try {
+      result = comm.agree(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
+    } catch (const UserError& error) {  // a bad token, or a shard that changed
+      background.wait();
+      user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
+                 how_to_continue(path, step + 1).c_str());
+    }
+    bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+    std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (finite && spike.empty()) model.update(adamw_settings(config, step));
+    double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
+    TrainReport report{.step = step + 1,
+                       .steps = steps,
+                       .loss = result.loss,
+                       .grad_norm = result.grad_norm,
+                       .lr = learning_rate(config, step),
+                       .tokens = (step + 1) * config.batch.tokens,
+                       .tokens_per_s = tokens_per_s,
+                       .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
+                       .ms = elapsed * 1e3};
+    metrics.train(report);
+    eta.add(report.ms);
+    if (!finite) {
+      background.wait();
+      report_divergence(model, path, step + 1, result);
+    }
+    if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
+    if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
+      std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
+      if (!spike.empty())
+        std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
+                    (long long)spikes.history().skipped, spike.c_str());
+      std::fflush(stdout);
+    }
+  }
+  background.wait();
+}

@@ -1,0 +1,70 @@
+#include "training/plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "base/text.h"
+#include "eval/evaluate.h"
+#include "train_gpt2.h"
+
+// Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
+static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
+  size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
+  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
+}
+
+static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
+  auto fits = [&](int64_t micro) {
+    Config with = config;
+    with.batch.micro = int(micro);  // the batches of evaluations depend on it
+    size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
+    return memory_needed(with, int(micro), rows, plan) <= budget;
+  };
+  int64_t low = 0, high = MAX_SEQUENCES + 1;  // fits(low) is assumed; fits(high) is never called
+  while (low + 1 < high) {
+    int64_t middle = (low + high) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm) {
+  lengths.push_back(config.model.context);
+  int longest = *std::max_element(lengths.begin(), lengths.end());
+  size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
+  Plan plan{size_t(longest), longest, training, comm.size()};
+  int64_t fits = int64_t(comm.least(double(largest_micro(config, plan, budget))));
+  bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * comm.size()) == 0;
+  if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
+  if (training && config.batch.micro == 0 && before > fits && comm.first())
+    std::fprintf(stderr,
+                 "warning: the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
+                 "will differ by rounding\n",
+                 before);
+  if (training) resolve_batch(config, comm.size(), std::max<int64_t>(1, fits));
+  else
+    config.batch.micro =
+        int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
+  plan.eval_rows = eval_rows(config, lengths);
+  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, comm.size());
+  std::string table;
+  for (auto& [category, bytes] : memory.categories())
+    table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
+  size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
+  if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
+    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
+                    on_cpu ? "" : " of host memory, not counted below");
+  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all",
+                  bytes_text(double(total)).c_str(), bytes_text(double(device.free_memory)).c_str(), config.batch.micro,
+                  (long long)fits);
+  if (total > budget) {
+    std::string fix =
+        fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
+    if (config.eval.batch > 0) fix += ", a smaller eval.batch";
+    user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
+               table.c_str(), fix.c_str(), training ? ", or train.recompute=block" : "", config.file.c_str());
+  }
+  std::printf("memory\n%s", table.c_str());
+  return plan;
+}

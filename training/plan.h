@@ -1,0 +1,19 @@
+// The memory plan of a run: which micro batch fits, and how much memory is used.
+#pragma once
+#include <vector>
+
+#include "ranks/comm.h"
+#include "settings/config.h"
+#include "training/device.h"
+
+struct Plan {
+  size_t eval_rows;  // the most rows (windows x length) that are evaluated at once
+  int eval_length;   // the longest sequence
+  bool training;
+  int ranks;
+};
+
+// Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: those that
+// will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
+// differently. All ranks get the same plan.
+Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm);

@@ -1,0 +1,50 @@
+#include "training/products.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "eval/evaluate.h"
+#include "kernels/matmul.cuh"
+
+static void print(const MatmulChoices::Taken& taken, const DeviceInfo& device, const std::string& from) {
+  if (taken.count > 0)
+    std::printf("matrix products: %d algorithms for %s from %s, the oldest measured on %s\n", taken.count,
+                device.name.c_str(), from.c_str(), taken.oldest.c_str());
+}
+
+void use_product_cache(const DeviceInfo& device, bool remeasure) {
+  MatmulChoices* choices = matmul_choices();
+  const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (!choices || (!xdg && !home)) return;
+  std::filesystem::path folder =
+      (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return;  // the products are measured again
+  std::string file = (folder / "matmul.txt").string();
+  print(choices->use_file(file, !remeasure), device, file);
+}
+
+void take_products(const Checkpoint& from, const DeviceInfo& device) {
+  if (MatmulChoices* choices = matmul_choices()) print(choices->take(from.state.matmul_choices), device, from.path);
+}
+
+// Each rank measures by itself, and its times differ from the others'. Generated text is left out: rank 0 alone writes
+// it, so what it chooses there changes no other rank's bits.
+void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths, bool training) {
+  Comm& comm = model.comm();
+  MatmulChoices* choices = matmul_choices();
+  if (!choices || comm.size() == 1) return;
+  auto agree = [&] { choices->take(comm.agree(choices->text())); };
+  agree();  // what rank 0 has already is not measured again
+  const Config& config = model.config();
+  if (training) {  // all micro steps have one shape; without update() only the gradients change
+    std::vector<int> zeros(size_t(config.batch.micro) * config.model.context);
+    model.begin_step();
+    model.forward_backward(zeros.data(), zeros.data());
+    model.finish(float(config.optimizer.grad_clip));
+  }
+  for (int length : lengths) make_products_of_evaluate(model, val, length, config.eval.tokens);
+  agree();
+}

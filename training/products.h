@@ -1,0 +1,22 @@
+// Which algorithms make the run's matrix products: where they come from, and that all ranks use the same. On a GPU each
+// is the fastest of several that round differently, so a run repeats its bits only with the same choices. On the CPU there
+// is nothing to choose between and these functions do nothing.
+#pragma once
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "data/shards.h"
+#include "train_gpt2.h"
+#include "training/device.h"
+
+// Takes the choices of earlier runs from a file in the user's cache folder, and keeps those of this run there. Of rank
+// 0, which prints how many it took and how old they are. remeasure: takes none.
+void use_product_cache(const DeviceInfo& device, bool remeasure);
+
+// Takes the choices that the checkpoint's run has made; rank 0 prints how many and how old they are.
+void take_products(const Checkpoint& from, const DeviceInfo& device);
+
+// Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes
+// each matrix product of the run once: those of a micro step, if training, and of an evaluation at these lengths. The
+// state stays as it is, but for the gradients. A rank whose GPU is of another kind than rank 0's keeps its own choices.
+void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths, bool training);
