@@ -12,7 +12,7 @@
 static Json rows = Json::array();
 
 template <class T>
-static void measure(const Ceilings& ceilings, const AttentionSettings& settings, int B, int length, int H, int D) {
+static void measure(const Ceilings& ceilings, const AttentionSetup& settings, int B, int length, int H, int D) {
   AttentionCase<T> attention(settings, B, length, H, D);
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
   std::string name = kind_names[int(settings.kind)];
@@ -64,7 +64,7 @@ class Held {
   cudaStream_t stream_;
 };
 
-static Json measure_beside(AttentionSettings settings) {
+static Json measure_beside(AttentionSetup settings) {
   constexpr int HELD = Comm::MULTIPROCESSORS;
   AttentionCase<bf16> alone(settings, 16, 1024, 12, 64);
   settings.spare_multiprocessors = HELD;
@@ -85,7 +85,7 @@ static void bench(int argc, char** argv) {
   std::string type = on_cpu ? "fp32" : "bf16", json;
   std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128",
                                     on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
-  AttentionSettings settings;
+  AttentionSetup settings;
   for (int i = 1, list = 0; i < argc; i++) {
     std::string a = argv[i];
     auto value = [&] { return option_value(argc, argv, i); };
@@ -97,8 +97,8 @@ static void bench(int argc, char** argv) {
     else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
   std::vector<std::string> kinds;
-  for (const char* name : kind_names)
-    if (attention_is_built(kind_from_name(name))) kinds.push_back(name);
+  for (size_t kind = 0; kind < std::size(kind_names); kind++)
+    if (attention_is_built(Kind(kind))) kinds.push_back(kind_names[kind]);
   if (lists[0] != "all") kinds = split(lists[0]);
   Ceilings ceilings = measure_ceilings();
   const char* unit = on_cpu ? "GFLOP/s" : "TFLOP/s";
@@ -111,7 +111,7 @@ static void bench(int argc, char** argv) {
         int D = atoi(d.c_str()), length = atoi(t.c_str());
         if (D < 1 || length < 1)
           user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());
-        settings.kind = kind_from_name(kind);
+        settings.kind = from_name<Kind>("KIND", kind_names, kind);
         settings.context = length;
         int B = on_cpu ? 1 : std::max(1, 16384 / length), H = on_cpu ? 2 : std::max(1, 1536 / D);
         if (type == "fp32") measure<float>(ceilings, settings, B, length, H, D);
@@ -120,7 +120,7 @@ static void bench(int argc, char** argv) {
   Json report = report_head(argc, argv, ceilings);
   report["attention"] = rows;
   if (device_properties().major == 9 && attention_is_built(Kind::softmax))
-    report["beside_collectives"] = measure_beside({.kernels = Kernels::hopper});
+    report["beside_collectives"] = measure_beside({{}, 1024, 0, 1, Kernels::hopper});
   else
     printf("\nnot measured: the backward beside held multiprocessors, because %s\n",
            on_cpu ? "on the CPU layer a block holds none" : "only Hopper's kernels for softmax take whole ones");

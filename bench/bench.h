@@ -176,7 +176,7 @@ inline double attention_flops(int B, int T, int H, int D, bool backward) {
 // One call's arrays, and the work that its kind cannot do without.
 template <class T>
 struct AttentionCase {
-  AttentionSettings settings;
+  AttentionSetup settings;
   int B, length, H, D;
   Arrays arrays;
   size_t elements = size_t(B) * length * H * D, statistics = size_t(B) * length * H * attention_statistics(settings, D);
@@ -185,7 +185,7 @@ struct AttentionCase {
   float* stats = arrays.normal<float>(statistics + 1);
   void* workspace = arrays.bytes(attention_backward_workspace({B, length, H, D}));
 
-  AttentionCase(const AttentionSettings& settings, int B, int length, int H, int D)
+  AttentionCase(const AttentionSetup& settings, int B, int length, int H, int D)
       : settings(settings), B(B), length(length), H(H), D(D) {}
   void forward(bool training) {
     attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr);

@@ -90,7 +90,7 @@ static void attention_of(const Model& m, const Line& line) {
   std::vector<float2> angles = rope_table(m.T, D, 10000);
   float2* rope = static_cast<float2*>(arrays.bytes(angles.size() * sizeof(float2)));
   CUDA_CHECK(cudaMemcpy(rope, angles.data(), angles.size() * sizeof(float2), cudaMemcpyHostToDevice));
-  AttentionSettings settings{.scale = Scale::number, .qkv_stride = Q};
+  AttentionSetup settings{{.scale = Scale::number}, m.T, Q};
   for (QkNorm norm : {QkNorm::none, QkNorm::l2}) {
     std::string with = norm == QkNorm::l2 ? " + l2 norm" : "";
     settings.qk_norm = norm;
@@ -107,7 +107,7 @@ static void attention_of(const Model& m, const Line& line) {
   });
   for (Kind kind : {Kind::softmax, Kind::lssar}) {
     if (!attention_is_built(kind)) continue;
-    AttentionCase<T> attention({.kind = kind, .context = m.T}, m.B, m.T, m.H, D);
+    AttentionCase<T> attention({{.kind = kind}, m.T}, m.B, m.T, m.H, D);
     std::string kind_name = kind_names[int(kind)];
     line(kind_name + " attention, training", attention.forward_bytes(true), attention.forward_flops(true),
          [&] { attention.forward(true); });
