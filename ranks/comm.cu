@@ -56,7 +56,7 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   check(settled(connected, comm_), nullptr, "connecting the ranks");
   // NCCL takes this variable in place of the configuration's number, and by now has set it from its own files.
   const char* most = getenv("NCCL_MAX_CTAS");
-  multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
+  if (size_ > 1) multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
   channel.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
