@@ -104,7 +104,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
+    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -131,7 +131,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader);
 
-  comm.least(0);  // all have read what they begin from: rank 0 may remove it now
+  comm.barrier();  // all have read what they begin from: rank 0 may remove it now
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);

@@ -70,7 +70,7 @@ Comm::~Comm() {
   channel_->watch({});
   if (std::uncaught_exceptions() == 0) {  // else the others do not come here any more
     try {
-      least(0);  // none ends its program while another one still saves or prints: that would count as silence
+      barrier();  // none ends its program while another one still saves or prints: that would count as silence
     } catch (const Failure&) {}
     ncclCommDestroy(comm_);
   }
@@ -124,7 +124,7 @@ static void staged(void* host, size_t bytes, char* pinned, char* device, cudaStr
   }
 }
 
-void Comm::sum(double* values, size_t count) {
+void Comm::all_reduce_sum(double* values, size_t count) {
   if (size_ == 1) return;
   staged(values, count * sizeof(double), pinned_, staging_, stream_, [&](size_t n) {
     size_t doubles = n / sizeof(double);
@@ -132,7 +132,7 @@ void Comm::sum(double* values, size_t count) {
   });
 }
 
-double Comm::least(double value) {
+double Comm::all_reduce_min(double value) {
   if (size_ == 1) return value;
   staged(&value, sizeof value, pinned_, staging_, stream_, [&](size_t) {
     check(ncclAllReduce(staging_, staging_, 1, ncclFloat64, ncclMin, comm_, stream_), comm_, "all-reduce");
@@ -140,7 +140,7 @@ double Comm::least(double value) {
   return value;
 }
 
-void Comm::broadcast(void* host, size_t bytes) {
+void Comm::broadcast_bytes(void* host, size_t bytes) {
   if (size_ == 1) return;
   staged(host, bytes, pinned_, staging_, stream_, [&](size_t n) {
     check(ncclBroadcast(staging_, staging_, n, ncclUint8, 0, comm_, stream_), comm_, "broadcast");

@@ -39,22 +39,24 @@ class Comm {
   void all_gather(float* x, size_t share);        // x [size, share] = row r of rank r
   void all_gather(bf16* x, size_t share);
 
-  void sum(double* values, size_t count);         // = sum over the ranks
-  double least(double value);                     // over the ranks; returns when all have called it
-  template <class T> T agree(T value) {           // rank 0's
-    broadcast(&value, sizeof value);
+  // On the host; each returns when the result is there.
+  void all_reduce_sum(double* values, size_t count);  // values = sum over the ranks
+  double all_reduce_min(double value);                // the least over the ranks
+  void barrier() { all_reduce_min(0); }               // returns when all ranks have called it
+  template <class T> T broadcast(T value) {           // rank 0's value, at every rank
+    broadcast_bytes(&value, sizeof value);
     return value;
   }
-  std::string agree(std::string text) { return agreed_list(std::move(text)); }
-  template <class T> std::vector<T> agree(std::vector<T> list) { return agreed_list(std::move(list)); }
+  std::string broadcast(std::string text) { return broadcast_list(std::move(text)); }
+  template <class T> std::vector<T> broadcast(std::vector<T> list) { return broadcast_list(std::move(list)); }
 
  private:
-  template <class List> List agreed_list(List list) {
-    list.resize(agree(list.size()));
-    broadcast(list.data(), list.size() * sizeof list[0]);
+  template <class List> List broadcast_list(List list) {
+    list.resize(broadcast(list.size()));
+    broadcast_bytes(list.data(), list.size() * sizeof list[0]);
     return list;
   }
-  void broadcast(void* host, size_t bytes);       // = rank 0's
+  void broadcast_bytes(void* host, size_t bytes);  // = rank 0's
 
   int rank_ = 0, size_ = 1, multiprocessors_ = 0;
   Channel* channel_ = nullptr;

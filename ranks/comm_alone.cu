@@ -20,6 +20,6 @@ void Comm::all_reduce(float*, size_t) {}
 void Comm::reduce_scatter(float*, size_t) {}
 void Comm::all_gather(float*, size_t) {}
 void Comm::all_gather(bf16*, size_t) {}
-void Comm::sum(double*, size_t) {}
-double Comm::least(double value) { return value; }
-void Comm::broadcast(void*, size_t) {}
+void Comm::all_reduce_sum(double*, size_t) {}
+double Comm::all_reduce_min(double value) { return value; }
+void Comm::broadcast_bytes(void*, size_t) {}

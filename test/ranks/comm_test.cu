@@ -151,11 +151,11 @@ TEST(StandIn, RefusesWhatCannotBe) {
 TEST(Comm, OneRankLeavesThingsAsTheyAre) {
   Comm& comm = Comm::alone();
   double values[] = {1.5, 2};
-  comm.sum(values, 2);
+  comm.all_reduce_sum(values, 2);
   EXPECT_EQ(values[0], 1.5);
-  EXPECT_EQ(comm.least(3), 3);
-  EXPECT_EQ(comm.agree(std::string("text")), "text");
-  EXPECT_EQ(comm.agree(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
+  EXPECT_EQ(comm.all_reduce_min(3), 3);
+  EXPECT_EQ(comm.broadcast(std::string("text")), "text");
+  EXPECT_EQ(comm.broadcast(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
 }
 
 TEST(Comm, OneRankThroughTheLibrary) {
