@@ -21,7 +21,7 @@ static ncclResult_t settled(ncclResult_t result, ncclComm_t comm) {
   return result;
 }
 
-// A rank that has died shows up as an error of NCCL too. The channel will know which one it was, of a machine that is
+// A rank that has died shows up as an error of NCCL too. The links will know which one it was, of a machine that is
 // gone after half a minute, and end the process: it is left the time.
 static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
   result = settled(result, comm);
@@ -37,7 +37,7 @@ Comm& Comm::alone() {
   return comm;
 }
 
-Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(ranks.size), channel_(&channel) {
+Comm::Comm(const Ranks& ranks, Links& links) : rank_(ranks.rank), size_(ranks.size), links_(&links) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   CUDA_CHECK(cudaMalloc(&staging_, STAGING));
@@ -48,7 +48,7 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   setenv("NCCL_ALGO", "Ring", 0);
   ncclUniqueId id = {};
   if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
-  std::string shared = channel.share(std::string(id.internal, sizeof id.internal));
+  std::string shared = links.share(std::string(id.internal, sizeof id.internal));
   std::memcpy(id.internal, shared.data(), std::min(shared.size(), sizeof id.internal));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = MULTIPROCESSORS;
@@ -57,7 +57,7 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
   // NCCL takes this variable in place of the configuration's number, and by now has set it from its own files.
   const char* most = getenv("NCCL_MAX_CTAS");
   multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
-  channel.watch([this]() -> std::string {
+  links.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
     if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)) return "";
@@ -67,7 +67,7 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
 
 Comm::~Comm() {
   if (!comm_) return;
-  channel_->watch({});
+  links_->watch({});
   if (std::uncaught_exceptions() == 0) {  // else the others do not come here any more
     try {
       barrier();  // none ends its program while another one still saves or prints: that would count as silence

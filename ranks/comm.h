@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/gpu.cuh"
-#include "ranks/channel.h"
+#include "ranks/links.h"
 
 struct ncclComm;
 
@@ -17,7 +17,7 @@ class Comm {
  public:
   Comm() = default;                    // one rank
   static Comm& alone();                // for whoever has no other
-  Comm(const Ranks&, Channel&);        // waits for all; the device has been chosen
+  Comm(const Ranks&, Links&);        // waits for all; the device has been chosen
   ~Comm();
   Comm(const Comm&) = delete;
   static bool built();                 // is there NCCL in this program?
@@ -59,7 +59,7 @@ class Comm {
   void broadcast_bytes(void* host, size_t bytes);  // = rank 0's
 
   int rank_ = 0, size_ = 1, multiprocessors_ = 0;
-  Channel* channel_ = nullptr;
+  Links* links_ = nullptr;
   ncclComm* comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t event_ = nullptr;

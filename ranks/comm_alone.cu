@@ -8,7 +8,7 @@ Comm& Comm::alone() {
   return comm;
 }
 
-Comm::Comm(const Ranks& ranks, Channel&) {
+Comm::Comm(const Ranks& ranks, Links&) {
   user_error("ranks: %d ranks need NCCL, and this program was built without it; install NCCL and run make again (%s)",
              ranks.size, ranks.variables.c_str());
 }

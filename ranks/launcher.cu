@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ranks/channel.h"
+#include "ranks/links.h"
 #include "ranks/comm.h"
 #include "base/error.h"
 #include "base/signals.h"

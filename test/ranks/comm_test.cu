@@ -203,9 +203,9 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
     threads.emplace_back([&, rank] {
       Ranks mine = first;
       mine.rank = rank;
-      Channel channel(mine);
+      Links links(mine);
       {
-        Comm comm(mine, channel);
+        Comm comm(mine, links);
         auto model = make_model(config, 8, 8, true, comm);
         std::vector<int> text(8, rank);
         std::vector<float> losses(8);
@@ -216,7 +216,7 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
         model->losses(losses.data(), text.data(), text.data(), 1, 8);
         said[rank] = spared;
       }
-      channel.end(0, "");
+      links.end(0, "");
     });
   for (std::thread& thread : threads) thread.join();
   return said;

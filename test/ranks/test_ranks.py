@@ -473,7 +473,7 @@ class Ends(Several):
     first, = self.started_by_hand(environments[:1], **ENDLESS)
     second, = self.started_by_hand(environments[1:], "--print-config", **ENDLESS)
     self.assertEqual([first.wait(20), second.wait(20)], [1, 0])
-    self.assertRegex(first.communicate()[1], "^rank 1 has ended its program and rank 0 has not: start all ranks with")
+    self.assertRegex(first.communicate()[1], "^rank 1 has ended its program and rank 0 has not; start all ranks with")
 
   def test_ranks_wait_for_the_slow_one(self):
     """Rank 0 saves and writes texts while the others have nothing left to do."""
