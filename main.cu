@@ -19,7 +19,7 @@
 #include "data/gpt2_bpe.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "ranks/launcher.h"
+#include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
 #include "training/plan.h"
@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
       return ended(links.get(), 0, "");
     }
-    ranks = find_ranks(flags.gpus, ranks);
+    ranks = spawn_ranks(flags.gpus, ranks);
     connect(ranks);
     run(flags, ranks, links.get());
     return ended(links.get(), 0, "");
