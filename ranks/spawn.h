@@ -9,7 +9,7 @@
 
 // gpus: the value of the flag, "N" or "all" (1 on the CPU). started: the ranks that the environment describes, which
 // cannot start others. If there is one rank to start, or no GPU, returns `started`. Otherwise it returns in each child,
-// with the child's place, and never in the parent, which exits when the run has ended. Must be called before there is any
-// thread and before CUDA is used. A user_error if `gpus` is not "all" or a number from 1 to the number of GPUs, or if
-// several ranks are asked for where ranks were started already or NCCL is missing.
+// with the child's place, and never in the parent, which exits when the run has ended. Must be called before there is
+// any thread and before CUDA is used. A user_error if `gpus` is not "all" or a number from 1 to the number of GPUs, or
+// if several ranks are asked for where ranks were started already or NCCL is missing.
 Ranks spawn_ranks(const std::string& gpus, const Ranks& started);
