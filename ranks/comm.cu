@@ -56,7 +56,7 @@ Comm::Comm(const Ranks& ranks, Links& links) : rank_(ranks.rank), size_(ranks.si
   check(settled(connected, comm_), nullptr, "connecting the ranks");
   // This variable overrides maxCTAs; by now NCCL has also set it if one of its own configuration files does.
   const char* most = getenv("NCCL_MAX_CTAS");
-  multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
+  if (size_ > 1) multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
   links.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
