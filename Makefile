@@ -191,7 +191,7 @@ check-ptx:                         ## the CUDA build's tests on its PTX, without
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors
-FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) settings/config settings/config_table \
+FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
   checkpoint/safetensors data/shards)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp

@@ -33,7 +33,7 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   int ranks = model.comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
-  metrics.start(PLUSGPT_VERSION, flags.command, nlohmann::ordered_json::parse(config_json(model.config())), name,
+  metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
                 {{"backend", on_cpu ? "cpu" : "cuda"}});
   return metrics;
 }
@@ -82,7 +82,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   }
   bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
-  attention_check(attention_settings(config), config.model.head_dim);
+  attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
   if (real_run) watch_signals();
@@ -110,7 +110,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     }
     if (!flags.remeasure) take_products(*from, device);
   }
-  int micro_before = from ? saved_config(*from).batch.micro : 0;
+  int micro_before = from ? from->state.config.batch.micro : 0;
   Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
@@ -137,11 +137,12 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
     begin_run(*run_dir, flags.overwrite, from, place, config);
   }
-  RunState state = from ? from->state : RunState{};
+  RunState state;
+  if (from) state = from->state;
   state.windows = windows->windows();
   state.train = data.train_files;
   state.val = data.val_files;
-  state.config = config_json(config);
+  state.config = config;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
   train(*model, device, loader, data.val, run_dir.get(), state, metrics);
 }

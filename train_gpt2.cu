@@ -45,10 +45,11 @@ static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / 
 int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, 128)); }
 
 int gate_logits(const Config& config) {
-  const Config::Gate& gate = config.attention.gate;
+  const GateSettings& gate = config.attention.gate;
   const Config::Model& m = config.model;
-  if (gate.activation == "none") return 0;
-  return gate.granularity == "headwise" ? m.heads : gate.position == "output" ? m.channels : m.heads * m.head_dim;
+  if (gate.activation == GateActivation::none) return 0;
+  if (gate.granularity == GateGranularity::headwise) return m.heads;
+  return gate.position == GatePosition::output ? m.channels : m.heads * m.head_dim;
 }
 
 // Q, the columns of the q,k,v product: 3A and the gate's logits, padded to whole heads (TMA requires it), or to a
@@ -72,11 +73,11 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
       Q = qkv_width(config);
-  const Config::Attention& a = config.attention;
+  const AttentionSettings& a = config.attention;
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
-  Init gate = a.gate.weight_init == "zero" ? zero : normal;
+  Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
   return {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, normal, true, false},
@@ -86,8 +87,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
       {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, QKV_B},
-      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale.name == "ssmax" ? H : 0}, ssmax, false, true},
-      {SINK, "attn.sink", {a.sink == "learned" ? H : 0}, zero, false, true},
+      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true},
+      {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},
       {LN2_W, "ln_2.weight", {C}, one, false, true},
@@ -117,28 +118,6 @@ int64_t parameter_count(const Config& config) {
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
   return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
-}
-
-AttentionSettings attention_settings(const Config& config) {
-  const Config::Attention& a = config.attention;
-  AttentionSettings s;
-  s.kind = kind_from_name(a.kind);
-  s.qk_norm = qk_norm_from_name(a.qk_norm);
-  s.scale = scale_from_name(a.scale.name);
-  s.scale_number = float(a.scale.number);
-  s.power = float(a.power);
-  s.offset = float(a.offset);
-  s.offset_free_rows = a.offset_free_rows;
-  s.sink = sink_from_name(a.sink);
-  s.context = config.model.context;
-  s.qkv_stride = qkv_width(config);
-  return s;
-}
-
-GateSettings gate_settings(const Config& config) {
-  const Config::Gate& gate = config.attention.gate;
-  return {.activation = gate_activation_from_name(gate.activation), .position = gate_position_from_name(gate.position),
-          .headwise = gate.granularity == "headwise", .add = gate.op == "add"};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -178,8 +157,8 @@ struct Activations {
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    AttentionSettings attention = attention_settings(config);
-    GateSettings gate = gate_settings(config);
+    const AttentionSettings& attention = config.attention;
+    const GateSettings& gate = attention.gate;
     bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
     layers.assign(m.layers, {});
     auto per_layer = [&](auto member, size_t count, bool kept) {
@@ -250,7 +229,7 @@ struct Buffers {
       size_t workspace_bytes = std::max(
           {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
            layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
-           prepare_backward_workspace(attention_settings(config), attention), attention_backward_workspace(attention)});
+           prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
     }
@@ -282,8 +261,8 @@ class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
       : config_(config),
-        settings_(attention_settings(config)),
-        gate_(gate_settings(config)),
+        settings_{config.attention, config.model.context, qkv_width(config)},
+        gate_(config.attention.gate),
         comm_(comm),
         stream(new_stream()),
         store_(parameter_layout(config, comm.size(), training), std::is_same_v<Real, bf16>, comm, stream) {
@@ -358,7 +337,7 @@ class Gpt2 final : public Model {
   void reduce_from(size_t offset);
 
   Config config_;
-  AttentionSettings settings_;
+  AttentionSetup settings_;
   GateSettings gate_;
   Comm& comm_;
   cudaStream_t stream;
@@ -624,7 +603,7 @@ template <class Real>
 void Gpt2<Real>::set_rope(int length) {
   if (!b.rope) return;
   const Config::Model& m = config_.model;
-  RopeScaling scaling = rope_scaling_from_name(config_.eval.rope_scaling);
+  RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);
   std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
   settings_.scale_factor = rope_scale_factor(scaling, factor);

@@ -69,8 +69,6 @@ std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int ev
 
 size_t snapshot_bytes(const Config& config);  // of host memory
 
-AttentionSettings attention_settings(const Config& config);
-GateSettings gate_settings(const Config& config);
 int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
 

@@ -1,6 +1,6 @@
-// Causal attention: its settings, and the two calls that the trainer makes. README.md has the equations.
+// Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
 // qkv is [B, T, 3, H, D] and out [B, T, H, D], both contiguous, but rows (b, t) of qkv and dqkv may be further apart
-// (AttentionSettings::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
+// (AttentionSetup::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
 // applied rotation, norms and the row scale. Memory is linear in the length; results are the same bits in every run,
 // without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
@@ -8,7 +8,7 @@
 #include <iterator>
 #include <string>
 
-#include "attention/names.h"
+#include "attention/settings.h"
 #include "kernels/gpu.cuh"
 
 // B sequences of T positions, H heads of D channels (1..512).
@@ -24,19 +24,15 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
-struct AttentionSettings {
-  Kind kind = Kind::softmax;
-  QkNorm qk_norm = QkNorm::none;
-  Scale scale = Scale::rsqrt_d;
-  float scale_number = 1;     // for Scale::number
-  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
+enum class Kernels { automatic, general, tensor, hopper };  // the family that runs, for tests and benchmarks
+inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
+
+// The settings, and what the kernels need beside them: no user sets it, it follows from the model and from the call.
+struct AttentionSetup : AttentionSettings {
   int context = 1024;         // the trained length; for Scale::logn and Kind::sigmoid
-  float power = 15;           // lssar
-  float offset = 1;
-  int offset_free_rows = 3;
-  Sink sink = Sink::none;     // softmax
-  Kernels kernels = Kernels::automatic;
   int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
+  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
+  Kernels kernels = Kernels::automatic;
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
@@ -63,12 +59,12 @@ size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings,
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings,
                        const AttentionShape& shape, bool training, cudaStream_t stream,
                        const AttentionLearned<T>& learned = {});
 
 // Writes dqkv from the forward's inputs and outputs.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream,
+                        const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned = {});

@@ -7,11 +7,11 @@ namespace {
 constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
-  bool whole = s.power <= 32 && s.power == floorf(s.power);
-  PowerClass power = s.kind != Kind::lssar || s.power == 15 ? PowerClass::usual
-                     : whole                                ? PowerClass::whole
-                                                            : PowerClass::any;
-  if (int(s.kind) < KINDS && kernels_of(s.kind, power).saved >= 0) return kernels_of(s.kind, power);
+  float power = float(s.power);
+  PowerClass power_class = s.kind != Kind::lssar || power == 15         ? PowerClass::usual
+                           : power <= 32 && power == floorf(power) ? PowerClass::whole
+                                                                   : PowerClass::any;
+  if (int(s.kind) < KINDS && kernels_of(s.kind, power_class).saved >= 0) return kernels_of(s.kind, power_class);
   std::string built;
   for (int k = 0; k < KINDS; k++)
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
@@ -23,7 +23,7 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
 
 using Arrays = std::initializer_list<const void*>;
 
-const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<float>, Arrays) {
+const Launchers<float>& launchers_for(const AttentionSetup& s, int, TypeTag<float>, Arrays) {
   return kernels_for(s).general_float;
 }
 
@@ -31,7 +31,7 @@ const Launchers<float>& launchers_for(const AttentionSettings& s, int, TypeTag<f
 // the general ones, and only tests ask for them.) Hopper's copy engine needs heads that begin at multiples of 16 bytes,
 // rows that are whole heads apart, and arrays at multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's
 // own header asks for 16).
-const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<bf16>, Arrays arrays) {
+const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf16>, Arrays arrays) {
   const KindKernels& k = kernels_for(s);
   bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
   for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
@@ -52,10 +52,10 @@ const Launchers<bf16>& launchers_for(const AttentionSettings& s, int D, TypeTag<
   return tensor ? k.tensor_bf16 : k.general_bf16;
 }
 
-PolicySettings policy_settings(const AttentionSettings& s) {
-  return {.power = s.power,
-          .exponent = std::max(s.power - 1, 1e-30f),
-          .offset = s.offset,
+PolicySettings policy_settings(const AttentionSetup& s) {
+  return {.power = float(s.power),
+          .exponent = std::max(float(s.power) - 1, 1e-30f),
+          .offset = float(s.offset),
           .log_context = logf(float(s.context)),
           .offset_free_rows = s.offset_free_rows,
           .sink = s.sink == Sink::none ? -INFINITY : 0.0f};
@@ -92,7 +92,7 @@ size_t attention_backward_workspace(const AttentionShape& s) {
 }
 
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettings& settings,
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings,
                        const AttentionShape& shape, bool training, cudaStream_t stream,
                        const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
@@ -105,7 +105,7 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionSettin
 
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream,
+                        const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
   launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
@@ -114,9 +114,9 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
 }
 
 #define INSTANTIATE(T)                                                                                              \
-  template void attention_forward(T*, float*, const T*, const AttentionSettings&, const AttentionShape&, bool,      \
+  template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,         \
                                   cudaStream_t, const AttentionLearned<T>&);                                        \
-  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSettings&, \
+  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&,    \
                                    const AttentionShape&, cudaStream_t, const AttentionLearned<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

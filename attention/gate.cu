@@ -115,7 +115,7 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
 template <class F>
 void with_gate(const GateSettings& settings, F f) {
   auto with_op = [&]<class Act>() {
-    settings.add ? f.template operator()<Act, true>() : f.template operator()<Act, false>();
+    settings.op == GateOp::add ? f.template operator()<Act, true>() : f.template operator()<Act, false>();
   };
   switch (settings.activation) {
     case GateActivation::none: break;
@@ -147,7 +147,7 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
   constexpr int W = Pack<T>::size;
   bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld}) && aligned16(y.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
-    if (settings.headwise)
+    if (settings.granularity == GateGranularity::headwise)
       LAUNCH((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
              stream, y, x, logits, N, H, D);
     else if (wide)
@@ -168,7 +168,7 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
   bool wide = multiples(W, {width, columns, dx.ld, dlogits.ld, dy.ld, x.ld, logits.ld}) &&
               aligned16(dx.data, dlogits.data, dy.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
-    if (settings.headwise)
+    if (settings.granularity == GateGranularity::headwise)
       LAUNCH((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
              0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)

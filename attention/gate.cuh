@@ -4,15 +4,8 @@
 // channels. Memory between the rows of a matrix is not touched. Any sizes and alignment; 16-byte accesses where
 // strides, widths and addresses allow them.
 #pragma once
-#include "attention/names.h"
+#include "attention/settings.h"
 #include "kernels/gpu.cuh"
-
-struct GateSettings {
-  GateActivation activation = GateActivation::none;  // none: there is no gate
-  GatePosition position = GatePosition::sdpa;
-  bool headwise = false;
-  bool add = false;
-};
 
 // A pointer to the first of rows that are ld elements apart.
 template <class T>

@@ -27,7 +27,7 @@ struct RowScale {
 };
 
 template <class T>
-RowScale<T> row_scale(const AttentionSettings& s, int D, const T* ssmax_scale) {
+RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
   double root = 1 / std::sqrt(double(D)), constant = 0;
   bool log_rows = false;
   switch (s.scale) {
@@ -35,7 +35,7 @@ RowScale<T> row_scale(const AttentionSettings& s, int D, const T* ssmax_scale) {
     case Scale::logd_logn: constant = std::log(double(D)), log_rows = true; break;
     case Scale::logn: constant = root / std::log(double(s.context)), log_rows = true; break;
     case Scale::ssmax: constant = root, log_rows = true; break;
-    case Scale::number: constant = s.scale_number; break;
+    case Scale::number: constant = float(s.scale_number); break;
   }
   return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
@@ -210,7 +210,7 @@ dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes
 
 // Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
   auto [B, length, H, D] = shape;
   int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
@@ -227,7 +227,7 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, const Atten
 
 // Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
 template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
                       const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned,
                       void* workspace) {
   auto [B, length, H, D] = shape;
@@ -271,9 +271,9 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
 }
 
 #define INSTANTIATE(T)                                                                                                 \
-  template void prepare_forward(T*, float*, const float2*, const AttentionSettings&, const AttentionShape&,            \
+  template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&,               \
                                 cudaStream_t, const AttentionLearned<T>&);                                             \
-  template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSettings&,                  \
+  template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSetup&,                     \
                                  const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -15,19 +15,19 @@
 // The scaling says how positions beyond the trained length, length / factor, are squeezed; with factor 1 none are.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1);
-// For AttentionSettings::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
+// For AttentionSetup::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
 // else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
 // rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
 template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
 // Turns the gradients in dqkv, of q and k as the forward left them in qkv, into those of the forward's inputs.
 // workspace: prepare_backward_workspace() bytes, used for the gradient of ssmax's scale alone.
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape);
 template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSettings& settings,
+void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
                       const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {},
                       void* workspace = nullptr);

@@ -9,23 +9,22 @@
 #include "bench/bench.h"
 #include "ranks/comm.h"
 
-static std::vector<JsonObject> rows;
+static Json rows = Json::array();
 
 template <class T>
-static void measure(const Ceilings& ceilings, const AttentionSettings& settings, int B, int length, int H, int D) {
+static void measure(const Ceilings& ceilings, const AttentionSetup& settings, int B, int length, int H, int D) {
   AttentionCase<T> attention(settings, B, length, H, D);
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
   std::string name = kind_names[int(settings.kind)];
   printf("| %s | %d | %d |", name.c_str(), D, length);
-  JsonObject row;
-  row("kind", name)("type", is_bf16 ? "bf16" : "fp32")("B", B)("T", length)("H", H)("D", D);
+  Json row = {{"kind", name}, {"type", is_bf16 ? "bf16" : "fp32"}, {"B", B}, {"T", length}, {"H", H}, {"D", D}};
   auto part = [&](const char* what, double count, double bytes, double flops, const std::function<void()>& run) {
     Seconds time = seconds(run);
     double rate = count / time.median, floor = ceilings.floor(bytes, flops, is_bf16);
     printf(" %.3g (%.3g to %.3g) | %.3g | %.0f%% |", time.median * 1e3, time.least * 1e3, time.most * 1e3,
            rate / (on_cpu ? 1e9 : 1e12), 100 * floor / time.median);
-    row.raw(what, JsonObject()("s", time.median)("least", time.least)("most", time.most)("flops_per_s", rate)(
-                      "bytes", bytes)("flops", flops)("floor_s", floor).text());
+    row[what] = {{"s", time.median}, {"least", time.least}, {"most", time.most}, {"flops_per_s", rate},
+                 {"bytes", bytes},   {"flops", flops},      {"floor_s", floor}};
   };
   double forward = attention_flops(B, length, H, D, false), backward = attention_flops(B, length, H, D, true);
   // In this order the backward finds what a training forward left.
@@ -65,7 +64,7 @@ class Held {
   cudaStream_t stream_;
 };
 
-static JsonObject measure_beside(AttentionSettings settings) {
+static Json measure_beside(AttentionSetup settings) {
   constexpr int HELD = Comm::MULTIPROCESSORS;
   AttentionCase<bf16> alone(settings, 16, 1024, 12, 64);
   settings.spare_multiprocessors = HELD;
@@ -79,14 +78,14 @@ static JsonObject measure_beside(AttentionSettings settings) {
   }
   printf("\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
          "%.3g ms with room left\n", kind_names[int(settings.kind)], free, HELD, whole, room);
-  return JsonObject()("held", HELD)("free_ms", free)("whole_grid_ms", whole)("room_left_ms", room);
+  return {{"held", HELD}, {"free_ms", free}, {"whole_grid_ms", whole}, {"room_left_ms", room}};
 }
 
 static void bench(int argc, char** argv) {
   std::string type = on_cpu ? "fp32" : "bf16", json;
   std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128",
                                     on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
-  AttentionSettings settings;
+  AttentionSetup settings;
   for (int i = 1, list = 0; i < argc; i++) {
     std::string a = argv[i];
     auto value = [&] { return option_value(argc, argv, i); };
@@ -98,8 +97,8 @@ static void bench(int argc, char** argv) {
     else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
   std::vector<std::string> kinds;
-  for (const char* name : kind_names)
-    if (attention_is_built(kind_from_name(name))) kinds.push_back(name);
+  for (size_t kind = 0; kind < std::size(kind_names); kind++)
+    if (attention_is_built(Kind(kind))) kinds.push_back(kind_names[kind]);
   if (lists[0] != "all") kinds = split(lists[0]);
   Ceilings ceilings = measure_ceilings();
   const char* unit = on_cpu ? "GFLOP/s" : "TFLOP/s";
@@ -112,15 +111,16 @@ static void bench(int argc, char** argv) {
         int D = atoi(d.c_str()), length = atoi(t.c_str());
         if (D < 1 || length < 1)
           user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());
-        settings.kind = kind_from_name(kind);
+        settings.kind = from_name<Kind>("KIND", kind_names, kind);
         settings.context = length;
         int B = on_cpu ? 1 : std::max(1, 16384 / length), H = on_cpu ? 2 : std::max(1, 1536 / D);
         if (type == "fp32") measure<float>(ceilings, settings, B, length, H, D);
         else measure<bf16>(ceilings, settings, B, length, H, D);
       }
-  JsonObject report = report_head(argc, argv, ceilings)("attention", rows);
+  Json report = report_head(argc, argv, ceilings);
+  report["attention"] = rows;
   if (device_properties().major == 9 && attention_is_built(Kind::softmax))
-    report.raw("beside_collectives", measure_beside({.kernels = Kernels::hopper}).text());
+    report["beside_collectives"] = measure_beside({{}, 1024, 0, 1, Kernels::hopper});
   else
     printf("\nnot measured: the backward beside held multiprocessors, because %s\n",
            on_cpu ? "on the CPU layer a block holds none" : "only Hopper's kernels for softmax take whole ones");

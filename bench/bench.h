@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
 #include "training/device.h"
-#include "base/json.h"
+#include "base/text.h"
 #include "version.h"
 
 // Tokens as in text: low numbers are frequent.
@@ -175,7 +176,7 @@ inline double attention_flops(int B, int T, int H, int D, bool backward) {
 // One call's arrays, and the work that its kind cannot do without.
 template <class T>
 struct AttentionCase {
-  AttentionSettings settings;
+  AttentionSetup settings;
   int B, length, H, D;
   Arrays arrays;
   size_t elements = size_t(B) * length * H * D, statistics = size_t(B) * length * H * attention_statistics(settings, D);
@@ -184,7 +185,7 @@ struct AttentionCase {
   float* stats = arrays.normal<float>(statistics + 1);
   void* workspace = arrays.bytes(attention_backward_workspace({B, length, H, D}));
 
-  AttentionCase(const AttentionSettings& settings, int B, int length, int H, int D)
+  AttentionCase(const AttentionSetup& settings, int B, int length, int H, int D)
       : settings(settings), B(B), length(length), H(H), D(D) {}
   void forward(bool training) {
     attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr);
@@ -204,46 +205,27 @@ struct AttentionCase {
 
 // ---- JSON
 
-// An object; members stand in the order of the calls.
-class JsonObject {
- public:
-  JsonObject& raw(const char* key, const std::string& json) {
-    text_ += format("%s%s: %s", text_.empty() ? "" : ", ", json_quote(key).c_str(), json.c_str());
-    return *this;
-  }
-  JsonObject& operator()(const char* key, const std::string& value) { return raw(key, json_quote(value)); }
-  JsonObject& operator()(const char* key, double value) {
-    return raw(key, std::isfinite(value) ? format("%.9g", value) : "null");
-  }
-  JsonObject& operator()(const char* key, const std::vector<JsonObject>& rows) {
-    std::string list;
-    for (const JsonObject& row : rows) append_item(list, row.text(), ",\n");
-    return raw(key, "[\n" + list + "]");
-  }
-  std::string text() const { return "{" + text_ + "}"; }
+using Json = nlohmann::ordered_json;  // NaN and infinities become null
 
- private:
-  std::string text_;
-};
-
-// What a benchmark program has found out, written where --json says: where it ran, then its own lists.
-inline JsonObject report_head(int argc, char** argv, const Ceilings& ceilings) {
+// The findings of a benchmark program, written where --json says: where it ran, then its own lists.
+inline Json report_head(int argc, char** argv, const Ceilings& ceilings) {
   DeviceInfo device = device_info();
   std::string command;
   for (int i = 0; i < argc; i++) append_item(command, argv[i], " ");
   int cuda = 0;
   CUDA_CHECK(cudaRuntimeGetVersion(&cuda));
-  JsonObject head;
-  head("device", device.name).raw("gpu", device.is_gpu ? "true" : "false")("processors", device.processors);
-  if (device.is_gpu) head("cuda", format("%d.%d", cuda / 1000, cuda % 1000 / 10));
-  head("commit", PLUSGPT_VERSION)("command", command);
-  return head.raw("ceilings", JsonObject()("copy", ceilings.copy)("fp32", ceilings.fp32)("bf16", ceilings.bf16).text());
+  Json head = {{"device", device.name}, {"gpu", device.is_gpu}, {"processors", device.processors}};
+  if (device.is_gpu) head["cuda"] = format("%d.%d", cuda / 1000, cuda % 1000 / 10);
+  head["commit"] = PLUSGPT_VERSION;
+  head["command"] = command;
+  head["ceilings"] = {{"copy", ceilings.copy}, {"fp32", ceilings.fp32}, {"bf16", ceilings.bf16}};
+  return head;
 }
 
-inline void write_report(const std::string& path, const JsonObject& report) {
+inline void write_report(const std::string& path, const Json& report) {
   if (path.empty()) return;
   std::ofstream file(path);
-  file << report.text() << "\n";
+  file << report.dump(1) << "\n";
   if (!file.flush()) failure("bench: could not write %s", path.c_str());
 }
 

@@ -58,7 +58,7 @@ static void compare(const std::string& question, Kind kind, int D, int products,
   if (!attention_is_built(kind)) return;
   constexpr bool is_forward = std::is_same_v<Call, ForwardCall<bf16>>;
   for (int T : lengths) {
-    AttentionCase<bf16> attention({.kind = kind, .context = T, .kernels = Kernels::hopper},
+    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, Kernels::hopper},
                                   on_cpu ? 1 : std::max(1, 16384 / T), T, on_cpu ? 2 : 1536 / D, D);
     Launchers<bf16>& entered = kernels_of(kind).hopper_bf16;
     const Launchers<bf16> whole = entered;

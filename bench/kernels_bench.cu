@@ -30,23 +30,23 @@ static cudaStream_t stream = nullptr;  // the one that seconds() watches
 static std::vector<std::string> filters;
 static std::vector<int> workspaces;
 static Ceilings ceilings;
-static std::vector<JsonObject> rows;
+static Json rows = Json::array();
 
 // The names by which bench_step's profile knows what `run` starts: so that a kernel of a step which is missing here is
 // noticed.
-static std::string launches_of(const std::function<void()>& run) {
+static std::vector<std::string> launches_of(const std::function<void()>& run) {
   profile_start();
   run();
-  std::string names;
-  for (const ProfileLine& line : profile_collect()) append_item(names, json_quote(line.name));
-  return "[" + names + "]";
+  std::vector<std::string> names;
+  for (const ProfileLine& line : profile_collect()) names.push_back(line.name);
+  return names;
 }
 
 static void line(const std::string& name, bool is_bf16, double bytes, double flops,
                  const std::function<void()>& run) {
   auto in_name = [&](const std::string& filter) { return name.find(filter) != std::string::npos; };
   if (!filters.empty() && std::none_of(filters.begin(), filters.end(), in_name)) return;
-  std::string launches = launches_of(run);
+  std::vector<std::string> launches = launches_of(run);
   if (!workspaces.empty()) {
     auto with = [&](int mib) {
       return [&run, mib] {
@@ -54,7 +54,7 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
         return seconds(run).median;
       };
     };
-    if (launches.find("\"matmul\"") != std::string::npos)
+    if (std::find(launches.begin(), launches.end(), "matmul") != launches.end())
       print_trial(format("cuBLASLt, %d MiB of workspace for %d", workspaces[1], workspaces[0]), name, flops,
                   with(workspaces[0]), with(workspaces[1]), "-");
     return;
@@ -65,8 +65,15 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
          time.least * 1e6, time.most * 1e6, bytes * 1e-6, flops * 1e-9, bytes / time.median * 1e-9,
          flops / time.median * 1e-9, 100 * floor / time.median);
   fflush(stdout);
-  rows.push_back(JsonObject()("name", name)("type", is_bf16 ? "bf16" : "fp32")("s", time.median)("least", time.least)(
-      "most", time.most)("bytes", bytes)("flops", flops)("floor_s", floor).raw("launches", launches));
+  rows.push_back({{"name", name},
+                  {"type", is_bf16 ? "bf16" : "fp32"},
+                  {"s", time.median},
+                  {"least", time.least},
+                  {"most", time.most},
+                  {"bytes", bytes},
+                  {"flops", flops},
+                  {"floor_s", floor},
+                  {"launches", launches}});
 }
 
 // What lies between the q,k,v product and the output projection. Everything works in place, again and again: scales of
@@ -83,7 +90,7 @@ static void attention_of(const Model& m, const Line& line) {
   std::vector<float2> angles = rope_table(m.T, D, 10000);
   float2* rope = static_cast<float2*>(arrays.bytes(angles.size() * sizeof(float2)));
   CUDA_CHECK(cudaMemcpy(rope, angles.data(), angles.size() * sizeof(float2), cudaMemcpyHostToDevice));
-  AttentionSettings settings{.scale = Scale::number, .qkv_stride = Q};
+  AttentionSetup settings{{.scale = Scale::number}, m.T, Q};
   for (QkNorm norm : {QkNorm::none, QkNorm::l2}) {
     std::string with = norm == QkNorm::l2 ? " + l2 norm" : "";
     settings.qk_norm = norm;
@@ -100,7 +107,7 @@ static void attention_of(const Model& m, const Line& line) {
   });
   for (Kind kind : {Kind::softmax, Kind::lssar}) {
     if (!attention_is_built(kind)) continue;
-    AttentionCase<T> attention({.kind = kind, .context = m.T}, m.B, m.T, m.H, D);
+    AttentionCase<T> attention({{.kind = kind}, m.T}, m.B, m.T, m.H, D);
     std::string kind_name = kind_names[int(kind)];
     line(kind_name + " attention, training", attention.forward_bytes(true), attention.forward_flops(true),
          [&] { attention.forward(true); });
@@ -237,7 +244,10 @@ static void bench(int argc, char** argv) {
               "|---|---|---|---|---|---|---|\n");
   if (type == "fp32") measure<float>(model);
   else measure<bf16>(model);
-  write_report(json, report_head(argc, argv, ceilings)("model", model.name)("kernels", rows));
+  Json report = report_head(argc, argv, ceilings);
+  report["model"] = model.name;
+  report["kernels"] = rows;
+  write_report(json, report);
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

@@ -68,8 +68,8 @@ static void print_resources(const std::vector<ProfileLine>& lines) {  // 64 warp
              r.shared / 1024.0, r.blocks, 100.0 * r.blocks * r.threads / 32 / 64);
 }
 
-static JsonObject measure(const std::string& path, const std::string& variant, const Config& config,
-                          const DeviceInfo& device, const Ceilings& ceilings) {
+static Json measure(const std::string& path, const std::string& variant, const Config& config,
+                    const DeviceInfo& device, const Ceilings& ceilings) {
   std::unique_ptr<Model> model = make_model(config, config.model.context, config.model.context, true);
   model->init_random();
   size_t rows = size_t(config.batch.micro) * config.model.context;
@@ -121,35 +121,49 @@ static JsonObject measure(const std::string& path, const std::string& variant, c
          steps.front().ms, steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
          data_sheet ? "the data sheet's" : "the measured", peak * 1e-9);
   printf("| kernel | calls a step | ms a step | share |\n|---|---|---|---|\n");
-  JsonObject phases, categories;
-  std::vector<JsonObject> profile;
+  Json phases = Json::object(), categories = Json::object(), profile = Json::array();
   for (const ProfileLine& line : lines) {
     double calls = double(line.calls) / PROFILED, share = line.ms / kernels;
     printf("| %s | %.0f | %.2f | %.1f%% |\n", line.name.c_str(), calls, line.ms, 100 * share);
-    profile.push_back(JsonObject()("name", line.name)("calls", calls)("ms", line.ms)("share", share));
+    profile.push_back({{"name", line.name}, {"calls", calls}, {"ms", line.ms}, {"share", share}});
   }
   printf("\n%.2f ms of kernels in %.0f launches and %.2f ms of gaps (an event: %.1f us)\n\nms a step:", kernels,
          launches, gaps, event);
   for (auto& [phase, ms] : median.phases) {
     printf(" %s %.2f", phase.c_str(), ms);
-    phases(phase.c_str(), ms);
+    phases[phase] = ms;
   }
   printf("\nMiB of memory, micro batch %d:", config.batch.micro);
   for (auto& [category, bytes] : memory.categories()) {
     printf(" %s %.1f,", category.c_str(), double(bytes) / (1 << 20));
-    categories(category.c_str(), double(bytes));
+    categories[category] = bytes;
   }
   printf(" in all %.1f\n", double(memory.total()) / (1 << 20));
   if (device.is_gpu) print_resources(lines);
   printf("\n");
   fflush(stdout);
-  return JsonObject()("config", path)("variant", variant)("precision", config.precision)("micro", config.batch.micro)(
-             "context", config.model.context)("tokens", double(config.batch.tokens))("flops_per_token", flops)(
-             "ms", median.ms)("ms_least", steps.front().ms)("ms_most", steps.back().ms)("tokens_per_s", tokens_per_s)(
-             "mfu", tokens_per_s * flops / peak)("peak_flops", peak)(
-             "peak_from", data_sheet ? "data sheet" : "measured")
-      .raw("phases_ms", phases.text())("kernels_ms", kernels)("launches", launches)("gaps_ms", gaps)("event_us", event)
-      .raw("memory", categories.text())("memory_bytes", double(memory.total()))("kernels", profile);
+  return {{"config", path},
+          {"variant", variant},
+          {"precision", config.precision},
+          {"micro", config.batch.micro},
+          {"context", config.model.context},
+          {"tokens", config.batch.tokens},
+          {"flops_per_token", flops},
+          {"ms", median.ms},
+          {"ms_least", steps.front().ms},
+          {"ms_most", steps.back().ms},
+          {"tokens_per_s", tokens_per_s},
+          {"mfu", tokens_per_s * flops / peak},
+          {"peak_flops", peak},
+          {"peak_from", data_sheet ? "data sheet" : "measured"},
+          {"phases_ms", phases},
+          {"kernels_ms", kernels},
+          {"launches", launches},
+          {"gaps_ms", gaps},
+          {"event_us", event},
+          {"memory", categories},
+          {"memory_bytes", memory.total()},
+          {"kernels", profile}};
 }
 
 static void bench(int argc, char** argv) {
@@ -166,10 +180,10 @@ static void bench(int argc, char** argv) {
     else user_error("bench_step: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
   }
   Ceilings ceilings = measure_ceilings();
-  std::vector<JsonObject> steps;
+  Json report = report_head(argc, argv, ceilings);
   for (const std::string& variant : split(variants))
-    steps.push_back(measure(path, variant, load(path, sets, variant, device), device, ceilings));
-  write_report(json, report_head(argc, argv, ceilings)("steps", steps));
+    report["steps"].push_back(measure(path, variant, load(path, sets, variant, device), device, ceilings));
+  write_report(json, report);
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

@@ -69,7 +69,7 @@ std::string state_text(const RunState& state, const ordered_json& files) {
       {"val", data_json(state.val)}}},
     {"spikes", {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
     {"matmul_choices", state.matmul_choices},
-    {"config", ordered_json::parse(state.config)},
+    {"config", config_json(state.config)},
     {"files", files},
   };
   std::string begin = root.dump(1, ' ', false, json::error_handler_t::replace);
@@ -130,7 +130,8 @@ std::vector<double> numbers(const json& object, const char* key) {
   return list.get<std::vector<double>>();
 }
 
-RunState parsed_state(const json& root) {
+// path: of state.json. A user_error if this program does not accept the settings: the file itself is intact.
+RunState parsed_state(const json& root, const std::string& path) {
   int64_t found = natural(root, "format");
   if (found != FORMAT && found != 1)
     user_error("checkpoint: state.json has format %ld, but this program reads 1 and %d; use the version that wrote it",
@@ -145,7 +146,7 @@ RunState parsed_state(const json& root) {
   state.val = data_files(data, "val", found > 1);
   state.spikes = {numbers(spikes, "loss"), numbers(spikes, "grad_norm"), natural(spikes, "skipped")};
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
-  state.config = member(root, "config", &json::is_object).dump();
+  state.config = config_from_json(member(root, "config", &json::is_object), path);
   return state;
 }
 
@@ -184,16 +185,16 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
 
 std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
   try {
-    std::string text = unsealed_state(folder + "/state.json");
+    std::string path = folder + "/state.json", text = unsealed_state(path);
     json root;
     try {
-      root = parse_json(text, "checkpoint", folder + "/state.json");
+      root = parse_json(text, "checkpoint", path);
     } catch (const UserError& error) {
       throw Damage(error.what());
     }
     checkpoint->path = folder;
     checkpoint->checksum = checksum_text(text);
-    checkpoint->state = parsed_state(root);
+    checkpoint->state = parsed_state(root, path);
     const json& files = member(root, "files", &json::is_object);
     for (const char* name : {MODEL_FILE, CONFIG_FILE, OPTIMIZER_FILE})
       if (training || name != OPTIMIZER_FILE) verify_file(folder, name, member(files, name, &json::is_object));

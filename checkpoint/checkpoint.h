@@ -17,6 +17,7 @@
 
 #include "checkpoint/run_dir.h"
 #include "checkpoint/safetensors.h"
+#include "settings/config.h"
 
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
@@ -40,7 +41,7 @@ struct RunState {
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
   SpikeHistory spikes;
   std::string matmul_choices;    // the measured algorithms, which a resumed run must use again
-  std::string config;            // JSON, the resolved settings
+  Config config;                 // the resolved settings
 };
 
 struct CheckpointContent {

@@ -68,9 +68,10 @@ static const char PYTHON[] =
 
 static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
-  const Config::Attention& a = config.attention;
-  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == "softmax" && a.qk_norm == "none" &&
-         a.scale.name == "rsqrt_d" && a.sink == "none" && a.gate.activation == "none";
+  const AttentionSettings& a = config.attention;
+  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == Kind::softmax &&
+         a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none &&
+         a.gate.activation == GateActivation::none;
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
@@ -106,7 +107,7 @@ std::string model_config_json(const Config& config) {
                {"torch_dtype", "float32"},
                {"bos_token_id", end_of_text},
                {"eos_token_id", end_of_text},
-               {"plusgpt", ordered_json::parse(config_json(config, {"model", "attention"}))}});
+               {"plusgpt", config_json(config, {"model", "attention"})}});
   return root.dump(2) + "\n";
 }
 
@@ -123,7 +124,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-    Config theirs = parse_config(found["plusgpt"].dump(), path, {}, false);
+    Config theirs = config_from_json(found["plusgpt"], path, {}, false);
     for (const ChangedSetting& change : changed_model(theirs, config))
       append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
   } catch (const UserError& error) {

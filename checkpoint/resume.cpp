@@ -70,10 +70,6 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
   return found;
 }
 
-Config saved_config(const Checkpoint& checkpoint) {
-  return parse_config(checkpoint.state.config, checkpoint.path + "/state.json");
-}
-
 std::string described(const DataFile& file) {
   return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens,
                 file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
@@ -110,7 +106,7 @@ static std::string listed(const std::vector<std::string>& changes) {
 
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
   std::vector<std::string> changes;
-  for (const ChangedSetting& change : changed_model(saved_config(checkpoint), now)) changes.push_back(in_words(change));
+  for (const ChangedSetting& change : changed_model(checkpoint.state.config, now)) changes.push_back(in_words(change));
   if (changes.empty()) return;
   std::error_code ignored;
   bool kept = fs::exists(run + "/config.json", ignored);
@@ -123,7 +119,8 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val) {
   const RunState& state = checkpoint.state;
-  Config before = saved_config(checkpoint), same_micro = now;
+  const Config& before = state.config;
+  Config same_micro = now;
   if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
   std::vector<std::string> changes;
   for (const ChangedSetting& change : changed_settings(before, same_micro)) {
@@ -164,5 +161,5 @@ void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& fro
     if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
-  replace_text_file(run.config_path(), config_json(config));
+  replace_text_file(run.config_path(), config_text(config));
 }

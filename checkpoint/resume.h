@@ -28,7 +28,6 @@ ResumePlace resume_place(const std::string& resume, const std::string& name);
 std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
-Config saved_config(const Checkpoint& checkpoint);  // the settings of the run that wrote it
 
 // A user_error that lists old and new values, if they make it another run. batch.micro = 0 in `now` means the
 // checkpoint's.

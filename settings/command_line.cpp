@@ -6,6 +6,10 @@
 #include "settings/config.h"
 #include "base/error.h"
 
+static CLI::Validator not_empty(const char* otherwise) {
+  return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");
+}
+
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   Flags flags;
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
@@ -17,20 +21,28 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                 "continue from the latest checkpoint, or from DIR (a run or a step folder)")
                      ->expected(0, 1)
                      ->type_name("[latest|DIR]");
-  app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
-  auto* lengths = app.add_option("--lengths", flags.lengths, "with --eval: lengths to evaluate at [eval.lengths]")
-                      ->type_name("1024,2048,...");
+  auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
+  app.add_option("--lengths", flags.lengths, "lengths to evaluate at [eval.lengths]")
+      ->type_name("1024,2048,...")
+      ->check(not_empty("needs a list of lengths, as in 1024,2048"))
+      ->needs(eval);
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
-  app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
+  auto* dry_run = app.add_flag("--dry-run", flags.dry_run,
+                               "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--remeasure", flags.remeasure,
                "measure algorithms for matrix products again instead of using those that earlier runs or the "
                "checkpoint have kept (GPUs only; a resumed run then rounds differently)");
-  app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
+  auto* print_config =
+      app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
                                    "write the gradients of the first step as safetensors and exit")
-                        ->type_name("FILE");
+                        ->type_name("FILE")
+                        ->check(not_empty("needs the name of a file to write"));
+  CLI::Option* modes[] = {eval, generate, dry_run, print_config, gradients};
+  for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
+    for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode = app.add_option("--encode", flags.encode,
                                 "write the GPT-2 tokens (uint16) of the text on standard input to standard output, by the "
                                 "vocabulary in DIR, and exit; takes no CONFIG")
@@ -68,15 +80,6 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
-  if (gradients->count() && flags.dump_gradients.empty())
-    user_error("command line: --dump-gradients needs the name of a file to write");
-  if (lengths->count() && flags.lengths.empty())
-    user_error("command line: --lengths needs a list of lengths, as in 1024,2048");
-  if (lengths->count() && !flags.eval)
-    user_error("command line: --lengths belongs to --eval; for training set eval.lengths");
-  int modes = flags.eval + flags.generating + flags.dry_run + flags.print_config + !flags.dump_gradients.empty();
-  if (modes > 1)
-    user_error("command line: --eval, --generate, --dry-run, --print-config and --dump-gradients exclude each other");
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;
 }

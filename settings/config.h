@@ -1,19 +1,22 @@
 // The settings of a run: read from JSON and --set, checked, completed.
-// Defaults are the initialisers below; what each key may be and means is THE table in config_table.cpp, which drives
-// reading, --set, --print-config, the resolved JSON and the documentation. Choices are strings checked against
-// the table, so whoever maps them to an enum may treat anything else as a bug. 0 or "" marked "auto" is filled in where
-// the comment says. What is wrong with a configuration is a user_error naming key, value, what is allowed, and file.
+// Defaults are the initialisers below; what each key may be and means is THE table in table.cpp, which drives
+// reading, --set, --print-config, the resolved JSON and the documentation. Choices that are text here have been checked
+// against the table, so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. What is wrong
+// with a configuration is a user_error naming key, value, what is allowed, and file.
 #pragma once
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "attention/settings.h"
+
 inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
 
 struct Config {
-  std::string name = "run";         // output goes to runs/NAME
+  std::string name;                 // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
   std::string init;                 // folder with model.safetensors to start from; "" = fresh
   std::string precision;            // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
@@ -32,38 +35,12 @@ struct Config {
     int mlp_width() const;          // round(mlp_ratio * channels)
   } model;
 
-  // Names of attention and its gate: attention/names.h
-  struct Gate {
-    std::string activation = "none";
-    std::string granularity = "elementwise";  // elementwise | headwise
-    std::string op = "multiply";              // multiply | add
-    std::string position = "sdpa";
-    std::string weight_init = "normal";       // normal | zero
-    bool bias = true;
-    double bias_init = 0;
-  };
-
-  // `scale` in JSON is a name or a number.
-  struct Scale {
-    std::string name = "rsqrt_d";
-    double number = 0;              // used where name is "number", else 0
-    bool operator==(const Scale&) const = default;
-  };
-
-  struct Attention {
-    std::string variant = "softmax";  // where the keys below get their values from unless given themselves
-    std::string qk_norm = "none";
-    Scale scale;
-    std::string kind = "softmax";
-    double power = 15;
-    double offset = 1;
-    int offset_free_rows = 3;
-    std::string sink = "none";
-    Gate gate;
-  } attention;
+  std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
+  AttentionSettings attention;
 
   struct Data {
-    std::vector<std::string> train, val;  // globs or files
+    std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files
+    std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
     bool shuffle = true;
   } data;
 
@@ -98,7 +75,7 @@ struct Config {
     int64_t tokens = 10485760;
     std::vector<int> lengths;         // auto: [context] (never empty after loading)
     int batch = 0;                    // sequences; 0 = auto: eval_batch()
-    std::string rope_scaling = "none";
+    RopeScaling rope_scaling = RopeScaling::none;
   } eval;
 
   struct Checkpoint {
@@ -131,8 +108,10 @@ struct Config {
 // trains: eval.lengths is checked too, against the rest.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
-Config parse_config(std::string_view json, const std::string& file, const std::vector<std::string>& sets = {},
+Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets = {},
                     bool trains = true);
+Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
+                        bool trains = true);
 
 // What depends on the ranks and on the memory. `fits`: the largest micro batch that the memory plan allows.
 // Where batch.micro is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
@@ -147,7 +126,7 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
 // What an error about these keys names: "--set" where one of them was given there, else the file.
-std::string source_of(const Config& config, std::initializer_list<const char*> keys);
+std::string source_of(const Config& config, const std::vector<const char*>& keys);
 
 struct ChangedSetting {
   std::string key, was, is;  // values as JSON
@@ -161,8 +140,9 @@ std::vector<ChangedSetting> changed_model(const Config& before, const Config& no
 std::string mechanism(const Config& config);
 
 std::string print_config(const Config& config);  // one line a key: value and origin
-// The resolved settings as indented JSON that loads back to the same Config; with `sections` ("model") only those.
-std::string config_json(const Config& config, const std::vector<std::string>& sections = {});
+// The resolved settings as JSON that loads back to the same Config; with `sections` ("model") only those.
+nlohmann::ordered_json config_json(const Config& config, const std::vector<std::string>& sections = {});
+std::string config_text(const Config& config);  // the same, indented: config.json of a run
 std::string config_help();  // keys with type, default, allowed values and meaning; variants
 
 // `; did you mean "x"?` with the candidate nearest to `word` by edits; "" when none is near. For flags and keys alike.

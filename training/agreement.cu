@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/checksum.h"
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "checkpoint/resume.h"

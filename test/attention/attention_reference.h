@@ -51,7 +51,7 @@ struct RefLssar {
 };
 
 template <class P>
-Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename P::real sink,
+Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& z, typename P::real sink,
                        typename P::real* sink_weight) {
   using R = typename P::real;
   size_t n = z.size();
@@ -91,7 +91,7 @@ Numbers<P> ref_weights(const AttentionSettings& s, const Numbers<P>& z, typename
 }
 
 template <class P>
-Numbers<P> ref_score_gradients(const AttentionSettings& s, const Numbers<P>& z, const Numbers<P>& dp,
+Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, const Numbers<P>& dp,
                                typename P::real dot, typename P::real sink, typename P::real* dsink,
                                Numbers<P>& slope) {
   using R = typename P::real;
@@ -162,7 +162,7 @@ Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b,
 
 // first: queries before it are left out, their outputs 0.
 template <class P>
-Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                          const Numbers<P>& sinks = {}, int first = 0) {
   using R = typename P::real;
   Numbers<P> out(shape.out_size()), sum(shape.D);
@@ -182,7 +182,7 @@ Numbers<P> ref_attention(const AttentionSettings& s, const AttentionShape& shape
 // Returns dqkv; dsinks [H] += if sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its mean)
 // times |k| and |q|, the sizes of the terms whose differences are dq and dk. first: only queries from there on count.
 template <class P>
-Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
                                   double* terms = nullptr, int first = 0) {
   using R = typename P::real;
@@ -231,7 +231,7 @@ Numbers<P> ref_attention_backward(const AttentionSettings& s, const AttentionSha
 // ---- preparation: rope [T, D/2] cosine and sine as the kernel reads them, or empty; scales [H] of ssmax or empty
 
 template <class P>
-typename P::real ref_alpha(const AttentionSettings& s, int D, int t, typename P::real ssmax_scale) {
+typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
   using R = typename P::real;
   R n = R(t + 1), alpha = 0;
   switch (s.scale) {
@@ -239,14 +239,14 @@ typename P::real ref_alpha(const AttentionSettings& s, int D, int t, typename P:
     case Scale::logd_logn: alpha = std::log(R(D)) * std::log(n); break;
     case Scale::logn: alpha = std::log(n) / (std::log(R(s.context)) * std::sqrt(R(D))); break;
     case Scale::ssmax: alpha = ssmax_scale * std::log(n) / std::sqrt(R(D)); break;
-    case Scale::number: alpha = R(s.scale_number); break;
+    case Scale::number: alpha = R(float(s.scale_number)); break;
   }
   return alpha * R(s.scale_factor);
 }
 
 // One row of q or k: rotated, then normalised (1 / length in *inverse), then multiplied by alpha.
 template <class P>
-Numbers<P> ref_prepare_row(const AttentionSettings& s, const Numbers<P>& x, const std::vector<float2>& rope, int t,
+Numbers<P> ref_prepare_row(const AttentionSetup& s, const Numbers<P>& x, const std::vector<float2>& rope, int t,
                            typename P::real alpha, bool scaled, Numbers<P>* normalised, typename P::real* inverse) {
   using R = typename P::real;
   int D = int(x.size()), half = D / 2;
@@ -271,7 +271,7 @@ Numbers<P> ref_prepare_row(const AttentionSettings& s, const Numbers<P>& x, cons
 }
 
 template <class P>
-Numbers<P> ref_prepare(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+Numbers<P> ref_prepare(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                        const std::vector<float2>& rope, const Numbers<P>& scales = {}, Numbers<P>* norms = nullptr) {
   using R = typename P::real;
   Numbers<P> prepared = qkv, row(shape.D), normalised;
@@ -291,7 +291,7 @@ Numbers<P> ref_prepare(const AttentionSettings& s, const AttentionShape& shape, 
 
 // From the gradients of the prepared q, k (and of v, untouched) those of what ref_prepare() was given; dscales [H] += .
 template <class P>
-Numbers<P> ref_prepare_backward(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+Numbers<P> ref_prepare_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                 const Numbers<P>& dprepared, const std::vector<float2>& rope,
                                 const Numbers<P>& scales = {}, Numbers<P>* dscales = nullptr) {
   using R = typename P::real;

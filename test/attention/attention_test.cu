@@ -53,7 +53,7 @@ struct Result {
 // The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which must not
 // change, follow every row of q, k, v and of their gradients.
 template <class T>
-Result<T> run_attention(AttentionSettings s, const AttentionShape& shape, const std::vector<T>& qkv,
+Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std::vector<T>& qkv,
                         const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
   const T other = from_float<T>(7);
   size_t row = 3 * size_t(shape.H) * shape.D;
@@ -105,7 +105,7 @@ struct Comparison {
   Numbers<Exact> exact_dsinks;
   Numbers<Naive<T>> naive_dsinks;
 
-  void add(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+  void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
            const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
     auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
@@ -143,7 +143,7 @@ struct Comparison {
 };
 
 template <class T>
-double check_attention(const AttentionSettings& s, const AttentionShape& shape, const std::vector<T>& qkv,
+double check_attention(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
                        const std::vector<T>& dout) {
   Comparison<T> comparison;
   comparison.add(s, shape, qkv, dout);
@@ -167,7 +167,7 @@ void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
 }
 
 template <class T>
-double check_random(const AttentionSettings& s, const AttentionShape& wanted, int shift = 0) {
+double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
   AttentionShape shape = fit(wanted);
   if (!has_kernels(shape.D)) return 0;
   Comparison<T> comparison;
@@ -192,8 +192,8 @@ static std::vector<Kind> built_kinds() {
 
 // A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
 // show little.
-static AttentionSettings settings_of(Kind kind, int T) {
-  return {.kind = kind, .context = T, .power = kind == Kind::lssar ? 3.0f : 15.0f};
+static AttentionSetup settings_of(Kind kind, int T) {
+  return {{.kind = kind, .power = kind == Kind::lssar ? 3.0 : 15.0}, T};
 }
 
 // ---- shapes: every T with every D; B and H vary along so that all pairs meet
@@ -244,8 +244,8 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
   for (Kind kind : built_kinds())
     for (int extra : {3, 8, 40, 120}) {
       if (family == Kernels::hopper && extra % shape.D) continue;
-      auto together = run_attention<T>({.kind = kind}, shape, qkv, dout),
-           apart = run_attention<T>({.kind = kind}, shape, qkv, dout, {}, 0, extra);
+      auto together = run_attention<T>({{.kind = kind}}, shape, qkv, dout),
+           apart = run_attention<T>({{.kind = kind}}, shape, qkv, dout, {}, 0, extra);
       expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
       expect_same_bits(format("%s dqkv, %d apart", kind_names[int(kind)], extra), apart.dqkv, together.dqkv);
     }
@@ -260,7 +260,7 @@ TYPED_TEST(AttentionTest, LargeScores) {
   AttentionShape shape = fit({1, 70, 2, 36});
   auto dout = random_normal<T>(shape.out_size(), 2);
   for (Kind kind : built_kinds()) {
-    AttentionSettings s{.kind = kind};
+    AttentionSetup s{{.kind = kind}};
     check_attention<T>(s, shape, random_qkv<T>(shape, 1, 30), dout);
     if (kind == Kind::lssa || kind == Kind::lssar) continue;  // normalised by sums in which one score is all
     auto qkv = random_qkv<T>(shape, 1, 1000);
@@ -278,7 +278,7 @@ TYPED_TEST(AttentionTest, EqualKeys) {
   for (int t = 1; t < shape.T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
   for (Kind kind : built_kinds())
-    check_attention<typename TypeParam::T>({.kind = kind}, shape, qkv,
+    check_attention<typename TypeParam::T>({{.kind = kind}}, shape, qkv,
                                            random_normal<typename TypeParam::T>(shape.out_size(), 2));
 }
 
@@ -286,12 +286,12 @@ TYPED_TEST(AttentionTest, EqualKeys) {
 // keys here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
-    check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = power}, {3, 113, 3, 20});
-  for (int D : {64, 128}) check_random<typename TypeParam::T>({.kind = Kind::lssar}, {1, 200, 2, D});
-  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0}, {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0},
+    check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = power}}, {3, 113, 3, 20});
+  for (int D : {64, 128}) check_random<typename TypeParam::T>({{.kind = Kind::lssar}}, {1, 200, 2, D});
+  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset = 0}}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}},
                                       {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}}, {2, 40, 3, 16});
 }
 
 // Scores of about -4, -8, -12, -30 for all keys: softplus must keep its digits.
@@ -322,7 +322,7 @@ TYPED_TEST(AttentionTest, VanishingScores) {
           qkv[shape.qkv(0, t, 0, 0, d)] = from_float<T>(d == 0 ? 1.0f : 0.0f);
           qkv[shape.qkv(0, t, 1, 0, d)] = from_float<T>(t == 0 ? first : -95.0f);
         }
-      auto result = run_attention<T>({.kind = kind}, shape, qkv, random_normal<T>(shape.out_size(), 2));
+      auto result = run_attention<T>({{.kind = kind}}, shape, qkv, random_normal<T>(shape.out_size(), 2));
       for (T x : result.out) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
       for (T x : result.dqkv) ASSERT_TRUE(std::isfinite(to_float(x))) << kind_names[int(kind)] << " " << first;
     }
@@ -350,7 +350,7 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
   std::copy(random.begin(), random.end(), dout.begin() + shape.out(0, first, 0));
   for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
     if (!attention_is_built(kind)) continue;
-    AttentionSettings s{.kind = kind};
+    AttentionSetup s{{.kind = kind}};
     std::string name = describe(s, shape);
     auto result = run_attention<T>(s, shape, qkv, dout);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout);
@@ -371,7 +371,7 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
-  for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({.sink = sink}, {2, 70, 3, 36});
+  for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({{.sink = sink}}, {2, 70, 3, 36});
 }
 
 // Blocks that process many tiles, as Hopper's do if there are more tiles than multiprocessors, compute the same for
@@ -390,8 +390,8 @@ TYPED_TEST(AttentionTest, ManyHeads) {
     return y;
   };
   for (Kind kind : built_kinds()) {
-    auto expected = run_attention<T>({.kind = kind}, few, qkv, dout),
-         result = run_attention<T>({.kind = kind}, many, repeated(qkv), repeated(dout));
+    auto expected = run_attention<T>({{.kind = kind}}, few, qkv, dout),
+         result = run_attention<T>({{.kind = kind}}, many, repeated(qkv), repeated(dout));
     expect_same_bits("out", result.out, repeated(expected.out));
     expect_same_bits("dqkv", result.dqkv, repeated(expected.dqkv));
   }
@@ -408,7 +408,7 @@ TEST(HopperAttention, SpareMultiprocessors) {
     Result<bf16> expected;
     for (int spare : {0, 1, all + 3}) {
       profile_start();
-      auto result = run_attention<bf16>({.kind = kind, .spare_multiprocessors = spare}, shape, qkv, dout);
+      auto result = run_attention<bf16>({{.kind = kind}, 1024, 0, 1, Kernels::automatic, spare}, shape, qkv, dout);
       int seen = 0;
       for (const ProfileLine& line : profile_collect()) {
         if (line.name.find("_hopper_") == std::string::npos) continue;
@@ -436,8 +436,8 @@ TYPED_TEST(AttentionTest, Causal) {
       for (int part = 0; part < 3; part++)
         for (int d = 0; d < shape.D; d++) later[shape.qkv(0, t, part, 0, d)] = from_float<T>(d % 2 ? 1e6f : -1e6f);
     for (Kind kind : built_kinds()) {
-      auto a = run_attention<T>({.kind = kind}, shape, qkv, dout).out,
-           b = run_attention<T>({.kind = kind}, shape, later, dout).out;
+      auto a = run_attention<T>({{.kind = kind}}, shape, qkv, dout).out,
+           b = run_attention<T>({{.kind = kind}}, shape, later, dout).out;
       a.resize(shape.out(0, seen, 0)), b.resize(a.size());
       expect_same_bits(format("rows before %d", seen), a, b);
     }
@@ -451,7 +451,7 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
   auto dout = random_normal<T>(shape.out_size(), 2);
   auto sinks = random_normal<T>(shape.H, 3);
   for (Kind kind : built_kinds()) {
-    AttentionSettings s{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none};
+    AttentionSetup s{{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none}};
     auto once = [&] {
       return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>());
     };
@@ -479,7 +479,7 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
 }
 
 TEST(AttentionMemory, IsLinearInTheLength) {
-  AttentionSettings s;
+  AttentionSetup s;
   EXPECT_EQ(attention_statistics(s, 64), 1);
   size_t row = attention_backward_workspace({1, 1, 1, 1});
   EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
@@ -489,7 +489,7 @@ TEST(AttentionMemory, IsLinearInTheLength) {
 // ---- the references' own gradients
 
 // d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
-static void check_by_differences(const AttentionSettings& s, const AttentionShape& shape, bool rotate) {
+static void check_by_differences(const AttentionSetup& s, const AttentionShape& shape, bool rotate) {
   auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
        dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
   Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
@@ -529,9 +529,9 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
     for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
       for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
         check_by_differences(
-            {.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 9},
+            {{.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f},
             shape, norm != QkNorm::rms);
-  for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({.sink = sink}, shape, true);
+  for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({{.sink = sink}}, shape, true);
 }
 
 // ---- dispatch
@@ -547,11 +547,10 @@ static std::string error_text(F f) {
 }
 
 TEST(AttentionDispatch, NamesAndErrors) {
-  for (int i = 0; i < int(std::size(kind_names)); i++) EXPECT_EQ(int(kind_from_name(kind_names[i])), i);
-  for (int i = 0; i < 5; i++) EXPECT_EQ(int(scale_from_name(scale_names[i])), i);
+  for (const char* name : kind_names) EXPECT_STREQ(kind_names[int(from_name<Kind>("KIND", kind_names, name))], name);
   EXPECT_NE(error_text([] {
-              kind_from_name("lsar");
-            }).find("attention.kind = \"lsar\" is unknown; choose one of softmax, lssa"),
+              from_name<Kind>("KIND", kind_names, "lsar");
+            }).find("KIND = \"lsar\" is unknown; choose one of softmax, lssa"),
             std::string::npos);
   EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
   EXPECT_NE(error_text([] {

@@ -35,8 +35,10 @@ Real<P> ref_activation(GateActivation activation, Real<P> g, Real<P>* slope) {
 struct GateCase {
   GateSettings settings;
   int N, H, D;
-  int G() const { return settings.headwise ? H : H * D; }
-  int logit(int column) const { return settings.headwise ? column / D : column; }
+  bool headwise() const { return settings.granularity == GateGranularity::headwise; }
+  bool adds() const { return settings.op == GateOp::add; }
+  int G() const { return headwise() ? H : H * D; }
+  int logit(int column) const { return headwise() ? column / D : column; }
 };
 
 template <class P>
@@ -46,7 +48,7 @@ Reals<P> ref_gate(const GateCase& c, const Reals<P>& x, const Reals<P>& g) {
   for (int n = 0; n < c.N; n++)
     for (int i = 0; i < W; i++) {
       Real<P> slope, a = ref_activation<P>(c.settings.activation, g[size_t(n) * c.G() + c.logit(i)], &slope);
-      y[size_t(n) * W + i] = P::round(c.settings.add ? x[size_t(n) * W + i] + a : x[size_t(n) * W + i] * a);
+      y[size_t(n) * W + i] = P::round(c.adds() ? x[size_t(n) * W + i] + a : x[size_t(n) * W + i] * a);
     }
   return y;
 }
@@ -67,8 +69,8 @@ GateGradients<P> ref_gate_backward(const GateCase& c, const Reals<P>& dy, const 
       for (int i = 0; i < W; i++) {
         if (c.logit(i) != k) continue;
         size_t at = size_t(n) * W + i;
-        r.dx[at] = c.settings.add ? dy[at] : P::round(dy[at] * a);
-        sum += c.settings.add ? dy[at] : P::round(dy[at] * x[at]);
+        r.dx[at] = c.adds() ? dy[at] : P::round(dy[at] * a);
+        sum += c.adds() ? dy[at] : P::round(dy[at] * x[at]);
       }
       r.dg[size_t(n) * c.G() + k] = P::round(P::round(sum) * slope);
     }

@@ -12,15 +12,14 @@ namespace {
 std::vector<GateSettings> all_settings() {
   std::vector<GateSettings> all;
   for (int activation = 1; activation <= int(GateActivation::exp); activation++)
-    for (bool headwise : {false, true})
-      for (bool add : {false, true})
-        all.push_back({GateActivation(activation), GatePosition::sdpa, headwise, add});
+    for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
+      for (GateOp op : {GateOp::multiply, GateOp::add}) all.push_back({GateActivation(activation), granularity, op});
   return all;
 }
 
 std::string name_of(const GateCase& c) {
   return format("%s %s %s N %d H %d D %d", gate_activation_names[int(c.settings.activation)],
-                c.settings.headwise ? "headwise" : "elementwise", c.settings.add ? "add" : "multiply", c.N, c.H, c.D);
+                gate_granularity_names[int(c.settings.granularity)], gate_op_names[int(c.settings.op)], c.N, c.H, c.D);
 }
 
 // A [N, width] matrix in rows of ld, the rest NaN.
@@ -125,7 +124,7 @@ TEST(Gate, ExtremeLogits) {
   int n = int(g.size());
   std::vector<float> x(n, 1), dy(n, 1);
   for (int activation = 1; activation < int(GateActivation::exp); activation++) {
-    GateSettings settings{GateActivation(activation), GatePosition::sdpa, false, false};
+    GateSettings settings{GateActivation(activation)};
     DeviceArray<float> dev_g(g), dev_x(x), dev_dy(dy), y(n), dx(n), dg(n);
     gate_forward<float>({y, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);
     gate_backward<float>({dx, n}, {dg, n}, n, {dev_dy, n}, {dev_x, n}, {dev_g, n}, settings, 1, 1, n, 0);

@@ -16,7 +16,7 @@ using StorageTypes = testing::Types<float, bf16>;
 TYPED_TEST_SUITE(PrepareTest, StorageTypes);
 
 template <class T>
-static void check_prepare(const AttentionSettings& s, const AttentionShape& shape, bool rotate, int shift = 0) {
+static void check_prepare(const AttentionSetup& s, const AttentionShape& shape, bool rotate, int shift = 0) {
   std::string name = describe(s, shape) + (rotate ? " rope" : "");
   auto qkv = random_normal<T>(shape.qkv_size() + shift, 1), dprepared = random_normal<T>(shape.qkv_size() + shift, 2);
   auto scales = s.scale == Scale::ssmax ? random_normal<T>(shape.H, 3, 0.1f, 0.43f) : std::vector<T>();
@@ -65,16 +65,16 @@ TYPED_TEST(PrepareTest, NormsAndScales) {
     for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
       for (bool rotate : {false, true})
         check_prepare<TypeParam>(
-            {.qk_norm = norm, .scale = scale, .scale_number = 0.3f, .scale_factor = 1.1f, .context = 13},
+            {{.qk_norm = norm, .scale = scale, .scale_number = 0.3}, 13, 0, 1.1f},
             {2, 13, 3, 36}, rotate);
-  check_prepare<TypeParam>({.qk_norm = QkNorm::l2}, {1, 7, 2, 64}, true, 1);
+  check_prepare<TypeParam>({{.qk_norm = QkNorm::l2}}, {1, 7, 2, 64}, true, 1);
 }
 
 TYPED_TEST(PrepareTest, LongShapes) {
   for (int T : {1, 2, 31, 113})
     for (int D : {1, 2, 8, 16, 32, 33, 64, 90, 96, 128, 256, 360, 512})
       for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms}) {
-        AttentionSettings s{.qk_norm = norm, .scale = D % 4 ? Scale::logd_logn : Scale::rsqrt_d};
+        AttentionSetup s{{.qk_norm = norm, .scale = D % 4 ? Scale::logd_logn : Scale::rsqrt_d}};
         check_prepare<TypeParam>(s, {D == 64 ? 3 : 1, T, D == 90 ? 3 : 1, D}, D % 2 == 0);
       }
 }
@@ -87,7 +87,7 @@ TYPED_TEST(PrepareTest, Zeros) {
       dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
   DeviceArray<float> norms(2 * shape.rows());
   for (QkNorm norm : {QkNorm::l2, QkNorm::rms}) {
-    AttentionSettings s{.qk_norm = norm};
+    AttentionSetup s{{.qk_norm = norm}};
     prepare_forward<T>(x, norms, nullptr, s, shape, nullptr);
     prepare_backward<T>(dx, x, norms, nullptr, s, shape, nullptr);
     for (T v : x.download()) EXPECT_EQ(to_float(v), 0);
@@ -101,7 +101,7 @@ TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
   auto qkv = random_normal<T>(shape.qkv_size(), 1), d = random_normal<T>(shape.qkv_size(), 2),
        scales = random_normal<T>(shape.H, 3);
   DeviceArray<float2> angles(rope_table(shape.T, shape.D, 10000));
-  AttentionSettings s{.qk_norm = QkNorm::rms, .scale = Scale::ssmax};
+  AttentionSetup s{{.qk_norm = QkNorm::rms, .scale = Scale::ssmax}};
   auto once = [&] {
     DeviceArray<T> x(qkv), dx(d), scale(scales);
     DeviceArray<float> norms(2 * shape.rows()), dscale(std::vector<float>(shape.H, 0.0f));

@@ -58,7 +58,7 @@ struct Checkpoints : testing::Test {
     c.state.val = {{"val.bin", 800, "0c"}};
     c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
     c.state.matmul_choices = "GPU\t1\t2\n";
-    c.state.config = config_json(small_config());
+    c.state.config = small_config();
     return c;
   }
   std::string write(int64_t step) { return write_checkpoint(run, content(step)); }
@@ -96,7 +96,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   EXPECT_EQ(found.spikes.grad_norm, expected.spikes.grad_norm);
   EXPECT_EQ(found.spikes.skipped, 7);
   EXPECT_EQ(found.matmul_choices, expected.matmul_choices);
-  EXPECT_EQ(config_json(saved_config(read)), expected.config);  // a 64-bit seed and small numbers included
+  EXPECT_EQ(config_text(found.config), config_text(expected.config));  // a 64-bit seed and small numbers included
 
   SafetensorsReader model(folder + "/model.safetensors"), optimizer(folder + "/optimizer.safetensors");
   float rows[12], bias[7];
@@ -151,7 +151,7 @@ TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
                                std::numeric_limits<uint64_t>::max()};
     if (!good[at].is_string()) wrong.push_back("text");
     for (auto& value : wrong) {
-      if (std::string(path) == "/config" && value.is_object()) continue;  // parse_config() checks it
+      if (std::string(path) == "/config" && value.is_object()) continue;  // the settings are checked themselves
       json bad = good;
       bad[at] = value;
       write_state(folder, bad);
@@ -167,6 +167,11 @@ TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
   bad["spikes"]["loss"] = std::vector<double>(SpikeHistory::WINDOW + 1, 1.0);
   write_state(folder, bad);
   EXPECT_TRUE(has(damage(folder), "\"loss\""));
+  bad = good;
+  bad["config"]["model"]["layer"] = 1;
+  write_state(folder, bad);
+  EXPECT_EQ(error_of([&] { damage(folder); }),
+            "user: config: model.layer is unknown; did you mean \"model.layers\"?  [" + folder + "/state.json]");
   bad = good;
   bad["format"] = 3;
   write_state(folder, bad);
@@ -199,7 +204,7 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
     if (random() % 4 == 0) begin.resize(random() % begin.size());
     put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
     std::string error = error_of([&] { damage(folder); });
-    EXPECT_TRUE(error.empty() || error.rfind("user: checkpoint: ", 0) == 0) << error;
+    EXPECT_TRUE(error.empty() || error.starts_with("user: checkpoint: ") || error.starts_with("user: config: ")) << error;
   }
 }
 
@@ -247,9 +252,9 @@ TEST_F(Checkpoints, UnreadableFilesAreNotDamage) {
 
 TEST_F(Checkpoints, AFailureLeavesNothingBehind) {
   write(20);
-  CheckpointContent c = content(30);
-  c.state.config = "not JSON";  // found after the large files are written
-  EXPECT_ANY_THROW(write_checkpoint(run, c));
+  write_text_file(run_path + "/step_00000030", "");  // in the way, which is found after everything is written
+  EXPECT_ANY_THROW(write(30));
+  fs::remove(run_path + "/step_00000030");
   EXPECT_FALSE(fs::exists(run_path + "/.tmp_step_00000030"));
   EXPECT_EQ(step_folders(run_path).size(), 1u);
   EXPECT_EQ(damage(run_path + "/step_00000020"), "");
@@ -306,7 +311,7 @@ struct SameRun : Checkpoints {
     val = checkpoint.state.val;
   }
   std::string error() { return error_of([&] { check_same_run(checkpoint, now, train, val); }); }
-  void began_with(const Config& config) { checkpoint.state.config = config_json(config); }
+  void began_with(const Config& config) { checkpoint.state.config = config; }
 };
 
 TEST_F(SameRun, AllowedChanges) {

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       text.erase(0, end + 1);
     }
     Config config = parse_config(text, "fuzz.json", sets);
-    std::string resolved = config_json(config);
-    if (config_json(parse_config(resolved, "resolved.json")) != resolved) std::abort();
+    std::string resolved = config_text(config);
+    if (config_text(parse_config(resolved, "resolved.json")) != resolved) std::abort();
   });
 }

@@ -26,11 +26,11 @@ class ReferenceModel {
   std::map<std::string, Array> parameters, gradients;
   Array losses;  // [N], of the last call
 
-  explicit ReferenceModel(const Config& config) : config_(config), settings_(attention_settings(config)) {
+  explicit ReferenceModel(const Config& config) : config_(config), settings_{config.attention, config.model.context} {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     G = gate_logits(config);
-    gate_ = gate_settings(config);
+    gate_ = config.attention.gate;
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
@@ -124,7 +124,7 @@ class ReferenceModel {
       std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
   }
 
-  RopeScaling scaling() const { return rope_scaling_from_name(config_.eval.rope_scaling); }
+  RopeScaling scaling() const { return config_.eval.rope_scaling; }
   double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
   std::vector<float2> rope(int T) const {
     if (config_.model.position != "rope") return {};
@@ -193,7 +193,7 @@ class ReferenceModel {
   }
 
   Config config_;
-  AttentionSettings settings_;
+  AttentionSetup settings_;
   GateSettings gate_;
   int L, C, H, D, A, F, V, G;
   Array dlogits_;

@@ -8,7 +8,7 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "test/support/device.h"
 #include "test/model/model_reference.h"
 #include "test/support/temp_dir.h"
@@ -461,28 +461,27 @@ TEST(Generation, SameSeedSameTextBeyondTheContext) {
 
 // ---- settings
 
-// The reference model takes them from the same functions and would not notice.
-TEST(Settings, EveryKeyOfAttentionReachesTheKernels) {
-  AttentionSettings s = attention_settings(
+// The reference model takes them from the same place and would not notice.
+TEST(Settings, EveryKeyOfAttentionReachesItsField) {
+  AttentionSettings s =
       small_config("fp32", {"attention.kind=lssar", "attention.qk_norm=rms", "attention.scale=0.25", "attention.power=3",
-                            "attention.offset=0.5", "attention.offset_free_rows=7", "attention.gate.activation=silu"}));
+                            "attention.offset=0.5", "attention.offset_free_rows=7", "attention.gate.activation=silu",
+                            "attention.gate.position=key", "attention.gate.granularity=headwise",
+                            "attention.gate.op=add", "attention.gate.weight_init=zero"})
+          .attention;
   EXPECT_EQ(s.kind, Kind::lssar);
   EXPECT_EQ(s.qk_norm, QkNorm::rms);
   EXPECT_EQ(s.scale, Scale::number);
-  EXPECT_EQ(s.scale_number, 0.25f);
+  EXPECT_EQ(s.scale_number, 0.25);
   EXPECT_EQ(s.power, 3);
-  EXPECT_EQ(s.offset, 0.5f);
+  EXPECT_EQ(s.offset, 0.5);
   EXPECT_EQ(s.offset_free_rows, 7);
-  EXPECT_EQ(s.context, 11);
-  EXPECT_GT(s.qkv_stride, 0);
-  EXPECT_EQ(attention_settings(small_config("fp32", {"attention.sink=learned"})).sink, Sink::learned);
-  GateSettings gate = gate_settings(
-      small_config("fp32", {"attention.gate.activation=silu", "attention.gate.position=key",
-                            "attention.gate.granularity=headwise", "attention.gate.op=add"}));
-  EXPECT_EQ(gate.activation, GateActivation::silu);
-  EXPECT_EQ(gate.position, GatePosition::key);
-  EXPECT_TRUE(gate.headwise);
-  EXPECT_TRUE(gate.add);
+  EXPECT_EQ(s.gate.activation, GateActivation::silu);
+  EXPECT_EQ(s.gate.position, GatePosition::key);
+  EXPECT_EQ(s.gate.granularity, GateGranularity::headwise);
+  EXPECT_EQ(s.gate.op, GateOp::add);
+  EXPECT_EQ(s.gate.weight_init, GateWeights::zero);
+  EXPECT_EQ(small_config("fp32", {"attention.sink=learned"}).attention.sink, Sink::learned);
 }
 
 // Every variant of the configuration trains: all parameters get gradients, and a step lowers the batch's loss.
@@ -490,7 +489,7 @@ TEST(Settings, EveryVariantLearns) {
   for (const Variant& variant : variants()) {
     for (std::string precision : {"fp32", "bf16"}) {
       Config config = small_config(precision, {"attention.variant=" + std::string(variant.name)});
-      if (!attention_is_built(kind_from_name(config.attention.kind))) continue;
+      if (!attention_is_built(config.attention.kind)) continue;
       TestBatch batch(config);
       auto model = small_model(config);
       float first = gradients(*model, batch).loss;
@@ -532,9 +531,9 @@ TEST(Settings, GatesMatchTheReference) {
 
 // The kinds and scales without learned parameters, and the norms, in the whole model.
 TEST(Settings, VariantsMatchTheReference) {
-  for (const char* kind : kind_names)
-    if (std::string(kind) != "lssar" && attention_is_built(kind_from_name(kind)))
-      GradientPool<float>("fp32").add({std::string("attention.kind=") + kind}, kind);
+  for (size_t kind = 0; kind < std::size(kind_names); kind++)
+    if (Kind(kind) != Kind::lssar && attention_is_built(Kind(kind)))
+      GradientPool<float>("fp32").add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
   for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated"})
     GradientPool<float>("fp32").add({"attention.variant=" + variant}, variant);
 }

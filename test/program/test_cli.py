@@ -1,6 +1,7 @@
 """Bad input of every sort, through the real ./train: exit code 2, a text that names the key or file and the value,
 nothing that looks like a crash, and nothing written.
 """
+import itertools
 import os
 import re
 import shutil
@@ -197,7 +198,7 @@ class BadConfig(Workspace):
              names=["memory", "batch.micro"])
 
   def test_name_must_stay_below_runs(self):
-    for name in ("a/b", "..", ".", "", "/tmp/x"):
+    for name in ("a/b", "..", ".", "/tmp/x"):
       with self.subTest(name=name):
         self.bad(name=name, names=["name"])
 
@@ -239,6 +240,12 @@ class BadFlags(Workspace):
     self.bad("--eval", "--lengths", "", names=["--lengths"])
     for flag in ("--eval", "--dry-run", "--print-config", "--overwrite"):
       self.bad(flag + "=false", names=[flag[2:]])
+
+  def test_flags_that_need_or_exclude_others(self):
+    self.bad("--lengths", "16", names=["--lengths", "--eval"])
+    modes = (["--eval"], ["--generate", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
+    for one, other in itertools.combinations(modes, 2):
+      self.bad(*one, *other, names=[one[0], other[0], "excludes"])
 
   def test_output_that_cannot_be_written(self):
     self.ok("--print-config")

@@ -14,7 +14,7 @@
 #include "ranks/buckets.h"
 #include "ranks/comm.h"
 #include "ranks/ranks.h"
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "test/support/error_of.h"
 #include "train_gpt2.h"
 

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
-#include "settings/config_table.h"
+#include "settings/table.h"
 #include "test/support/error_of.h"
 
 using Sets = std::vector<std::string>;
@@ -24,7 +25,7 @@ static std::map<std::string, std::string> changes(Config config) {
 using Changes = std::map<std::string, std::string>;
 
 TEST(Config, DefaultsAreTheDocumentedOnes) {
-  EXPECT_EQ(config_json(parse_config("{}", "")), R"({
+  EXPECT_EQ(config_json(parse_config("{}", "")), nlohmann::ordered_json::parse(R"({
   "name": "run",
   "seed": 1337,
   "init": "",
@@ -61,8 +62,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     }
   },
   "data": {
-    "train": [],
-    "val": [],
+    "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
+    "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
     "shuffle": true
   },
   "batch": {
@@ -112,8 +113,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "log": {
     "every": 1
   }
-}
-)");
+})"));
 }
 
 TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
@@ -125,13 +125,19 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
                                      "\"rope\"  [x.json]"});
   EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(), 3u);
+  EXPECT_EQ(warnings({"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
+                      "optimizer.schedule=constant", "optimizer.final_lr_fraction=0.5"}),
+            (std::vector<std::string>{"config: attention.gate.bias_init = 1 has no effect: it needs a gate with "
+                                      "attention.gate.bias  [--set]",
+                                      "config: optimizer.final_lr_fraction = 0.5 has no effect: it needs a schedule "
+                                      "other than \"constant\"  [--set]"}));
   EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
   // What a variant sets, also where a run's config.json spells it out.
   Config ungated = parse_config("{}", "x.json", {"attention.variant=softplus_gated", "attention.gate.activation=none"});
   EXPECT_TRUE(ungated.warnings.empty());
-  EXPECT_TRUE(parse_config(config_json(ungated), "y.json").warnings.empty());
+  EXPECT_TRUE(parse_config(config_text(ungated), "y.json").warnings.empty());
 
   auto changes = [](const std::vector<std::string>& before, const std::vector<std::string>& now) {
     std::string list;
@@ -168,7 +174,8 @@ TEST(Config, ValuesOfEveryType) {
   EXPECT_EQ(c.precision, "bf16");
   EXPECT_EQ(c.model.context, 1000);
   EXPECT_EQ(c.model.mlp_width(), 1536);
-  EXPECT_EQ(c.attention.scale, (Config::Scale{"number", 0.125}));
+  EXPECT_EQ(c.attention.scale, Scale::number);
+  EXPECT_EQ(c.attention.scale_number, 0.125);
   EXPECT_TRUE(c.attention.gate.bias);
   EXPECT_EQ(c.attention.gate.bias_init, -1.5);
   EXPECT_EQ(c.data.train, std::vector<std::string>{"a_*.bin"});
@@ -177,6 +184,15 @@ TEST(Config, ValuesOfEveryType) {
   EXPECT_EQ(c.batch.tokens, 64000);
   EXPECT_EQ(c.eval.lengths, (std::vector<int>{1000, 2000}));
   EXPECT_TRUE(c.warnings.empty());
+}
+
+TEST(Config, TheNameIsTheFilesUnlessGiven) {
+  Config c = parse_config("{}", "configs/gpt2_1.5b.json");
+  EXPECT_EQ(c.name, "gpt2_1.5b");
+  EXPECT_EQ(c.origins.at("name"), "the file's name");
+  EXPECT_EQ(parse_config(R"({"name": ""})", "a.json").name, "a");
+  EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json").name, "b");
+  EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json", {"name=c"}).name, "c");
 }
 
 TEST(Config, SetParsesByType) {
@@ -192,12 +208,12 @@ TEST(Config, SetParsesByType) {
                                  {"batch.tokens", "4000"},
                                  {"optimizer.lr", "0.001"},
                                  {"attention.gate.bias", "false"},
-                                 {"data.train", "[\"a.bin\", \"b_*.bin\"]"},
+                                 {"data.train", "[\"a.bin\",\"b_*.bin\"]"},
                                  {"data.val", "[\"v\"]"},
-                                 {"eval.lengths", "[1000, 2000]"},
+                                 {"eval.lengths", "[1000,2000]"},
                                  {"attention.scale", "-0.5"},
                                  {"generate.prompt", "\"a=b, c\""}}));
-  EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, (Config::Scale{"ssmax", 0}));
+  EXPECT_EQ(parse_config("{}", "", {"attention.scale=ssmax"}).attention.scale, Scale::ssmax);
   EXPECT_EQ(parse_config("{}", "", {"seed=18446744073709551615"}).seed, 18446744073709551615u);
   EXPECT_EQ(parse_config(R"({"data": {"val": "v"}})", "", {"data.val="}).data.val.size(), 0u);
   Config json = parse_config("{}", "", {"eval.lengths=[5, 6]", R"(data.val=["a,b", "[c]"])"});
@@ -241,16 +257,16 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
   Config c =
     parse_config(R"({"attention": {"kind": "lssa", "variant": "lssar_softplus_gated", "gate": {"bias_init": 2}}})",
                  "x.json", {"attention.qk_norm=rms"});
-  EXPECT_EQ(c.attention.kind, "lssa");
-  EXPECT_EQ(c.attention.qk_norm, "rms");
-  EXPECT_EQ(c.attention.scale.name, "logd_logn");
+  EXPECT_EQ(c.attention.kind, Kind::lssa);
+  EXPECT_EQ(c.attention.qk_norm, QkNorm::rms);
+  EXPECT_EQ(c.attention.scale, Scale::logd_logn);
   EXPECT_EQ(c.attention.gate.bias_init, 2);
-  EXPECT_EQ(c.attention.gate.weight_init, "zero");
+  EXPECT_EQ(c.attention.gate.weight_init, GateWeights::zero);
   EXPECT_TRUE(c.warnings.empty());
   // A variant from the command line cannot win over what the file spells out, and says so.
   c =
     parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json", {"attention.variant=lssar"});
-  EXPECT_EQ(c.attention.kind, "softmax");
+  EXPECT_EQ(c.attention.kind, Kind::softmax);
   EXPECT_EQ(c.warnings,
             std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over \"lssar\" of --set "
                                      "attention.variant=lssar  [x.json]"});
@@ -258,7 +274,7 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
   for (const char* variant : {"softmax", "sigmoid", "softplus_gated", "lssa"}) {
     std::string set = std::string("attention.variant=") + variant;
     Config resolved =
-        parse_config(config_json(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
+        parse_config(config_text(parse_config("{}", "", {"attention.variant=lssar_softplus_gated"})), "x.json", {set});
     EXPECT_EQ(changes(resolved), changes(parse_config("{}", "", {set}))) << variant;
     EXPECT_TRUE(resolved.warnings.empty());
   }
@@ -317,7 +333,7 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
     {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
   for (auto& sets : cases) {
     Config first = parse_config("{}", "", sets);
-    Config second = parse_config(config_json(first), "resolved.json");
+    Config second = config_from_json(config_json(first), "resolved.json");
     first.train.tokens = 0;  // became steps
     EXPECT_EQ(changes(first), changes(second));
     EXPECT_EQ(config_json(first), config_json(second));
@@ -327,9 +343,9 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
 }
 
 TEST(Config, ResolvedJsonOfSomeSections) {
-  EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}),
+  EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}).dump(2),
             "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
-            "  \"log\": {\n    \"every\": 1\n  }\n}\n");
+            "  \"log\": {\n    \"every\": 1\n  }\n}");
 }
 
 TEST(Config, PrintShowsValueAndOrigin) {

@@ -1,0 +1,60 @@
+// The settings of attention and its gate. Each enum is followed by its names, in the same order. The configuration's
+// table, the kernels, tests and benchmarks all take them from here. Plain C++, for files that do not include CUDA.
+#pragma once
+#include <string>
+
+#include "base/error.h"
+
+enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };  // from scores z to weights P
+inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
+enum class QkNorm { none, l2, rms };
+inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
+enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
+inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
+enum class Sink { none, one, learned };
+inline constexpr const char* sink_names[] = {"none", "one", "learned"};
+enum class RopeScaling { none, linear, ntk, yarn };
+inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
+enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, exp };
+inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus", "silu", "relu", "tanh", "exp"};
+enum class GateGranularity { elementwise, headwise };
+inline constexpr const char* gate_granularity_names[] = {"elementwise", "headwise"};
+enum class GateOp { multiply, add };
+inline constexpr const char* gate_op_names[] = {"multiply", "add"};
+enum class GatePosition { sdpa, value, key, query, output };
+inline constexpr const char* gate_position_names[] = {"sdpa", "value", "key", "query", "output"};
+enum class GateWeights { normal, zero };
+inline constexpr const char* gate_weights_names[] = {"normal", "zero"};
+
+struct GateSettings {
+  GateActivation activation = GateActivation::none;  // none: there is no gate
+  GateGranularity granularity = GateGranularity::elementwise;
+  GateOp op = GateOp::multiply;
+  GatePosition position = GatePosition::sdpa;
+  GateWeights weight_init = GateWeights::normal;
+  bool bias = true;
+  double bias_init = 0;
+};
+
+struct AttentionSettings {
+  Kind kind = Kind::softmax;
+  QkNorm qk_norm = QkNorm::none;
+  Scale scale = Scale::rsqrt_d;
+  double scale_number = 1;  // of Scale::number
+  double power = 15;        // lssar
+  double offset = 1;
+  int offset_free_rows = 3;
+  Sink sink = Sink::none;   // softmax
+  GateSettings gate = {};
+};
+
+// The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.
+template <class Enum, size_t N>
+Enum from_name(const char* what, const char* const (&names)[N], const std::string& name) {
+  std::string allowed;
+  for (size_t i = 0; i < N; i++) {
+    if (name == names[i]) return Enum(i);
+    allowed += (i ? ", " : "") + std::string(names[i]);
+  }
+  user_error("config: %s = \"%s\" is unknown; choose one of %s.", what, name.c_str(), allowed.c_str());
+}

@@ -1,0 +1,229 @@
+// Values that follow from others, and the rules between keys.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "settings/table.h"
+
+void refuse(const std::string& source, const char* fmt, ...) {
+  va_list args;
+  va_start(args, fmt);
+  std::string text = vformat(fmt, args);
+  va_end(args);
+  throw UserError("config: " + text + source_tag(source));
+}
+
+std::string source_of(const Config& c, const std::vector<const char*>& keys) {
+  for (const char* key : keys)
+    if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
+  return c.file;
+}
+
+int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
+
+static void complete(Config& c) {
+  auto& m = c.model;
+  if (c.name.empty()) {
+    c.name = c.file.empty() ? "run" : std::filesystem::path(c.file).stem().string();
+    c.origins["name"] = "the file's name";
+  }
+  if (m.head_dim == 0) {
+    if (m.channels % m.heads != 0)
+      refuse(source_of(c, {"model.channels", "model.heads"}),
+             "model.channels = %d is not divisible by model.heads = %d; change one of them, or give model.head_dim",
+             m.channels, m.heads);
+    m.head_dim = m.channels / m.heads;
+    if (m.head_dim > 512)
+      refuse(source_of(c, {"model.channels", "model.heads"}),
+             "model.head_dim would be channels / heads = %d, at most 512 are possible; use more heads or give it",
+             m.head_dim);
+    c.origins["model.head_dim"] = "channels / heads";
+  }
+  if (c.train.tokens > 0) {
+    if (c.origins.count("train.steps"))
+      refuse(source_of(c, {"train.steps", "train.tokens"}),
+             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
+    c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
+    if (!interval(config_row(c, "train.steps").allowed).contains(double(c.train.steps)))
+      refuse(source_of(c, {"train.tokens", "batch.tokens"}),
+             "train.tokens = %ld in steps of batch.tokens = %ld would be %ld steps, at most 1e9 are possible",
+             c.train.tokens, c.batch.tokens, c.train.steps);
+    c.origins["train.steps"] = "train.tokens / batch.tokens";
+  }
+  if (c.eval.lengths.empty()) {
+    c.eval.lengths = {m.context};
+    c.origins["eval.lengths"] = "model.context";
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// A limit on one key's value that depends on other keys, or that an interval cannot express.
+struct Rule {
+  const char* key;
+  std::vector<const char*> others;        // that it depends on too
+  std::string (*problem)(const Config&);  // what is wrong, to follow "config: KEY = VALUE "; "" if nothing is
+};
+
+static const Rule RULES[] = {
+  {"model.channels", {}, [](const Config& c) -> std::string {
+     return c.model.channels % 8 == 0 ? "" : "must be a multiple of 8";
+   }},
+  {"model.head_dim", {"model.position", "model.channels", "model.heads"}, [](const Config& c) -> std::string {
+     if (c.model.position != "rope" || c.model.head_dim % 2 == 0) return "";
+     return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
+   }},
+  {"attention.sink", {"attention.kind", "attention.variant"}, [](const Config& c) -> std::string {
+     if (c.attention.sink == Sink::none || c.attention.kind == Kind::softmax) return "";
+     return format("exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
+                   kind_names[int(c.attention.kind)]);
+   }},
+  {"attention.scale", {"model.context"}, [](const Config& c) -> std::string {
+     if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";
+     return "divides by ln(model.context) and needs a context of at least 2";
+   }},
+  {"attention.gate.granularity", {"attention.gate.position"}, [](const Config& c) -> std::string {
+     const GateSettings& gate = c.attention.gate;
+     if (gate.granularity != GateGranularity::headwise || gate.position != GatePosition::output) return "";
+     return "does not exist at attention.gate.position = \"output\", where the heads are mixed already; use "
+            "\"elementwise\" or another position";
+   }},
+  {"name", {}, [](const Config& c) -> std::string {
+     bool plain = is_utf8(c.name) && !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
+     for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
+     return plain ? "" : "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
+   }},
+  {"eval.rope_scaling", {"model.position"}, [](const Config& c) -> std::string {
+     if (c.eval.rope_scaling == RopeScaling::none || c.model.position == "rope") return "";
+     return format("needs model.position = \"rope\", not \"%s\"", c.model.position.c_str());
+   }},
+  {"eval.rope_scaling", {"model.head_dim"}, [](const Config& c) -> std::string {
+     if (c.eval.rope_scaling != RopeScaling::ntk || c.model.head_dim > 2) return "";
+     return format("needs model.head_dim > 2, not %d", c.model.head_dim);
+   }},
+  {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
+     if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";
+     return "is too small for float32; use 1e-30 or more, or 0 for no clipping";
+   }},
+};
+
+static void check_rules(Config& c) {
+  for (const Rule& rule : RULES) {
+    std::string problem = rule.problem(c);
+    if (problem.empty()) continue;
+    std::vector<const char*> keys = rule.others;
+    keys.push_back(rule.key);
+    refuse(source_of(c, keys), "%s = %s %s", rule.key, shortened(value_text(config_row(c, rule.key))).c_str(),
+           problem.c_str());
+  }
+}
+
+static void check_mlp_width(const Config& c) {
+  auto& m = c.model;
+  if (int width = m.mlp_width(); width % 8 != 0 || width == 0)
+    refuse(source_of(c, {"model.mlp_ratio", "model.channels"}),
+           "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x %d) = %d",
+           json_number(m.mlp_ratio).c_str(), m.channels, width);
+}
+
+static void check_batch(const Config& c, int ranks) {
+  int64_t sequences = c.batch.micro > 0 ? c.batch.micro : 1;
+  int64_t tokens = sequences * c.model.context;
+  if (tokens > std::numeric_limits<int>::max())
+    refuse(source_of(c, {"batch.micro", "model.context"}),
+           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
+           c.batch.micro, c.model.context);
+  int64_t unit = tokens * ranks;
+  if (c.batch.tokens % unit == 0) return;
+  std::string names, values;
+  auto factor = [&](const char* name, int value) {
+    append_item(names, name, " x ");
+    append_item(values, std::to_string(value), " x ");
+  };
+  if (c.batch.micro > 0) factor("micro", c.batch.micro);
+  factor("context", c.model.context);
+  if (ranks > 1) factor("ranks", ranks);
+  if (unit != c.model.context) values += " = " + std::to_string(unit);
+  int64_t below = c.batch.tokens / unit * unit;
+  std::string nearest = (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
+  bool smaller_divides = c.batch.tokens % (int64_t(c.model.context) * ranks) == 0;
+  refuse(source_of(c, {"batch.tokens", "batch.micro", "model.context"}),
+         "batch.tokens = %ld must be a multiple of %s = %s; use %s%s", c.batch.tokens, names.c_str(), values.c_str(),
+         nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
+}
+
+// Warns of keys that were changed but have no effect.
+static void warn_without_effect(Config& c) {
+  Config plain = plain_variant(c.variant);
+  std::vector<ConfigRow> rows = config_rows(c), plain_rows = config_rows(plain);
+  for (size_t i = 0; i < rows.size(); i++)
+    if (const Needs* needs = rows[i].needs;
+        needs && !needs->met(c) && value_text(rows[i]) != value_text(plain_rows[i]))
+      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", rows[i].key,
+                                  value_text(rows[i]).c_str(), needs->what,
+                                  source_tag(source_of(c, {rows[i].key})).c_str()));
+}
+
+void complete_and_check(Config& c, bool trains) {
+  bool lengths_given = c.origins.count("eval.lengths");
+  complete(c);
+  warn_without_effect(c);
+  check_rules(c);
+  check_mlp_width(c);
+  check_batch(c, 1);
+  if (trains && (c.eval.every > 0 || lengths_given)) check_lengths(c, c.eval.lengths, "eval.lengths");
+  if (c.optimizer.warmup_steps > c.train.steps)
+    c.warnings.push_back(
+      format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
+             "rate never reaches optimizer.lr%s",
+             c.optimizer.warmup_steps, c.train.steps,
+             source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+void resolve_batch(Config& config, int ranks, int64_t fits) {
+  if (config.batch.micro == 0) {
+    check_batch(config, ranks);  // at least one sequence must divide
+    int64_t sequences = config.batch.tokens / config.model.context / ranks;
+    int64_t most = std::min<int64_t>({fits, 64, std::numeric_limits<int>::max() / config.model.context});
+    int64_t micro = std::max<int64_t>(most, 1);
+    while (sequences % micro != 0) micro--;
+    config.batch.micro = static_cast<int>(micro);
+    config.origins["batch.micro"] = "as many as fit, at most 64";
+  }
+  check_batch(config, ranks);
+}
+
+int64_t micro_steps(const Config& config, int ranks) {
+  return config.batch.tokens / (static_cast<int64_t>(config.batch.micro) * config.model.context * ranks);
+}
+
+int eval_batch(const Config& config, int length) {
+  if (config.eval.batch > 0) return config.eval.batch;
+  int64_t micro = std::max(config.batch.micro, 1);
+  return static_cast<int>(std::clamp<int64_t>(micro * config.model.context / length, 1, MAX_SEQUENCES));
+}
+
+void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {
+  std::string name = what[0] == '-' ? std::string(what) : "config: " + std::string(what);
+  std::string tag = source_tag(source_of(config, {"eval.lengths", "model.position", "model.context"}));
+  for (int length : lengths) {
+    if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
+    if (config.model.position == "learned" && length > config.model.context)
+      user_error(
+        "%s = %d is beyond the %d positions that model.position = \"learned\" has (model.context); "
+        "only \"rope\" and \"none\" go further%s",
+        name.c_str(), length, config.model.context, tag.c_str());
+    if (length > config.eval.tokens)
+      user_error(
+        "%s = %d is longer than eval.tokens = %ld, so that not one window would be evaluated; raise eval.tokens%s",
+        name.c_str(), length, config.eval.tokens, tag.c_str());
+    if (static_cast<int64_t>(length) * config.eval.batch > std::numeric_limits<int>::max())
+      user_error("%s = %d x eval.batch = %d tokens at once are too many (at most 2147483647)%s", name.c_str(), length,
+                 config.eval.batch, tag.c_str());
+  }
+}

@@ -1,0 +1,388 @@
+// From JSON and --set to a Config: values into rows, and which source wins.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "settings/table.h"
+
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t MAX_FILE_BYTES = 1 << 20;
+
+std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One value into one row. Each returns what is wrong with it, to stand behind "config: key = value ", or "".
+
+std::string range_problem(const ConfigRow& row, const char* kind) {
+  return std::string("must be ") + kind + " in " + row.allowed +
+         (row.automatic ? ", or 0 for " + std::string(row.automatic) : "");
+}
+
+template <class Int> std::string assign_integer(const ConfigRow& row, Int& target, const json& value) {
+  Int x = 0;
+  bool fits = false;
+  auto take = [&](auto number) {
+    fits = std::in_range<Int>(number);
+    if (fits) x = static_cast<Int>(number);
+  };
+  if (value.is_number_unsigned()) take(value.get<uint64_t>());
+  else if (value.is_number_integer()) take(value.get<int64_t>());
+  else if (value.is_number_float()) {  // 1e9 and 4.0 are integers too
+    double number = value.get<double>();
+    if (std::floor(number) == number && std::fabs(number) <= EXACT_INTEGERS) take(static_cast<int64_t>(number));
+  }
+  bool automatic = fits && row.automatic && x == 0;
+  if (!fits || !(automatic || interval(row.allowed).contains(static_cast<double>(x))))
+    return range_problem(row, "an integer");
+  target = x;
+  return "";
+}
+
+std::string assign(const ConfigRow& row, double& target, const json& value) {
+  if (!value.is_number() || !interval(row.allowed).contains(value.get<double>())) return range_problem(row, "a number");
+  target = value.get<double>();
+  return "";
+}
+
+std::string assign(const ConfigRow&, bool& target, const json& value) {
+  if (!value.is_boolean()) return "must be true or false";
+  target = value.get<bool>();
+  return "";
+}
+
+std::string text_problem(const json& value) {
+  if (!value.is_string()) return "must be text";
+  if (value.get_ref<const std::string&>().find('\0') != std::string::npos) return "must not contain a zero byte";
+  return "";
+}
+
+std::string choice_problem(const json& value, const std::vector<std::string>& names) {
+  std::string list;
+  for (auto& name : names) append_item(list, name);
+  if (!value.is_string()) return "must be one of " + list;
+  return "is unknown (" + list + ")" + did_you_mean(value.get<std::string>(), names);
+}
+
+std::string assign(const ConfigRow& row, std::string& target, const json& value) {
+  auto names = choices(row.allowed);
+  bool automatic = row.automatic && value == "";
+  if (!names.empty() && !automatic && std::find(names.begin(), names.end(), value) == names.end())
+    return choice_problem(value, names);
+  if (std::string problem = text_problem(value); !problem.empty()) return problem;
+  target = value.get<std::string>();
+  return "";
+}
+
+std::string assign(const ConfigRow& row, const Choice& target, const json& value) {
+  if (target.number && value.is_number()) {
+    std::string range = row.allowed.substr(row.allowed.find('['));
+    if (!interval(range).contains(value.get<double>())) return "must be a name or a number in " + range;
+    *target.number = value.get<double>();
+    target.set(target.names.size());
+    return "";
+  }
+  auto name = std::find(target.names.begin(), target.names.end(), value);
+  if (name == target.names.end()) return choice_problem(value, choices(row.allowed));
+  target.set(size_t(name - target.names.begin()));
+  return "";
+}
+
+std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {
+  std::vector<std::string> items;
+  for (auto& item : value.is_array() ? value : json::array({value})) {
+    if (std::string problem = text_problem(item); !problem.empty()) return "must be text or a list of texts";
+    if (item.get_ref<const std::string&>().empty()) return "must not contain an empty name";
+    items.push_back(item.get<std::string>());
+  }
+  target = items;
+  return "";
+}
+
+std::string assign(const ConfigRow& row, std::vector<int>& target, const json& value) {
+  std::vector<int> items;
+  for (auto& item : value.is_array() ? value : json::array({value})) {
+    int x = 0;
+    std::string problem = assign_integer(row, x, item);
+    if (!problem.empty() || x == 0) return "must be a list of integers in " + row.allowed;
+    items.push_back(x);
+  }
+  target = items;
+  return "";
+}
+
+std::string assign(const ConfigRow& row, const json& value) {
+  return std::visit(
+    [&](auto& target) {
+      using Target = std::decay_t<decltype(target)>;
+      if constexpr (std::is_same_v<Target, Choice>) return assign(row, target, value);
+      else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
+        return assign_integer(row, *target, value);
+      else return assign(row, *target, value);
+    },
+    row.value);
+}
+
+std::optional<json> number_of(const std::string& text) {
+  const char* end = text.data() + text.size();
+  uint64_t natural;
+  if (auto [stop, error] = std::from_chars(text.data(), end, natural); stop == end && error == std::errc())
+    return natural;
+  int64_t integer;
+  if (auto [stop, error] = std::from_chars(text.data(), end, integer); stop == end && error == std::errc())
+    return integer;
+  double real;
+  if (auto [stop, error] = std::from_chars(text.data(), end, real);
+      stop == end && error == std::errc() && std::isfinite(real))
+    return real;
+  return std::nullopt;
+}
+
+// What a --set text means, by the type of its row; a list is "a,b" or ["a", "b"]. What does not fit the type stays text,
+// so that `assign` refuses it.
+json value_of(const ConfigRow& row, const std::string& text) {
+  bool texts = std::holds_alternative<std::vector<std::string>*>(row.value);
+  if (texts || std::holds_alternative<std::vector<int>*>(row.value)) {
+    json list = json::parse(text, nullptr, false);
+    if (list.is_array()) return list;
+    list = json::array();
+    for (size_t begin = 0; !text.empty() && begin <= text.size();) {  // "a," has two items, the second is empty
+      size_t end = std::min(text.find(',', begin), text.size());
+      std::string item = text.substr(begin, end - begin);
+      auto number = texts ? std::nullopt : number_of(item);
+      list.push_back(number ? *number : json(item));
+      begin = end + 1;
+    }
+    return list;
+  }
+  if (std::holds_alternative<bool*>(row.value) && (text == "true" || text == "false")) return text == "true";
+  auto* names = std::get_if<Choice>(&row.value);
+  if (std::holds_alternative<bool*>(row.value) || std::holds_alternative<std::string*>(row.value) ||
+      (names && !names->number))
+    return text;
+  auto number = number_of(text);
+  return number ? *number : json(text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The sources, weakest first: defaults, variant, file, --set.
+
+struct Given {
+  json value;
+  std::string source;  // the file's name, or "--set"
+};
+
+class Reader {
+ public:
+  Reader(Config& config, const std::string& file) : config(config), file(file), rows(config_rows(config)) {
+    for (size_t i = 0; i < rows.size(); i++) {
+      std::string key = rows[i].key;
+      index[key] = i;
+      keys.push_back(key);
+      for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1))
+        sections.insert(key.substr(0, dot));
+    }
+  }
+
+  void read_object(const json& object, const std::string& prefix) {
+    for (auto& [name, value] : object.items()) {
+      if (name.rfind("_", 0) == 0) continue;
+      std::string key = prefix + name;
+      if (name.find('.') != std::string::npos)
+        refuse(file, "the key %s has a dot; write the objects out: \"model\": {\"layers\": 12}",
+               shortened(json_quote(name)).c_str());
+      if (sections.count(key)) {
+        if (!value.is_object())
+          refuse(file, "%s = %s must be an object: \"%s\": {...}", key.c_str(), shown(value).c_str(), name.c_str());
+        read_object(value, key + ".");
+      } else {
+        given[row_of(key, file).key] = {value, file};
+      }
+    }
+  }
+
+  void read_set(const std::string& text) {
+    const std::string source = "--set";
+    size_t equals = text.find('=');
+    if (!is_utf8(text)) user_error("config: --set %s is not UTF-8", shortened(json_quote(text)).c_str());
+    if (equals == std::string::npos || equals == 0)
+      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(), equals ? "\"=\"" : "key");
+    const ConfigRow& row = row_of(text.substr(0, equals), source);
+    Given next = {value_of(row, text.substr(equals + 1)), source};
+    if (std::string(row.key) == "attention.variant") replace_variant(next);
+    given[row.key] = next;
+  }
+
+  void apply() {
+    if (given.count("attention.variant")) take("attention.variant", given.at("attention.variant"));
+    for (auto& variant : variants()) {
+      if (config.variant != variant.name) continue;
+      for (auto& [key, text] : variant.changes) {
+        auto& row = rows[index.at(key)];
+        take(key, {value_of(row, text), std::string("variant ") + variant.name});
+      }
+    }
+    for (auto& key : keys)  // in the table's order, so that the first error does not depend on the file's
+      if (given.count(key)) take(key, given.at(key));
+  }
+
+ private:
+  const ConfigRow& row_of(const std::string& key, const std::string& source) {
+    auto found = index.find(key);
+    if (found != index.end()) return rows[found->second];
+    if (sections.count(key)) {
+      std::string inside;
+      for (auto& name : keys)
+        if (name.rfind(key + ".", 0) == 0) append_item(inside, name, ", ");
+      refuse(source, "%s is a group of keys; set one of %s", key.c_str(), inside.c_str());
+    }
+    std::string word = key.substr(key.rfind('.') + 1);
+    std::vector<std::string> candidates = keys;
+    candidates.insert(candidates.end(), sections.begin(), sections.end());
+    std::string hint = did_you_mean(key, candidates);
+    if (hint.empty()) hint = did_you_mean_last(word);
+    refuse(source, "%s is unknown%s", shortened(key).c_str(), hint.empty() ? "; see --help" : hint.c_str());
+  }
+
+  // "layers" or "modell.layers" for model.layers
+  std::string did_you_mean_last(const std::string& word) {
+    std::vector<std::string> last;
+    for (auto& key : keys) last.push_back(key.substr(key.rfind('.') + 1));
+    std::string hint = did_you_mean(word, last);
+    for (size_t i = 0; i < keys.size() && !hint.empty(); i++)
+      if (hint == "; did you mean \"" + last[i] + "\"?") return "; did you mean \"" + keys[i] + "\"?";
+    return "";
+  }
+
+  void take(const std::string& key, const Given& from) {
+    std::string problem = assign(rows[index.at(key)], from.value);
+    if (!problem.empty()) refuse(from.source, "%s = %s %s", key.c_str(), shown(from.value).c_str(), problem.c_str());
+    config.origins[key] = from.source;
+  }
+
+  // What each key that any variant changes is in this one: its change, else the default. Empty for an unknown variant.
+  std::map<std::string, json> meaning_of(const json& name) {
+    std::map<std::string, json> meaning;
+    auto is_named = [&](const Variant& variant) { return name == variant.name; };
+    if (std::none_of(variants().begin(), variants().end(), is_named)) return meaning;
+    Config plain = plain_variant(name.get_ref<const std::string&>());
+    auto all = config_rows(plain);
+    for (auto& variant : variants())
+      for (auto& [key, text] : variant.changes) meaning[key] = value_json(all[index.at(key)]);
+    return meaning;
+  }
+
+  // --set attention.variant over a file that names a variant and spells out what it means, as a run's config.json does:
+  // what is spelled out goes. Keys that the file gives of its own accord stay, with a warning.
+  void replace_variant(const Given& next) {
+    auto meaning = meaning_of(next.value);
+    auto old = given.find("attention.variant");
+    auto spelled = old == given.end() ? std::map<std::string, json>{} : meaning_of(old->second.value);
+    for (auto& [key, value] : meaning) {
+      auto in_file = given.find(key);
+      if (in_file == given.end() || in_file->second.source == "--set" || in_file->second.value == value) continue;
+      if (spelled.count(key) && in_file->second.value == spelled[key]) {
+        given.erase(in_file);
+        continue;
+      }
+      config.warnings.push_back(format("config: %s = %s in the file wins over %s of --set attention.variant=%s%s",
+                                       key.c_str(), shown(in_file->second.value).c_str(), shown(value).c_str(),
+                                       next.value.get_ref<const std::string&>().c_str(), source_tag(file).c_str()));
+    }
+  }
+
+  Config& config;
+  std::string file;
+  std::vector<ConfigRow> rows;
+  std::map<std::string, size_t> index;
+  std::vector<std::string> keys;
+  std::set<std::string> sections;
+  std::map<std::string, Given> given;
+};
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+Config plain_variant(const std::string& name) {
+  Config plain;
+  for (const Variant& variant : variants()) {
+    if (name != variant.name) continue;
+    for (auto& [key, text] : variant.changes) {
+      ConfigRow row = config_row(plain, key);
+      assign(row, value_of(row, text));
+    }
+  }
+  plain.variant = name;
+  return plain;
+}
+
+Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets, bool trains) {
+  if (text.size() > MAX_FILE_BYTES)
+    refuse(file, "%zu bytes are too many for a configuration (at most %zu)", text.size(), MAX_FILE_BYTES);
+  return config_from_json(parse_json(text, "config", file), file, sets, trains);
+}
+
+Config config_from_json(const json& root, const std::string& file, const std::vector<std::string>& sets, bool trains) {
+  if (!root.is_object()) refuse(file, "the file must hold one JSON object: {...}");
+  Config config;
+  config.file = file;
+  Reader reader(config, file);
+  reader.read_object(root, "");
+  for (auto& set : sets) reader.read_set(set);
+  reader.apply();
+  complete_and_check(config, trains);
+  return config;
+}
+
+Config load_config(const std::string& path, const std::vector<std::string>& sets, bool trains) {
+  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES), path, sets, trains);
+}
+
+std::vector<int> parse_lengths(const std::string& text, const char* what) {
+  Config scratch;
+  ConfigRow row = config_row(scratch, "eval.lengths");
+  json value = value_of(row, text);
+  std::string problem = value.empty() ? "must be a list of integers in " + row.allowed : assign(row, value);
+  if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
+  return scratch.eval.lengths;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {
+  if (word.size() > 64) return "";
+  // edits: insert, delete, replace, swap two neighbours
+  auto distance = [&](const std::string& other) {
+    std::vector<std::vector<size_t>> d(word.size() + 1, std::vector<size_t>(other.size() + 1));
+    for (size_t i = 0; i <= word.size(); i++) {
+      for (size_t j = 0; j <= other.size(); j++) {
+        if (i == 0 || j == 0) {
+          d[i][j] = i + j;
+          continue;
+        }
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (word[i - 1] != other[j - 1])});
+        if (i > 1 && j > 1 && word[i - 1] == other[j - 2] && word[i - 2] == other[j - 1])
+          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+    return d[word.size()][other.size()];
+  };
+  size_t nearest = std::clamp<size_t>(word.size() / 3, 1, 3) + 1;
+  std::string best;
+  for (auto& candidate : candidates) {
+    size_t edits = distance(candidate);
+    if (edits < nearest && edits < candidate.size()) {
+      nearest = edits;
+      best = candidate;
+    }
+  }
+  return best.empty() ? "" : format("; did you mean \"%s\"?", best.c_str());
+}

@@ -1,0 +1,129 @@
+// A Config as text: --print-config, --help, JSON, and how two differ.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "settings/table.h"
+
+using nlohmann::ordered_json;
+
+static std::string padded(std::string text, size_t width) {
+  if (text.size() < width) text.resize(width, ' ');
+  return text;
+}
+
+std::string print_config(const Config& config) {
+  Config copy = config;
+  auto rows = config_rows(copy);
+  size_t key_width = 0, value_width = 0;
+  auto shown = [](const ConfigRow& row) {
+    return is_automatic(row) ? "auto (" + std::string(row.automatic) + ")" : value_text(row);
+  };
+  for (auto& row : rows) {
+    key_width = std::max(key_width, std::string(row.key).size());
+    value_width = std::max(value_width, std::min<size_t>(shown(row).size(), 36));
+  }
+  std::string text;
+  for (auto& row : rows) {
+    auto origin = config.origins.find(row.key);
+    text += padded(row.key, key_width) + "  " + padded(shown(row), value_width) + "  " +
+            (origin == config.origins.end() ? "default" : origin->second) + "\n";
+  }
+  return text;
+}
+
+ordered_json config_json(const Config& config, const std::vector<std::string>& sections) {
+  Config copy = config;
+  copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
+  ordered_json root;
+  for (const ConfigRow& row : config_rows(copy)) {
+    std::string path = row.key, section = path.substr(0, path.find('.'));
+    std::replace(path.begin(), path.end(), '.', '/');
+    if (sections.empty() || std::count(sections.begin(), sections.end(), section))
+      root[ordered_json::json_pointer("/" + path)] = value_json(row);
+  }
+  return root;
+}
+
+std::string config_text(const Config& config) {
+  return config_json(config).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+static const char* type_name(const ConfigRow& row) {
+  return std::visit(
+    Overloaded{
+      [](bool*) { return "true/false"; },
+      [](double*) { return "number"; },
+      [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
+      [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
+      [](std::vector<std::string>*) { return "text/list"; },
+      [](std::vector<int>*) { return "integers"; },
+      [](auto*) { return "integer"; },
+    },
+    row.value);
+}
+
+std::string config_help() {
+  Config defaults;
+  auto default_of = [](const ConfigRow& row) {
+    return is_automatic(row) ? std::string(row.automatic) : value_text(row);
+  };
+  auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
+  std::string text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
+                     "Keys that begin with \"_\" are comments.\n";
+  for (auto& row : config_rows(defaults)) {
+    text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
+    text += ", default " + default_of(row);
+    if (!row.allowed.empty() && row.allowed.size() < 90) text += "; " + row.allowed;
+  }
+  text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";
+  for (auto& variant : variants()) {
+    std::string changes;
+    for (auto& [key, value] : variant.changes)
+      append_item(changes, short_key(key) + " " + value);
+    text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
+  }
+  return text;
+}
+std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now) {
+  Config old_copy = before, new_copy = now;
+  auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);
+  std::vector<ChangedSetting> changes;
+  for (size_t i = 0; i < new_rows.size(); i++) {
+    std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
+    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].may_change});
+  }
+  return changes;
+}
+
+// Keys that change nothing now, whatever their values.
+static std::set<std::string> idle_keys(const Config& config) {
+  std::set<std::string> idle;
+  Config copy = config;
+  for (const ConfigRow& row : config_rows(copy))
+    if (row.needs && !row.needs->met(config)) idle.insert(row.key);
+  return idle;
+}
+
+std::string mechanism(const Config& config) {
+  std::string changes;
+  std::set<std::string> idle = idle_keys(config);
+  for (const ChangedSetting& change : changed_settings(plain_variant(config.variant), config))
+    if (change.key.starts_with("attention.") && !idle.count(change.key))
+      append_item(changes, change.key.substr(10) + " = " + change.is);
+  return config.variant + " attention" + (changes.empty() ? "" : " with " + changes);
+}
+
+std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
+  std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
+  std::set<std::string> was_idle = idle_keys(before);
+  for (const std::string& key : idle_keys(now))
+    if (was_idle.count(key)) same.insert(key);
+  std::vector<ChangedSetting> changes = changed_settings(before, now);
+  std::erase_if(changes, [&](const ChangedSetting& change) {
+    return same.count(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
+  });
+  return changes;
+}

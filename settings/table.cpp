@@ -1,0 +1,221 @@
+#include "settings/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json.h"
+
+// number: what the last enumerator stands for, which has no name in a configuration then.
+template <class Enum, size_t N>
+static Choice choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
+  return {{names, names + N - (number ? 1 : 0)}, [&field] { return size_t(field); },
+          [&field](size_t index) { field = Enum(index); }, number};
+}
+
+// "a | b | c", or "a | b | c | a number in INTERVAL"
+static std::string alternatives(const Choice& choice, const std::string& interval) {
+  std::string list;
+  for (const char* name : choice.names) append_item(list, name, " | ");
+  return choice.number ? list + " | a number in " + interval : list;
+}
+
+static const Needs
+    LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
+    GATE = {"an attention.gate.activation",
+            [](const Config& c) { return c.attention.gate.activation != GateActivation::none; }},
+    GATE_BIAS = {"a gate with attention.gate.bias",
+                 [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
+    ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
+    WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
+    DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
+
+static ConfigRow only_with(const Needs& needs, ConfigRow row) {
+  row.needs = &needs;
+  return row;
+}
+
+std::vector<ConfigRow> config_rows(Config& c) {
+  auto& m = c.model;
+  auto& a = c.attention;
+  auto& g = c.attention.gate;
+  auto& o = c.optimizer;
+  const char* no = nullptr;
+  constexpr bool may_change = true, of_a_rank = true;
+  std::string variant_names;
+  for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
+  std::vector<ConfigRow> rows = {
+    {"name", &c.name, "", "the file's name, without .json", "the run's name: output goes to runs/NAME; no slash",
+     may_change, of_a_rank},
+    {"seed", &c.seed, "[0, 18446744073709551615]", no, "of the initial weights, the data order and sampling"},
+    {"init", &c.init, "", no,
+     "folder with a model.safetensors to start from; empty starts afresh", may_change, of_a_rank},
+    {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "of activations and matrix products"},
+    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
+
+    {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
+    {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
+    {"model.channels", &m.channels, "[8, 65536]", no, "width of the residual stream, a multiple of 8"},
+    {"model.head_dim", &m.head_dim, "[1, 512]", "channels / heads", "width of a head; even with rope"},
+    {"model.context", &m.context, "[1, 16777216]", no, "tokens of a training sequence"},
+    {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
+    {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
+    {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
+    only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
+
+    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
+    {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
+    {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
+     "what a row's scores are multiplied by"},
+    {"attention.kind", choice(a.kind, kind_names), "", no, "from scores to weights"},
+    only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
+    only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
+                      "subtracted in lssar's second stage, in units of the mean weight"}),
+    only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
+                      "first rows without that offset"}),
+    {"attention.sink", choice(a.sink, sink_names), "", no, "a further term in softmax's denominator"},
+    {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none: no gate"},
+    only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
+                     "a logit per channel, or per head"}),
+    only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),
+    only_with(GATE, {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"}),
+    only_with(GATE, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
+                     "its initial weights: normal 0.02, or zero"}),
+    only_with(GATE, {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"}),
+    only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),
+
+    {"data.train", &c.data.train, "", no,
+     "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
+    {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
+
+    {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
+     "tokens of an optimizer step over all ranks, a multiple of micro x context x ranks"},
+    {"batch.micro", &c.batch.micro, "[1, 65535]", "as many as fit, at most 64",
+     "sequences in a forward and backward pass"},
+
+    {"optimizer.lr", &o.lr, "[0, 1000]", no, "peak learning rate"},
+    {"optimizer.beta1", &o.beta1, "[0, 0.9999999]", no, "AdamW's decay of the first moment"},
+    {"optimizer.beta2", &o.beta2, "[0, 0.9999999]", no, "AdamW's decay of the second moment"},
+    {"optimizer.eps", &o.eps, "[1e-30, 1]", no, "AdamW's epsilon"},
+    {"optimizer.weight_decay", &o.weight_decay, "[0, 1000]", no, "of matrices and embeddings"},
+    {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
+    {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
+    {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
+    only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "of lr, reached at the end"}),
+    only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"}),
+    {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
+
+    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
+    {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
+     "instead of steps: train on at least so many; 0 = not used", may_change},
+    {"train.recompute", &c.train.recompute, "none | gelu | block", no,
+     "what the backward pass computes again to save memory", may_change},
+    {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
+     "1: the ranks share the optimizer's state among them", may_change},
+
+    {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
+    {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
+    {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
+     "sequence lengths to evaluate at", may_change},
+    {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
+     "sequences at once in an evaluation", may_change},
+    {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
+     "of rope beyond the trained length", may_change},
+
+    {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
+    {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
+    {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
+
+    {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never", may_change},
+    {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
+    {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
+    {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
+     "of sampling; 0 = always the likeliest token", may_change},
+    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
+     "sample from so many likeliest tokens; 0 = from all", may_change},
+    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
+    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
+     "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
+
+    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
+  };
+  for (ConfigRow& row : rows)
+    if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);
+  return rows;
+}
+
+ConfigRow config_row(Config& config, const std::string& key) {
+  for (ConfigRow& row : config_rows(config))
+    if (row.key == key) return row;
+  failure("%s is not in the configuration table", key.c_str());
+}
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> table = {
+    {"softmax", {}},
+    {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
+    {"softplus_gated",
+     {{"attention.gate.activation", "softplus"},
+      {"attention.gate.weight_init", "zero"},
+      {"attention.gate.bias_init", "0.541324855"}}},
+    {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
+    {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
+    {"lssar_softplus_gated",
+     {{"attention.qk_norm", "l2"},
+      {"attention.scale", "logd_logn"},
+      {"attention.kind", "lssar"},
+      {"attention.gate.activation", "softplus"},
+      {"attention.gate.weight_init", "zero"},
+      {"attention.gate.bias_init", "0.541324855"}}},
+    {"softmax_qknorm", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}}},
+    {"ssmax", {{"attention.scale", "ssmax"}}},
+    {"softmax_sink", {{"attention.sink", "learned"}}},
+    {"sigmoid", {{"attention.kind", "sigmoid"}}},
+    {"relu", {{"attention.kind", "relu"}}},
+    {"relu2", {{"attention.kind", "relu2"}}},
+  };
+  return table;
+}
+
+using nlohmann::json;
+
+json value_json(const ConfigRow& row) {
+  auto number = [](double x) {  // 4, not 4.0
+    return std::floor(x) == x && std::fabs(x) <= EXACT_INTEGERS ? json(int64_t(x)) : json(x);
+  };
+  return std::visit(
+    Overloaded{
+      [&](double* x) { return number(*x); },
+      [&](const Choice& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
+      [](auto* x) { return json(*x); },
+    },
+    row.value);
+}
+
+std::string value_text(const ConfigRow& row) {
+  return value_json(row).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+bool is_automatic(const ConfigRow& row) {
+  if (!row.automatic) return false;
+  json value = value_json(row);
+  return value == 0 || value == "" || value == json::array();
+}
+
+std::vector<std::string> choices(const std::string& allowed) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < allowed.size();) {
+    size_t end = std::min(allowed.find(" | ", begin), allowed.size());
+    names.push_back(allowed.substr(begin, end - begin));
+    begin = end + 3;
+  }
+  return names;
+}
+
+Interval interval(const std::string& allowed) {
+  size_t comma = allowed.find(',');
+  return {std::stod(allowed.substr(1, comma - 1)), std::stod(allowed.substr(comma + 1)), allowed.front() == '(',
+          allowed.back() == ')'};
+}

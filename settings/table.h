@@ -1,0 +1,75 @@
+// THE configuration table. A row's type is the type of the Config member that it points to, its default that member's
+// initialiser; everything else that is known about a key alone is in the row. Below it is what read.cpp, check.cpp and
+// show.cpp share.
+#pragma once
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "settings/config.h"
+
+// An enum's field. With `number`, a number may be given in place of a name: the field is then names.size().
+struct Choice {
+  std::vector<const char*> names;
+  std::function<size_t()> get;
+  std::function<void(size_t)> set;
+  double* number;
+};
+
+// When a key has an effect.
+struct Needs {
+  const char* what;  // "attention.kind = \"lssar\""
+  bool (*met)(const Config&);
+};
+
+struct ConfigRow {
+  const char* key;
+  std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
+               Choice>
+      value;
+  std::string allowed;    // numbers: an interval as "[0, 1)"; names: "a | b | c"; "" for free text and true/false
+  const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
+  const char* help;
+  bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
+  bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
+  const Needs* needs = nullptr;  // nullptr: it always has an effect
+};
+std::vector<ConfigRow> config_rows(Config& config);
+ConfigRow config_row(Config& config, const std::string& key);  // one of them
+
+// What a variant changes: key and value, the value as in --set. The first one changes nothing.
+struct Variant {
+  const char* name;
+  std::vector<std::pair<const char*, const char*>> changes;
+};
+const std::vector<Variant>& variants();
+
+// For std::visit over a row's value.
+template <class... F> struct Overloaded : F... { using F::operator()...; };
+template <class... F> Overloaded(F...) -> Overloaded<F...>;
+
+constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
+
+nlohmann::json value_json(const ConfigRow& row);
+std::string value_text(const ConfigRow& row);  // value_json() as text: 12, "softmax", [1024,2048]
+bool is_automatic(const ConfigRow& row);  // 0, "" or [], where that stands for something
+// The names in an `allowed` text: {"a", "b", "c"}.
+std::vector<std::string> choices(const std::string& allowed);
+struct Interval {
+  double low, high;
+  bool low_open, high_open;
+  bool contains(double x) const { return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high); }
+};
+Interval interval(const std::string& allowed);
+
+// A user_error "config: TEXT  [SOURCE]".
+[[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...);
+
+Config plain_variant(const std::string& name);  // the defaults, with what this variant sets
+
+// Values that follow from others, then the rules between keys. `config` is as it was read: origins name the keys that
+// were given.
+void complete_and_check(Config& config, bool trains);
