@@ -19,7 +19,7 @@
 #include "data/gpt2_bpe.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "ranks/launcher.h"
+#include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
 #include "training/plan.h"
@@ -69,7 +69,7 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
+static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags.config, flags.sets, training && !dumping);
@@ -94,7 +94,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
               mechanism(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
-  std::unique_ptr<Comm> several = channel ? std::make_unique<Comm>(ranks, *channel) : nullptr;
+  std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
   if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
@@ -104,7 +104,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && comm.agree(missing_lengths(config, place.run, steps)).empty()) {
+    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -131,7 +131,7 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader);
 
-  comm.least(0);  // all have read what they begin from: rank 0 may remove it now
+  comm.barrier();  // all have read what they begin from: rank 0 may remove it now
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
@@ -148,10 +148,10 @@ static void run(const Flags& flags, const Ranks& ranks, Channel* channel) {
 }
 
 // The end of this process: 0, or why not. Where there are several ranks, rank 0 says it for all of them.
-static int ended(Channel* channel, int code, const char* text) {
+static int ended(Links* links, int code, const char* text) {
   if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && code == 0)
     code = 1, text = "standard output: not everything could be written (is its disk full?)";
-  if (channel) return channel->end(code, text);
+  if (links) return links->end(code, text);
   if (code != 0) std::fprintf(stderr, "%s\n", text);
   return code;
 }
@@ -177,12 +177,12 @@ int main(int argc, char** argv) {
     }
   std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
   std::signal(SIGXFSZ, SIG_IGN);  // a file that is longer than this user may write is an error of that write
-  std::unique_ptr<Channel> channel;
+  std::unique_ptr<Links> links;
   auto connect = [&](const Ranks& ranks) {
-    if (ranks.size == 1 || channel) return;
+    if (ranks.size == 1 || links) return;
     prctl(PR_SET_NAME, format("train rank %d", ranks.rank).c_str());
     if (ranks.rank > 0) turn_off_stdout();
-    channel = std::make_unique<Channel>(ranks);
+    links = std::make_unique<Links>(ranks);
   };
   try {
     for (std::string flag : {"--help", "-h", "--version"})  // answered by each rank at once: it prints and exits
@@ -192,17 +192,17 @@ int main(int argc, char** argv) {
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
     if (!flags.encode.empty()) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
-      return ended(channel.get(), 0, "");
+      return ended(links.get(), 0, "");
     }
-    ranks = find_ranks(flags.gpus, ranks);
+    ranks = spawn_ranks(flags.gpus, ranks);
     connect(ranks);
-    run(flags, ranks, channel.get());
-    return ended(channel.get(), 0, "");
+    run(flags, ranks, links.get());
+    return ended(links.get(), 0, "");
   } catch (const UserError& error) {
-    return ended(channel.get(), 2, error.what());
+    return ended(links.get(), 2, error.what());
   } catch (const std::bad_alloc&) {
-    return ended(channel.get(), 1, "out of host memory");
+    return ended(links.get(), 1, "out of host memory");
   } catch (const std::exception& error) {
-    return ended(channel.get(), 1, error.what());
+    return ended(links.get(), 1, error.what());
   }
 }

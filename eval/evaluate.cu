@@ -68,7 +68,7 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   }
   model.set_rope(config.model.context);
   if (stopped) return std::nullopt;
-  comm.sum(by_position.data(), by_position.size());
+  comm.all_reduce_sum(by_position.data(), by_position.size());
 
   LengthLoss result{length, 0, 0, windows * length, {}};
   int bin = std::clamp(length / 32, 1, 256), last = std::min(1024, length);

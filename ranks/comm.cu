@@ -12,7 +12,7 @@
 
 static constexpr size_t STAGING = 64 << 10;  // bytes
 
-// Where NCCL_COMM_BLOCKING=0 every call answers ncclInProgress at first, and the next one must wait for its end.
+// With NCCL_COMM_BLOCKING=0, every call first returns ncclInProgress, and the next call must wait until it is done.
 static ncclResult_t settled(ncclResult_t result, ncclComm_t comm) {
   while (result == ncclInProgress) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -21,8 +21,8 @@ static ncclResult_t settled(ncclResult_t result, ncclComm_t comm) {
   return result;
 }
 
-// A rank that has died shows up as an error of NCCL too. The channel will know which one it was, of a machine that is
-// gone after half a minute, and end the process: it is left the time.
+// If a rank has died, NCCL reports an error too. The links find out which rank it was, within 30 seconds even if its
+// machine has disappeared, and then end the process: this waits that long before it reports the error itself.
 static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
   result = settled(result, comm);
   if (result == ncclSuccess) return;
@@ -37,27 +37,27 @@ Comm& Comm::alone() {
   return comm;
 }
 
-Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(ranks.size), channel_(&channel) {
+Comm::Comm(const Ranks& ranks, Links& links) : rank_(ranks.rank), size_(ranks.size), links_(&links) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   CUDA_CHECK(cudaMalloc(&staging_, STAGING));
   CUDA_CHECK(cudaMallocHost(&pinned_, STAGING));
-  // Sums made in the network's switches (NVLS) come in no fixed order, those that go round a ring do. What the
-  // environment says already stays.
+  // Sums in the network's switches (NVLS) have no fixed order, those around a ring do. The user's own values of these
+  // variables stay.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   setenv("NCCL_ALGO", "Ring", 0);
   ncclUniqueId id = {};
   if (first()) check(ncclGetUniqueId(&id), nullptr, "making an id");
-  std::string shared = channel.share(std::string(id.internal, sizeof id.internal));
+  std::string shared = links.share(std::string(id.internal, sizeof id.internal));
   std::memcpy(id.internal, shared.data(), std::min(shared.size(), sizeof id.internal));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = MULTIPROCESSORS;
   ncclResult_t connected = ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
   check(settled(connected, comm_), nullptr, "connecting the ranks");
-  // NCCL takes this variable in place of the configuration's number, and by now has set it from its own files.
+  // This variable overrides maxCTAs; by now NCCL has also set it if one of its own configuration files does.
   const char* most = getenv("NCCL_MAX_CTAS");
   if (size_ > 1) multiprocessors_ = most && atoi(most) > 0 ? atoi(most) : MULTIPROCESSORS;
-  channel.watch([this]() -> std::string {
+  links.watch([this]() -> std::string {
     ncclResult_t error = ncclSuccess;
     ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
     if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress)) return "";
@@ -67,10 +67,10 @@ Comm::Comm(const Ranks& ranks, Channel& channel) : rank_(ranks.rank), size_(rank
 
 Comm::~Comm() {
   if (!comm_) return;
-  channel_->watch({});
-  if (std::uncaught_exceptions() == 0) {  // else the others do not come here any more
+  links_->watch({});
+  if (std::uncaught_exceptions() == 0) {  // else the others may never get here
     try {
-      least(0);  // none ends its program while another one still saves or prints: that would count as silence
+      barrier();  // no rank may end while another still saves or prints: it would be counted as silent
     } catch (const Failure&) {}
     ncclCommDestroy(comm_);
   }
@@ -78,7 +78,7 @@ Comm::~Comm() {
   cudaEventDestroy(event_), cudaStreamDestroy(stream_);
 }
 
-// An event that is recorded again later does not move those who wait for it already.
+// One event is enough: a stream that already waits for it is not affected when it is recorded again.
 void Comm::after(cudaStream_t stream) {
   if (size_ == 1) return;
   CUDA_CHECK(cudaEventRecord(event_, stream));
@@ -95,7 +95,7 @@ void Comm::all_reduce(float* x, size_t count) {
   if (size_ > 1) check(ncclAllReduce(x, x, count, ncclFloat32, ncclSum, comm_, stream_), comm_, "all-reduce");
 }
 
-// Both in place, as NCCL defines it: a rank's row lies where it belongs.
+// Both in place, as NCCL defines it: a rank's row is already in its place in x.
 void Comm::reduce_scatter(float* x, size_t share) {
   if (size_ == 1) return;
   check(ncclReduceScatter(x, x + rank_ * share, share, ncclFloat32, ncclSum, comm_, stream_), comm_, "reduce-scatter");
@@ -109,7 +109,7 @@ void Comm::all_gather(bf16* x, size_t share) {
   if (size_ > 1) check(ncclAllGather(x + rank_ * share, x, share, ncclBfloat16, comm_, stream_), comm_, "all-gather");
 }
 
-// Values of the host go through the staging arrays, as many at a time as fit.
+// Values of the host pass through the staging arrays, as many at a time as fit.
 template <class Call>
 static void staged(void* host, size_t bytes, char* pinned, char* device, cudaStream_t stream, Call call) {
   for (size_t at = 0; at < bytes; at += STAGING) {
@@ -124,7 +124,7 @@ static void staged(void* host, size_t bytes, char* pinned, char* device, cudaStr
   }
 }
 
-void Comm::sum(double* values, size_t count) {
+void Comm::all_reduce_sum(double* values, size_t count) {
   if (size_ == 1) return;
   staged(values, count * sizeof(double), pinned_, staging_, stream_, [&](size_t n) {
     size_t doubles = n / sizeof(double);
@@ -132,7 +132,7 @@ void Comm::sum(double* values, size_t count) {
   });
 }
 
-double Comm::least(double value) {
+double Comm::all_reduce_min(double value) {
   if (size_ == 1) return value;
   staged(&value, sizeof value, pinned_, staging_, stream_, [&](size_t) {
     check(ncclAllReduce(staging_, staging_, 1, ncclFloat64, ncclMin, comm_, stream_), comm_, "all-reduce");
@@ -140,7 +140,7 @@ double Comm::least(double value) {
   return value;
 }
 
-void Comm::broadcast(void* host, size_t bytes) {
+void Comm::broadcast_bytes(void* host, size_t bytes) {
   if (size_ == 1) return;
   staged(host, bytes, pinned_, staging_, stream_, [&](size_t n) {
     check(ncclBroadcast(staging_, staging_, n, ncclUint8, 0, comm_, stream_), comm_, "broadcast");

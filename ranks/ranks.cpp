@@ -24,7 +24,7 @@ int number(const char* name, int least, int most) {
   return value;
 }
 
-// Within what one user may bind, below what systems give out by themselves. Equal for all ranks of a job.
+// A port that every user may listen at, below those that systems choose themselves. Equal for all ranks of a job.
 int port_of(const std::string& job) {
   uint32_t hash = 2166136261u;  // FNV-1a
   for (unsigned char c : job) hash = (hash ^ c) * 16777619u;
@@ -67,7 +67,7 @@ Ranks ranks_of_environment() {
     ranks.job = variable("TORCHELASTIC_RUN_ID");
     if (ranks.size > 1 && address.empty())
       user_error("environment: WORLD_SIZE = %d, but MASTER_ADDR is not set; set it to the address of rank 0 (127.0.0.1 "
-                 "where all ranks run on one machine)", ranks.size);
+                 "if all ranks run on one machine)", ranks.size);
   } else if (!variable("OMPI_COMM_WORLD_RANK").empty()) {
     ranks = read("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK");
     ranks.job = variable("PMIX_NAMESPACE");
@@ -87,7 +87,7 @@ Ranks ranks_of_environment() {
   }
   ranks.address = address;
   ranks.port = variable("MASTER_PORT").empty() ? port_of(ranks.job) : number("MASTER_PORT", 1, 65534);
-  // torchrun keeps a store of its own at MASTER_PORT.
+  // torchrun itself listens at MASTER_PORT then.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ranks.port++;
   if (ranks.size == 1) ranks = {};
   if (!variable("PLUSGPT_PATIENCE").empty()) ranks.patience = number("PLUSGPT_PATIENCE", 1, 86400);

@@ -1,28 +1,29 @@
 // The ranks of a run: processes that train one model together, each with a GPU of its own (on the CPU: just processes).
-// They are started by `--gpus N` on this machine (launcher.h), or by torchrun, mpirun or srun, which say in environment
-// variables who is who. Rank 0 prints and writes; the others find it at address:port.
+// They are started by `--gpus N` on this machine (spawn.h), or by torchrun, mpirun or srun, which give each process its
+// number in environment variables. Rank 0 prints and writes; the others connect to it at address:port.
 #pragma once
 #include <string>
 
 struct Ranks {
   int rank = 0, size = 1;
-  int local = 0;           // number among the ranks of this machine: which GPU it takes
+  int local = 0;           // number among the ranks of this machine; the GPU to use
   std::string address;     // where rank 0 listens
   int port = 0;
-  std::string job;         // tells two runs apart that meet at one address
-  int patience = 45;       // seconds that ranks wait for one of them, to come or to give a sign of life
-  int listener = -1;       // rank 0: a socket that listens there already, -1: none yet
-  std::string variables;   // of the environment that said so, for error texts
+  std::string job;         // an id, by which rank 0 tells its ranks from those of another run
+  int patience = 45;       // seconds to wait for a rank to connect, and later for a sign of life
+  int listener = -1;       // at rank 0: a socket that already listens at address:port; -1: none yet
+  std::string variables;   // names of the environment variables that were read, for error texts
 };
 
-// From the first of these that is there, else one rank alone:
+// Reads the first of these groups that is set; without any, there is one rank:
 //   RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT  torchrun, or set by hand
 //   OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}       mpirun
-//   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, within a job step of several tasks only: in a batch
-//                                                           script SLURM_NTASKS tells of tasks that nobody has started
-// Without MASTER_ADDR it is this machine (mpirun) or the step's first (srun), without MASTER_PORT a number made of the
-// job's id. PLUSGPT_PATIENCE sets the patience, of `--gpus` too; once all have come rank 0's counts. What contradicts
-// itself is a user_error.
+//   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, only in a job step of several tasks: in a batch
+//                                                           script SLURM_NTASKS counts tasks that are not started
+// Without MASTER_ADDR, the address is this machine (mpirun) or the first machine of the step (srun). Without
+// MASTER_PORT, the port follows from the job's id. PLUSGPT_PATIENCE sets the patience, also with `--gpus`; once a rank
+// is connected, rank 0's counts. Missing values, and values that contradict each other, are a user_error.
 Ranks ranks_of_environment();
 
-std::string first_host(const std::string& slurm_nodes);  // "node[003-006,010],gpu1" -> "node003"
+// "node[003-006,010],gpu1" -> "node003"; "" if a bracket is not closed.
+std::string first_host(const std::string& slurm_nodes);

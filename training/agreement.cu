@@ -73,9 +73,9 @@ static Facts facts_in(const std::string& text) {
 
 void check_agreement(Comm& comm, const Facts& facts) {
   if (comm.size() == 1) return;
-  std::string list = differences(facts_in(comm.agree(text_of(facts))), facts);
+  std::string list = differences(facts_in(comm.broadcast(text_of(facts))), facts);
   if (!list.empty())
     user_error("ranks: this rank was started differently from rank 0; give every rank the same program, flags, "
                "configuration and data:%s", list.c_str());
-  comm.least(0);  // no rank continues before all have compared
+  comm.barrier();  // no rank continues before all have compared
 }

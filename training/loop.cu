@@ -92,8 +92,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
-  int64_t saved = comm.agree(newest_step(path));  // 0: none yet, as when another run is continued
-  std::vector<int> missing = comm.agree(missing_lengths(config, path, first));
+  int64_t saved = comm.broadcast(newest_step(path));  // 0: none yet, as when another run is continued
+  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first));
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
@@ -115,7 +115,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   // for all ranks.
   auto stopping = [&] {
     double ranks[] = {double(stop_requested()), double(save_requested())};
-    comm.sum(ranks, 2);
+    comm.all_reduce_sum(ranks, 2);
     if (ranks[0] + ranks[1] > 0) save_unless_saved();
     return ranks[0] > 0;
   };
@@ -140,7 +140,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     double start = seconds_now();
     StepResult result;
     try {
-      result = comm.agree(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
+      result = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
     } catch (const UserError& error) {  // a bad token, or a shard that changed
       background.wait();
       user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,

@@ -34,7 +34,7 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   Plan plan{size_t(longest), longest, training, comm.size()};
-  int64_t fits = int64_t(comm.least(double(largest_micro(config, plan, budget))));
+  int64_t fits = int64_t(comm.all_reduce_min(double(largest_micro(config, plan, budget))));
   bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * comm.size()) == 0;
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())

@@ -36,8 +36,8 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
   Comm& comm = model.comm();
   MatmulChoices* choices = matmul_choices();
   if (!choices || comm.size() == 1) return;
-  auto agree = [&] { choices->take(comm.agree(choices->text())); };
-  agree();  // what rank 0 has already is not measured again
+  auto take_rank_0s = [&] { choices->take(comm.broadcast(choices->text())); };
+  take_rank_0s();  // what rank 0 has already is not measured again
   const Config& config = model.config();
   if (training) {  // all micro steps have one shape; without update() only the gradients change
     std::vector<int> zeros(size_t(config.batch.micro) * config.model.context);
@@ -46,5 +46,5 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
     model.finish(float(config.optimizer.grad_clip));
   }
   for (int length : lengths) make_products_of_evaluate(model, val, length, config.eval.tokens);
-  agree();
+  take_rank_0s();
 }

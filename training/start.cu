@@ -55,7 +55,7 @@ std::unique_ptr<WindowReader> training_windows(const Config& config, const std::
 template <class Find>
 static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
-  std::string path = comm.agree(found ? found->path : ""), checksum = comm.agree(found ? found->checksum : "");
+  std::string path = comm.broadcast(found ? found->path : ""), checksum = comm.broadcast(found ? found->checksum : "");
   if (found || path.empty()) return found;
   Checkpoint same;
   std::string problem = read_checkpoint(path, training, &same);

@@ -1,5 +1,5 @@
-// What ranks say to each other: the stand-in for NCCL (on a GPU: NCCL itself, with one rank), the division of arrays,
-// and how the environment names a rank. Ranks are threads here; test_ranks.py runs them as processes.
+// The replacement of NCCL on the CPU (on a GPU: NCCL itself, with one rank), the division of arrays among ranks, and
+// how the environment numbers a rank. Ranks are threads here; test_ranks.py runs them as processes.
 #include <gtest/gtest.h>
 #include <nccl.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 // ---- collectives
 
-// f(comm, rank) at every rank.
+// Calls f(comm, rank) at every rank.
 void at_ranks(int ranks, const std::function<void(ncclComm_t, int)>& f) {
   ncclUniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
@@ -58,7 +58,7 @@ std::vector<float> sums_in_order(int ranks, size_t count) {
   return sums;
 }
 
-// One element, less than a slot of shared memory, more than one, a slot exactly.
+// One element, less than a slot of shared memory, more than a slot, exactly one.
 const size_t COUNTS[] = {1, 1000, 300001, 1 << 18};
 
 TEST(StandIn, AllReduceSumsInTheOrderOfTheRanks) {
@@ -81,7 +81,7 @@ TEST(StandIn, AllReduceSumsInTheOrderOfTheRanks) {
     });
 }
 
-// Whatever the cut: the bits of reduce-scatter and all-gather are those of all-reduce.
+// However an array is divided, reduce-scatter and all-gather give the bits of all-reduce.
 TEST(StandIn, ReduceScatterAndAllGatherMakeAnAllReduce) {
   if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
   for (int ranks : {1, 2, 3, 4})
@@ -125,13 +125,13 @@ TEST(StandIn, DifferentCallsAreAnErrorAtEveryRank) {
                                     : ncclBroadcast(x.data(), x.data(), 1, ncclFloat32, 0, comm, nullptr);
     EXPECT_EQ(result, ncclInvalidUsage);
     x = {float(rank)};
-    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 1, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);  // on it goes
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 1, ncclFloat32, ncclSum, comm, nullptr), ncclSuccess);  // still works
     EXPECT_EQ(x[0], 3);
   });
 }
 
-TEST(StandIn, RefusesWhatCannotBe) {
-  if (!on_cpu) GTEST_SKIP() << "of the stand-in";
+TEST(StandIn, RefusesImpossibleCalls) {
+  if (!on_cpu) GTEST_SKIP() << "checks the replacement's own errors";
   ncclComm_t comm;
   ncclUniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
@@ -151,11 +151,11 @@ TEST(StandIn, RefusesWhatCannotBe) {
 TEST(Comm, OneRankLeavesThingsAsTheyAre) {
   Comm& comm = Comm::alone();
   double values[] = {1.5, 2};
-  comm.sum(values, 2);
+  comm.all_reduce_sum(values, 2);
   EXPECT_EQ(values[0], 1.5);
-  EXPECT_EQ(comm.least(3), 3);
-  EXPECT_EQ(comm.agree(std::string("text")), "text");
-  EXPECT_EQ(comm.agree(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
+  EXPECT_EQ(comm.all_reduce_min(3), 3);
+  EXPECT_EQ(comm.broadcast(std::string("text")), "text");
+  EXPECT_EQ(comm.broadcast(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
 }
 
 TEST(Comm, OneRankThroughTheLibrary) {
@@ -176,17 +176,17 @@ TEST(Comm, OneRankThroughTheLibrary) {
   CUDA_CHECK(cudaFree(x));
 }
 
-// ---- what the model leaves free for the collectives
+// ---- multiprocessors that the model leaves free for the collectives
 
-Launchers<float> kernels;                // attention's, which the test puts its own in front of
-thread_local std::string spared;         // by each of a rank's calls of them: F forward, E evaluation, B backward
+Launchers<float> kernels;         // attention's own, which those of the test call
+thread_local std::string spared;  // multiprocessors spared by each call of a rank: F forward, E evaluation, B backward
 
 template <char NAME, auto KERNEL, class Call> void noted(const Call& call) {
   spared += NAME + std::to_string(call.spare_multiprocessors) + " ";
   (kernels.*KERNEL)(call);
 }
 
-// Calls of attention in a step of two micro steps on three layers, and in an evaluation after it, at each rank.
+// What attention's calls spare in a step of two micro steps on three layers and an evaluation after it, at each rank.
 std::vector<std::string> spared_by(int size, const std::string& recompute) {
   std::string tokens = std::to_string(size * 2 * 8);
   Config config = parse_config("{}", "test", {"model.layers=3", "model.heads=2", "model.channels=128", "model.vocab=50",
@@ -203,9 +203,9 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
     threads.emplace_back([&, rank] {
       Ranks mine = first;
       mine.rank = rank;
-      Channel channel(mine);
+      Links links(mine);
       {
-        Comm comm(mine, channel);
+        Comm comm(mine, links);
         auto model = make_model(config, 8, 8, true, comm);
         std::vector<int> text(8, rank);
         std::vector<float> losses(8);
@@ -216,7 +216,7 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
         model->losses(losses.data(), text.data(), text.data(), 1, 8);
         said[rank] = spared;
       }
-      channel.end(0, "");
+      links.end(0, "");
     });
   for (std::thread& thread : threads) thread.join();
   return said;
@@ -229,7 +229,7 @@ TEST(Comm, MultiprocessorsAreSparedWhileGradientsAreReduced) {
   entry = {noted<'F', &Launchers<float>::forward, ForwardCall<float>>,
            noted<'E', &Launchers<float>::evaluate, ForwardCall<float>>,
            noted<'B', &Launchers<float>::backward, BackwardCall<float>>};
-  for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // by threads it is not safe
+  for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // here, because threads must not
   // The first reduction follows the backward pass of the last layer.
   std::string plain = "F0 F0 F0 B0 B0 B0 F0 F0 F0 B0 B8 B8 E0 E0 E0 ";
   EXPECT_EQ(spared_by(2, "none"), (std::vector<std::string>{plain, plain}));
@@ -277,7 +277,7 @@ TEST(Buckets, BeginWhereTheyMay) {
   Buckets buckets(1000, {100, 300, 305, 700, 2000}, 2, 10);
   std::vector<size_t> begins;
   for (size_t k = 0; k < buckets.count(); k++) begins.push_back(buckets.begin(k));
-  EXPECT_EQ(begins, (std::vector<size_t>{0, 100, 300, 320, 700}));  // rounded up: what is complete is not less
+  EXPECT_EQ(begins, (std::vector<size_t>{0, 100, 300, 320, 700}));  // rounded up, so that what it holds is complete
 }
 
 // ---- the environment
@@ -300,10 +300,10 @@ std::string refusal(const Environment& environment) {
   return error_of([&] { ranks_in(environment); });
 }
 
-TEST(Environment, NobodyHasStartedUs) {
+TEST(Environment, OneRankAlone) {
   EXPECT_EQ(ranks_in({}).size, 1);
   EXPECT_EQ(ranks_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size, 1);
-  // The script of a batch job, and an interactive shell in it: tasks of which no one is this process.
+  // The script of a batch job, and an interactive shell in it: this process is none of the job's tasks.
   EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
   EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"},
                       {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
@@ -367,7 +367,7 @@ TEST(Environment, TheFirstHostOfAList) {
   EXPECT_EQ(first_host(""), "");
 }
 
-TEST(Environment, WhatContradictsItselfIsRefused) {
+TEST(Environment, RefusesContradictions) {
   Environment good = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
   auto with = [&](const char* name, const char* value) {
     Environment e = good;

@@ -16,9 +16,11 @@ for test in "$build"/test_*; do
   "$test" --gtest_brief=1 --gtest_filter="$filter" || failed=1
 done
 [ $ran != 0 ] || { echo "no test programs in $build: make tests" && exit 1; }
-# The model again with the work of streams held back (emulation/cpu/streams.h): fails if a wait is missing.
+# The model and its evaluation again with the work of streams held back (emulation/cpu/streams.h): fails if a wait is missing.
 case "$build" in */cpu)
-  for order in late random; do PLUSGPT_STREAMS=$order "$build/test_model" --gtest_brief=1 || failed=1; done ;;
+  for order in late random; do
+    for test in model eval; do PLUSGPT_STREAMS=$order "$build/test_$test" --gtest_brief=1 || failed=1; done
+  done ;;
 esac
 case "$build" in *-asan | *-tsan) bash test/emulation/planted_bugs.sh "$build" || failed=1 ;; esac
 exit $failed

@@ -1,4 +1,5 @@
-"""For the tests of runs that are interrupted, resumed or several processes: what such a run must come to, and its end.
+"""For the tests of runs that are interrupted, resumed or several processes: starts them, waits for their end and reads
+their outcome.
 
 FULL=1 kills more often. Standard library only.
 """
@@ -6,8 +7,10 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -17,6 +20,8 @@ FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.jso
 # 13 MB a checkpoint: long enough under way to be met there.
 LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
 AGAIN = 2.2  # seconds after which a signal is no longer the same request
+ENDLESS = {"optimizer__schedule": "constant", "train__steps": 1000000, "checkpoint__every": 0, "log__every": 1000000,
+           "eval__every": 0}
 
 
 class Runs(Workspace):
@@ -132,3 +137,71 @@ class Runs(Workspace):
         shutil.rmtree(self.path("runs/tiny"))
     self.run_ok(*flags, "--resume", **changes)
     self.assertEqual(self.outcome(120), expected)
+
+
+class RankRuns(Runs):
+  """Runs of several ranks. A step has 128 tokens: 4 micro batches, so 1, 2 or 4 ranks."""
+
+  def setUp(self):
+    super().setUp()
+    self.changes.update(batch__tokens=128, optimizer__lr=1e-3)  # low, because training amplifies rounding
+
+  def assert_close(self, run, other, kind, bound=1e-5):
+    """Equal but for the rounding of sums in float32; windows in another order would change losses by percents."""
+    ours, theirs = self.metrics(run, kind), self.metrics(other, kind)
+    self.assertEqual([(line["step"], line.get("length")) for line in ours],
+                     [(line["step"], line.get("length")) for line in theirs])
+    for mine, other in zip(ours, theirs):
+      for key in {"loss", "grad_norm"} & mine.keys():
+        self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
+
+  def set(self, variable, value):
+    os.environ[variable] = str(value)
+    self.addCleanup(os.environ.pop, variable, None)
+
+  def impatient(self, seconds):
+    self.set("PLUSGPT_PATIENCE", seconds)
+
+  def ranks(self):
+    """rank -> process id, of the running ranks that this test has started with --gpus or by hand."""
+    found = {}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+      try:
+        with open(f"/proc/{process}/comm") as name:
+          rank = re.fullmatch(r"train rank (\d+)\n", name.read())
+        if rank and os.readlink(f"/proc/{process}/cwd") == os.path.realpath(self.folder):
+          found[int(rank[1])] = int(process)
+      except OSError:  # it has ended, or is another user's
+        pass
+    return found
+
+  def ended(self, process, seconds=20):
+    """As Runs.ended; also none of its ranks may be left."""
+    said = super().ended(process, seconds)
+    self.assertEqual(self.ranks(), {})
+    return said
+
+  def started_by_hand(self, environments, *flags, **changes):
+    """Starts a process in each environment, as torchrun, mpirun and srun do."""
+    keep = {key: value for key, value in os.environ.items()
+            if not re.match("RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|OMPI_|PMIX_|SLURM_|TORCHELASTIC_", key)}
+    processes = []
+    for environment in environments:
+      before = dict(os.environ)
+      os.environ.clear()
+      os.environ.update({**keep, **environment})
+      try:
+        processes.append(self.start(*flags, **changes))
+      finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return processes
+
+
+def torchrun(ranks):
+  """The environment of each of `ranks` ranks on this machine, as torchrun sets it, with a free port."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
+  return [{"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": port} for rank in range(ranks)]

@@ -1,4 +1,4 @@
-#include "ranks/channel.h"
+#include "ranks/links.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message
+constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message's text
 constexpr char ID = 'i', ALIVE = 'a', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 
-struct Hello {  // the first bytes of a rank; answered with rank 0's patience (int32) once it is accepted
+struct Hello {  // the first bytes that a rank sends; rank 0 accepts it by answering with its patience (int32)
   char magic[8];
   int32_t rank, size;
   char job[64];
@@ -66,7 +66,7 @@ void limit_waiting(int socket, int seconds) {  // 0: no limit
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-// A machine that is gone without a word is noticed within half a minute.
+// Breaks the connection to a machine that has disappeared, within 30 seconds.
 void keep_alive(int socket) {
   auto set = [&](int level, int option, int value) { setsockopt(socket, level, option, &value, sizeof value); };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -95,7 +95,7 @@ int listen_at(const std::string& address, int port, int* chosen) {
   at.sin_addr.s_addr = htonl(local ? INADDR_LOOPBACK : INADDR_ANY);
   bool bound = listener >= 0 && ::bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
   if (!bound || ::listen(listener, 1024) != 0)
-    failure("ranks: rank 0 cannot listen at port %d: %s; choose another one with MASTER_PORT, the same for all ranks",
+    failure("ranks: rank 0 cannot listen at port %d: %s; choose another port with MASTER_PORT, the same for all ranks",
             port, std::strerror(errno));
   socklen_t size = sizeof at;
   getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size);
@@ -103,23 +103,23 @@ int listen_at(const std::string& address, int port, int* chosen) {
   return listener;
 }
 
-Channel::Channel(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local), patience_(ranks.patience) {
+Links::Links(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local), patience_(ranks.patience) {
   if (::pipe(wake_) != 0) failure("ranks: cannot create a pipe: %s", std::strerror(errno));
-  rank_ == 0 ? gather(ranks) : connect(ranks);
+  rank_ == 0 ? accept_ranks(ranks) : connect_to_rank_0(ranks);
   for (Peer& peer : peers_) {
     limit_waiting(peer.socket, 0);
     keep_alive(peer.socket);
   }
-  thread_ = std::thread(&Channel::run, this);
+  thread_ = std::thread(&Links::run, this);
 }
 
-Channel::~Channel() {
+Links::~Links() {
   if (::write(wake_[1], "", 1) == 1) thread_.join();
   for (Peer& peer : peers_) ::close(peer.socket);
   ::close(wake_[0]), ::close(wake_[1]);
 }
 
-void Channel::gather(const Ranks& ranks) {
+void Links::accept_ranks(const Ranks& ranks) {
   int listener = ranks.listener >= 0 ? ranks.listener : listen_at(ranks.address, ranks.port, nullptr);
   Hello expected = hello_of(ranks);
   std::vector<int> missing;
@@ -129,8 +129,8 @@ void Channel::gather(const Ranks& ranks) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd ready = {listener, POLLIN, 0};
     if (left <= 0 || ::poll(&ready, 1, int(left)) == 0)
-      failure("ranks: %s %s of %d did not come to %s:%d within %d seconds (%s): look at what they say, and whether "
-              "their machines can reach this one", missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(),
+      failure("ranks: %s %s of %d did not connect to %s:%d within %d seconds (%s); look at their output, and check "
+              "that their machines can reach this one", missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(),
               ranks.size, ranks.address.c_str(), ranks.port, patience_, ranks.variables.c_str());
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) continue;
@@ -139,14 +139,14 @@ void Channel::gather(const Ranks& ranks) {
     bool ours = receive_all(socket, &hello, sizeof hello) && std::memcmp(hello.magic, MAGIC, sizeof MAGIC) == 0 &&
                 std::memcmp(hello.job, expected.job, sizeof hello.job) == 0;
     if (ours && hello.size != ranks.size)
-      failure("ranks: rank %d believes in %d ranks, rank 0 in %d: start all with the same number", hello.rank,
-              hello.size, ranks.size);
+      failure("ranks: rank %d was started as one of %d ranks, rank 0 as one of %d; start all with the same number",
+              hello.rank, hello.size, ranks.size);
     auto found = std::find(missing.begin(), missing.end(), hello.rank);
     if (ours && found == missing.end())
-      failure("ranks: two processes say that they are rank %d of %d (%s)", hello.rank, ranks.size,
+      failure("ranks: two processes were started as rank %d of %d (%s)", hello.rank, ranks.size,
               ranks.variables.c_str());
     int32_t patience = patience_;
-    if (!ours || !send_all(socket, &patience, sizeof patience)) {  // a stranger, or a rank that has gone again
+    if (!ours || !send_all(socket, &patience, sizeof patience)) {  // another program, or a rank that is gone again
       ::close(socket);
       continue;
     }
@@ -156,7 +156,7 @@ void Channel::gather(const Ranks& ranks) {
   ::close(listener);
 }
 
-void Channel::connect(const Ranks& ranks) {
+void Links::connect_to_rank_0(const Ranks& ranks) {
   Hello hello = hello_of(ranks);
   addrinfo wanted = {}, *found = nullptr;
   wanted.ai_family = AF_INET, wanted.ai_socktype = SOCK_STREAM;
@@ -165,7 +165,7 @@ void Channel::connect(const Ranks& ranks) {
   int unknown = 0;
   for (; Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     unknown = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
-    if (unknown != 0) continue;  // name servers of machines that have just started may not know it yet
+    if (unknown != 0) continue;  // a machine that has just started may not be in the name server yet
     int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     limit_waiting(socket, patience_);
     int32_t patience = 0;
@@ -174,7 +174,7 @@ void Channel::connect(const Ranks& ranks) {
                     patience > 0;
     ::freeaddrinfo(found);
     if (accepted) {
-      patience_ = patience;  // rank 0's, for all: signs of life come as often as the receiver expects them
+      patience_ = patience;  // rank 0's counts: it must match how often signs of life are sent
       peers_.push_back({0, socket});
       return;
     }
@@ -183,22 +183,22 @@ void Channel::connect(const Ranks& ranks) {
   if (unknown != 0)
     failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),
             ::gai_strerror(unknown));
-  failure("ranks: rank %d found no rank 0 at %s:%d within %d seconds (%s)", ranks.rank, ranks.address.c_str(),
-          ranks.port, patience_, ranks.variables.c_str());
+  failure("ranks: rank %d could not connect to rank 0 at %s:%d within %d seconds (%s)", ranks.rank,
+          ranks.address.c_str(), ranks.port, patience_, ranks.variables.c_str());
 }
 
-std::string Channel::share(const std::string& text) {
+std::string Links::share(const std::string& text) {
   if (rank_ != 0) return shared_.get_future().get();
   for (const Peer& peer : peers_) send(peer, ID, text);
   return text;
 }
 
-void Channel::watch(std::function<std::string()> health) {
+void Links::watch(std::function<std::string()> health) {
   std::lock_guard lock(health_lock_);
   health_ = std::move(health);
 }
 
-int Channel::end(int code, const std::string& text) {
+int Links::end(int code, const std::string& text) {
   if (code == 0) {
     done_ = true;
     for (const Peer& peer : peers_) send(peer, DONE, "");
@@ -206,31 +206,31 @@ int Channel::end(int code, const std::string& text) {
   }
   if (rank_ != 0) {
     send(peers_[0], FAILED, char('0' + code) + text);
-    std::this_thread::sleep_for(std::chrono::seconds(10));  // rank 0's word ends this process
+    std::this_thread::sleep_for(std::chrono::seconds(10));  // rank 0's answer ends this process
     std::fprintf(stderr, "rank %d: %s\n", rank_, text.c_str());
     return code;
   }
-  if (ending_.exchange(true))  // the watching thread has something to say that came first
+  if (ending_.exchange(true))  // the thread of the links is already ending this process
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
   std::fflush(stdout);
   std::fprintf(stderr, "%s\n", text.c_str());
   for (const Peer& peer : peers_) send(peer, STOP, std::string(1, char('0' + code)));
-  _exit(code);  // not through destructors that would wait for what no longer comes
+  _exit(code);  // destructors would wait for messages that no longer come
 }
 
-void Channel::send(const Peer& peer, char kind, const std::string& text) {
+void Links::send(const Peer& peer, char kind, const std::string& text) {
   uint32_t bytes = uint32_t(std::min<size_t>(text.size(), MOST_BYTES));
   std::string message(1, kind);
   message.append(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(text, 0, bytes);
   std::lock_guard lock(sending_);
-  send_all(peer.socket, message.data(), message.size());  // who cannot be reached is noticed by the thread
+  send_all(peer.socket, message.data(), message.size());  // the thread notices a broken connection
 }
 
 // ---- the thread
 
-void Channel::run() {
-  std::chrono::duration<double> between(patience_ / 9.0);  // two signs of life
-  auto before = Clock::now(), said = before;
+void Links::run() {
+  std::chrono::duration<double> between(patience_ / 9.0);  // seconds between two signs of life
+  auto before = Clock::now(), sent = before;
   for (;;) {
     std::vector<pollfd> ready = {{wake_[0], POLLIN, 0}};
     for (const Peer& peer : peers_) ready.push_back({peer.ended ? -1 : peer.socket, POLLIN, 0});
@@ -239,12 +239,12 @@ void Channel::run() {
     for (size_t i = 0; i < peers_.size(); i++)
       if (ready[i + 1].revents) read_from(peers_[i]);
     auto now = Clock::now();
-    if (now - said >= between) {
+    if (now - sent >= between) {
       for (const Peer& peer : peers_)
         if (!peer.ended) send(peer, ALIVE, "");
-      said = now;
+      sent = now;
     }
-    // Not the time in which this process did not run itself, stopped as a whole job may be.
+    // Time in which this process was stopped itself does not count: a whole job may be stopped and continued.
     count_silence(std::min<std::chrono::duration<double>>(now - before, between).count());
     before = now;
     std::lock_guard lock(health_lock_);
@@ -252,34 +252,35 @@ void Channel::run() {
   }
 }
 
-void Channel::count_silence(double seconds) {
+void Links::count_silence(double seconds) {
   for (Peer& peer : peers_) {
     peer.silence += seconds;
     if (peer.silence < patience_ || done_) continue;
     if (!peer.ended) died(peer, format("no sign of life for %d seconds; was it stopped?", patience_), 0);
-    stop_run(1, format("rank %d has ended its program and rank %d has not: start all ranks with the same flags and "
+    stop_run(1, format("rank %d has ended its program and rank %d has not; start all ranks with the same flags and "
                        "configuration", peer.rank, rank_), 0);
   }
 }
 
-void Channel::died(const Peer& peer, const std::string& reason, int seconds) {
-  bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;
-  stop_run(1, speaks ? format("rank %d has died (%s), and with it the whole run ends; --resume continues "
+void Links::died(const Peer& peer, const std::string& reason, int seconds) {
+  bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;  // if rank 0 is dead, rank 1 speaks for its machine
+  stop_run(1, speaks ? format("rank %d has died (%s), which ends the whole run; --resume continues "
                               "training", peer.rank, reason.c_str()) : "", seconds);
 }
 
-void Channel::read_from(Peer& peer) {
+void Links::read_from(Peer& peer) {
   char bytes[4096];
   ssize_t got = ::recv(peer.socket, bytes, sizeof bytes, MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (got <= 0) died(peer, got < 0 ? std::strerror(errno) : "its connection was closed", 1);  // or its machine is gone
+  if (got <= 0) died(peer, got < 0 ? std::strerror(errno) : "its connection was closed", 1);
   peer.silence = 0;
   peer.received.append(bytes, size_t(got));
   for (;;) {
     uint32_t size;
     if (peer.received.size() < 1 + sizeof size) return;
     std::memcpy(&size, peer.received.data() + 1, sizeof size);
-    if (size > MOST_BYTES) stop_run(1, format("ranks: rank %d sent a message that cannot be", peer.rank), 0);
+    if (size > MOST_BYTES)
+      stop_run(1, format("ranks: rank %d sent a message of %u bytes, more than any rank sends", peer.rank, size), 0);
     if (peer.received.size() < 1 + sizeof size + size) return;
     char kind = peer.received[0];
     std::string text = peer.received.substr(1 + sizeof size, size);
@@ -288,20 +289,20 @@ void Channel::read_from(Peer& peer) {
   }
 }
 
-void Channel::handle(Peer& peer, char kind, const std::string& text) {
+void Links::handle(Peer& peer, char kind, const std::string& text) {
   int code = text.empty() || text[0] < '1' || text[0] > '2' ? 1 : text[0] - '0';
   if (kind == ID && rank_ != 0) shared_.set_value(text);
   else if (kind == DONE) peer.ended = true;
-  // Most of what goes wrong goes wrong at all ranks, rank 0 included: it has a moment to say it for all of them.
+  // Most errors happen at all ranks. Rank 0 gets two seconds to meet the error itself, and prints it once for all.
   else if (kind == FAILED && rank_ == 0) stop_run(code, format("rank %d: %s", peer.rank, text.substr(1).c_str()), 2);
   else if (kind == STOP && rank_ != 0) _exit(code);
 }
 
-// Ends the process and with it the run. Before that, whoever knows more may speak: the launcher, which has seen how a
-// rank died, or this process's main thread, if it has met the same error.
-void Channel::stop_run(int code, const std::string& text, int seconds) {
+// Ends the process and with it the run, after some seconds in which others may do so with a better text: the parent of
+// the ranks, which has seen how one of them died (spawn.h), or this process's main thread, if it meets the same error.
+void Links::stop_run(int code, const std::string& text, int seconds) {
   std::this_thread::sleep_for(std::chrono::seconds(seconds));
-  while (ending_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(1));  // the main thread ends it
+  while (ending_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(1));  // the main thread is ending it
   std::fflush(stdout);
   if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
   if (rank_ == 0)

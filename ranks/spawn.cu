@@ -1,4 +1,4 @@
-#include "ranks/launcher.h"
+#include "ranks/spawn.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -12,22 +12,22 @@
 #include <cstring>
 #include <vector>
 
-#include "ranks/channel.h"
-#include "ranks/comm.h"
 #include "base/error.h"
 #include "base/signals.h"
+#include "ranks/comm.h"
+#include "ranks/links.h"
 
 namespace {
 
-constexpr int64_t PATIENCE_MS = 5000;  // that rank 0 has to say what another one has told it, and to end
+constexpr int64_t PATIENCE_MS = 5000;  // for rank 0 to print another rank's error and exit
 
-class Launcher {
+class Parent {
  public:
-  explicit Launcher(std::vector<pid_t> children) : children_(std::move(children)), running_(children_.size()) {}
+  explicit Parent(std::vector<pid_t> children) : children_(std::move(children)), running_(children_.size()) {}
 
   [[noreturn]] void watch(const sigset_t& signals) {
     for (;;) {
-      // The deadline stands, whatever signals come until then. The rank that has ended has said why by itself.
+      // Signals do not move the deadline. Why the run ends has been printed by a rank.
       int64_t left = code_ == 0 ? 0 : deadline_ - milliseconds_now();
       if (left < 0) end(code_, "");
       timespec patience = {left / 1000, left % 1000 * 1000000};
@@ -51,12 +51,12 @@ class Launcher {
       running_--;
       if (WIFSIGNALED(status)) {
         int signal = WTERMSIG(status);
-        if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet
-        end(1, format("rank %zu (process %d) was ended by signal %d (%s), and with it the whole run; --resume "
+        if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet, so the signal ended it
+        end(1, format("rank %zu (process %d) was ended by signal %d (%s), which ends the whole run; --resume "
                       "continues training", rank, static_cast<int>(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
-      if (code != 0 && rank == 0) end(code, "");  // it has said why
+      if (code != 0 && rank == 0) end(code, "");  // it has printed its error
       if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
     }
     if (running_ == 0) end(code_, "");
@@ -79,7 +79,7 @@ class Launcher {
 
   void end_children() {
     to_all(SIGKILL);
-    while (wait(nullptr) > 0 || errno == EINTR) {}  // so that nothing of the run is in use when this process has gone
+    while (wait(nullptr) > 0 || errno == EINTR) {}  // so that nothing of the run is in use after this process
   }
 
   [[noreturn]] void end(int code, const std::string& text) {
@@ -89,7 +89,7 @@ class Launcher {
     _exit(code);
   }
 
-  [[noreturn]] void end_by(int signal_number) {  // as the signal would have ended a program that does not care
+  [[noreturn]] void end_by(int signal_number) {  // as the signal ends a program that does not handle it
     end_children();
     signal(signal_number, SIG_DFL);
     sigset_t none;
@@ -99,57 +99,58 @@ class Launcher {
     _exit(128 + signal_number);
   }
 
-  std::vector<pid_t> children_;  // by rank; 0: gone
+  std::vector<pid_t> children_;  // by rank; 0: it has ended
   size_t running_;
-  int forwarded_ = 0;            // the signal that rank 0 was asked to stop with
+  int forwarded_ = 0;            // the signal that asked rank 0 to stop; 0: none yet
   int64_t forwarded_at_ = 0;
   int code_ = 0;                 // of the first rank that failed, other than rank 0
-  int64_t deadline_ = 0;         // when all end with it
+  int64_t deadline_ = 0;         // when all are ended with that code
 };
 
 }  // namespace
 
-static Ranks launch_ranks(int count, int patience) {
+static Ranks fork_ranks(int count, int patience) {
   Ranks ranks;
   ranks.patience = patience;
   ranks.size = count;
   ranks.address = "127.0.0.1";
   ranks.listener = listen_at(ranks.address, 0, &ranks.port);
   ranks.job = std::to_string(getpid());
-  // Signals are waited for instead of being handled; the ranks get their usual ones back.
+  // The parent waits for signals instead of handling them; the ranks get the former mask back.
   sigset_t signals, before;
   sigemptyset(&signals);
   for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
   sigprocmask(SIG_BLOCK, &signals, &before);
-  // Whoever started this may have ignored them, and what is ignored cannot be waited for. Until the first fork OpenBLAS
-  // has a thread that blocks nothing: a request to save that comes to it must not end the program.
+  // Signals that this process was started to ignore cannot be waited for. OpenBLAS has a thread until the first fork,
+  // and that thread blocks no signal: if SIGUSR1 reaches it, the program must not end.
   for (int number : {SIGCHLD, SIGTERM, SIGINT}) signal(number, SIG_DFL);
   signal(SIGUSR1, [](int) {});
   std::vector<pid_t> children;
-  pid_t launcher = getpid();
+  pid_t parent = getpid();
   for (int rank = 0; rank < count; rank++) {
     pid_t child = fork();
-    if (child < 0) failure("cannot start rank %d: %s", rank, std::strerror(errno));  // those before it end with us
+    if (child < 0) failure("cannot start rank %d: %s", rank, std::strerror(errno));  // ranks before it end too
     if (child > 0) {
       children.push_back(child);
       continue;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != launcher) _exit(1);  // it was gone before it could be watched
-    // Ctrl-C reaches the launcher only, which passes it on once. A background group may write to its terminal still.
+    if (getppid() != parent) _exit(1);  // the parent ended before PR_SET_PDEATHSIG was set
+    // In a process group of its own: Ctrl-C reaches the parent alone, which passes it on once. Without SIGTTOU a group
+    // in the background may still write to the terminal.
     setpgid(0, 0);
     signal(SIGTTOU, SIG_IGN);
-    signal(SIGUSR1, SIG_IGN);  // until it trains, as in main()
+    signal(SIGUSR1, SIG_IGN);  // until training begins, as in main()
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (rank > 0) close(ranks.listener), ranks.listener = -1;
     ranks.rank = ranks.local = rank;
     return ranks;
   }
   close(ranks.listener);
-  Launcher(std::move(children)).watch(signals);
+  Parent(std::move(children)).watch(signals);
 }
 
-// GPUs of this machine; on the CPU the most ranks that can be started. Asked in a child that is gone afterwards: a
+// The number of GPUs of this machine; on the CPU, the most ranks that can be started. A child asks CUDA and exits: a
 // process that has used CUDA must not fork ranks.
 static int gpus_here() {
   if (on_cpu) return 64;
@@ -164,7 +165,7 @@ static int gpus_here() {
   return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
-Ranks find_ranks(const std::string& flag, const Ranks& started) {
+Ranks spawn_ranks(const std::string& flag, const Ranks& started) {
   const char* gpus = flag.c_str();
   bool all = flag == "all", number = flag.find_first_not_of("0123456789") == std::string::npos;
   int count = all || !number || flag.size() > 4 ? 0 : std::atoi(gpus);
@@ -174,14 +175,14 @@ Ranks find_ranks(const std::string& flag, const Ranks& started) {
   if (all) count = std::max(most, 1);
   if (count == 1) return started;
   if (started.size > 1)
-    user_error("command line: --gpus %s, but %s say that there are %d ranks already; leave the flag out", gpus,
+    user_error("command line: --gpus %s, but %s say that there are %d ranks already; omit the flag", gpus,
                started.variables.c_str(), started.size);
   if (most == 0) return started;  // device_info() will say why
   if (count > most)
-    user_error("command line: --gpus %s is more than the %d %s; give at most so many, or all", gpus, most,
+    user_error("command line: --gpus %s is more than the %d %s; give at most that many, or all", gpus, most,
                on_cpu ? "ranks that the CPU build can start" : "of this machine");
   if (!Comm::built())
     user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
                "again", gpus);
-  return launch_ranks(count, started.patience);
+  return fork_ranks(count, started.patience);
 }

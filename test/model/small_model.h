@@ -1,0 +1,70 @@
+// A small model for tests, a batch for it, and access to its values.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "settings/table.h"
+#include "test/support/device.h"
+#include "train_gpt2.h"
+
+// A small model with odd sizes: no multiples beyond those that the configuration demands.
+inline Config small_config(const std::string& precision, const std::vector<std::string>& sets = {}) {
+  std::vector<std::string> all = {"model.layers=2",   "model.heads=3",  "model.head_dim=6",  "model.channels=24",
+                                  "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
+                                  "batch.micro=4",    "data.train=x",   "data.val=x",        "precision=" + precision};
+  all.insert(all.end(), sets.begin(), sets.end());
+  return parse_config("{}", "test", all);
+}
+
+// Random tokens: one batch, [batch.tokens] inputs and targets.
+struct TestBatch {
+  std::vector<int> inputs, targets;
+  TestBatch(const Config& config, unsigned seed = 3) {
+    std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab);
+    inputs.assign(tokens.begin(), tokens.end() - 1);
+    targets.assign(tokens.begin() + 1, tokens.end());
+  }
+};
+
+// Gives all parameters values away from 0 and 1, so that every gradient is tested.
+inline void randomise(Model& model, unsigned seed) {
+  for (const Tensor& tensor : model.tensors()) {
+    bool gain = tensor.init.constant == 1;
+    model.write(tensor, random_normal<float>(tensor.size, seed++, gain ? 0.1f : 0.2f, gain ? 1.0f : 0.0f).data());
+  }
+}
+
+// A model for training, with such parameters.
+inline std::unique_ptr<Model> small_model(const Config& config) {
+  auto model = make_model(config, config.model.context, config.model.context, true);
+  randomise(*model, 100);
+  return model;
+}
+
+// [tensor.size] values of a tensor, without padding.
+inline std::vector<float> read(const Model& model, const Tensor& tensor, Part part) {
+  std::vector<float> values(tensor.size);
+  model.read(tensor, part, values.data());
+  return values;
+}
+
+// The values of all tensors, one after the other.
+inline std::vector<float> read_all(const Model& model, Part part) {
+  std::vector<float> all;
+  for (const Tensor& tensor : model.tensors()) {
+    std::vector<float> values = read(model, tensor, part);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// Forward and backward pass of the whole batch, in micro batches; no update.
+inline StepResult gradients(Model& model, const TestBatch& batch) {
+  const Config& config = model.config();
+  size_t rows = size_t(config.batch.micro) * config.model.context;
+  model.begin_step();
+  for (size_t at = 0; at < batch.inputs.size(); at += rows)
+    model.forward_backward(&batch.inputs[at], &batch.targets[at]);
+  return model.finish(0);
+}
