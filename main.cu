@@ -90,8 +90,8 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
   if (dumping) check_folder_of(flags.dump_gradients);
-  std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
-              mechanism(config).c_str(), count_text(double(parameter_count(config))).c_str());
+  std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(), mechanism(config).c_str(),
+              count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
@@ -124,9 +124,13 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
       failure("a loss is not finite: the weights, or what they compute from these data, are not");
     return;
   }
-  Loader loader(*windows, {.T = config.model.context, .micro = config.batch.micro,
-                           .micro_steps = int(micro_steps(config, comm.size())), .rank = comm.rank(),
-                           .ranks = comm.size(), .shuffle = config.data.shuffle, .seed = config.seed});
+  Loader loader(*windows, {.T = config.model.context,
+                           .micro = config.batch.micro,
+                           .micro_steps = int(micro_steps(config, comm.size())),
+                           .rank = comm.rank(),
+                           .ranks = comm.size(),
+                           .shuffle = config.data.shuffle,
+                           .seed = config.seed});
   if (from) loader.seek(step);
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader);

@@ -53,7 +53,10 @@ ParameterLayout::ParameterLayout(const std::vector<ParameterRow>& table, int lay
 // ---- Arrays
 
 ParameterStore::ParameterStore(const ParameterLayout& layout, bool rounds, Comm& comm, cudaStream_t stream)
-    : layout_(layout), rounds_(rounds), comm_(comm), stream_(stream),
+    : layout_(layout),
+      rounds_(rounds),
+      comm_(comm),
+      stream_(stream),
       own_(layout.zero ? layout.buckets.shares(comm.rank()) : std::vector<Share>{{0, layout.total, 0}}) {}
 
 ParameterStore::~ParameterStore() {
@@ -76,8 +79,7 @@ void ParameterStore::plan(MemoryPlan& plan, bool training) {
 }
 
 // array [allocated] = every rank's shares of it
-template <class T>
-void ParameterStore::gather_shares(T* array) {
+template <class T> void ParameterStore::gather_shares(T* array) {
   const Buckets& buckets = layout_.buckets;
   comm_.after(stream_);
   for (size_t k = 0; k < buckets.count(); k++) comm_.all_gather(array + buckets.begin(k), buckets.share(k));
@@ -184,7 +186,7 @@ void ParameterStore::scatter(Part part) {
     CUDA_CHECK(cudaMemcpyAsync(array(part) + own.at, gradients_ + own.begin, own.size * sizeof(float),
                                cudaMemcpyDeviceToDevice, stream_));
   if (part == Part::parameters) convert(rounded_, gradients_, layout_.total, stream_);  // shared: there are two arrays
-  zero(gradients_, layout_.allocated, stream_);  // padding stays zero
+  zero(gradients_, layout_.allocated, stream_);                                         // padding stays zero
 }
 
 // ---- Snapshots

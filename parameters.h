@@ -41,10 +41,10 @@ struct Tensor {
   std::string name;        // "h.0.attn.c_attn.weight"
   std::vector<int> shape;  // as in the file
   Init init;
-  bool decays;             // weight decay: matrices and embeddings only
-  size_t offset;           // of its first element in the parameter, gradient and moment arrays
-  size_t size;             // product of shape
-  size_t stride;           // from row to row there: longer than a row if padding or another tensor lies between
+  bool decays;    // weight decay: matrices and embeddings only
+  size_t offset;  // of its first element in the parameter, gradient and moment arrays
+  size_t size;    // product of shape
+  size_t stride;  // from row to row there: longer than a row if padding or another tensor lies between
   size_t columns() const { return size_t(shape.back()); }
   size_t rows() const { return size / columns(); }
 };
@@ -84,15 +84,14 @@ class ParameterStore {
   const ParameterLayout& layout() const { return layout_; }
 
   // Shapes as in the table, padded. nullptr if the model has no such parameter, or no gradients.
-  template <class Real>
-  const Real* weight(Parameter id, int layer) const {
+  template <class Real> const Real* weight(Parameter id, int layer) const {
     if constexpr (std::is_same_v<Real, float>) return at(masters_, id, layer);
     else return at(rounded_, id, layer);
   }
   float* gradient(Parameter id, int layer) const { return at(gradients_, id, layer); }
 
   // A step, in this order; all ranks.
-  void begin_step() {                  // gradients = 0
+  void begin_step() {  // gradients = 0
     zero(gradients_, layout_.total, stream_);
     unreduced_ = layout_.buckets.count();
   }
@@ -116,8 +115,7 @@ class ParameterStore {
   const float* snapshot(Part part) const;  // [total]; the host waits for the copy; from any thread
 
  private:
-  template <class T>
-  T* at(T* array, Parameter id, int layer) const {
+  template <class T> T* at(T* array, Parameter id, int layer) const {
     return array && !layout_.offsets[id].empty() ? array + layout_.offsets[id][layer] : nullptr;
   }
   float* array(Part part) const { return std::array{masters_, gradients_, moment1_, moment2_}[size_t(part)]; }
@@ -125,8 +123,7 @@ class ParameterStore {
     return layout_.zero && part != Part::gradients && (part != Part::parameters || rounds_);
   }
   float* whole(Part part) const { return shared(part) ? gradients_ : array(part); }  // [allocated]
-  template <class T>
-  void gather_shares(T* array);
+  template <class T> void gather_shares(T* array);
 
   ParameterLayout layout_;
   bool rounds_;

@@ -24,7 +24,7 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const Config& config() const = 0;
-  virtual Comm& comm() = 0;  // the ranks that train it together
+  virtual Comm& comm() = 0;        // the ranks that train it together
   virtual void init_random() = 0;  // from config.seed; all ranks
 
   // The parameters: parameters.h says what these do, and which of them all ranks must call.

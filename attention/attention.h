@@ -29,20 +29,19 @@ inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor"
 
 // The settings, and what the kernels need beside them: no user sets it, it follows from the model and from the call.
 struct AttentionSetup : AttentionSettings {
-  int context = 1024;         // the trained length; for Scale::logn and Kind::sigmoid
-  int qkv_stride = 0;         // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
-  float scale_factor = 1;     // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
+  int context = 1024;      // the trained length; for Scale::logn and Kind::sigmoid
+  int qkv_stride = 0;      // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
+  float scale_factor = 1;  // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
   Kernels kernels = Kernels::automatic;
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
 // The learned numbers of a layer, if the settings have any, and their gradients, [H] each.
-template <class T>
-struct AttentionLearned {
+template <class T> struct AttentionLearned {
   const T* ssmax_scale = nullptr;
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
-  float* dsink = nullptr;         // +=
+  float* dsink = nullptr;  // +=
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
@@ -59,9 +58,8 @@ size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings,
-                       const AttentionShape& shape, bool training, cudaStream_t stream,
-                       const AttentionLearned<T>& learned = {});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
+                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
 // Writes dqkv from the forward's inputs and outputs.
 template <class T>

@@ -8,7 +8,7 @@ constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
 const KindKernels& kernels_for(const AttentionSettings& s) {
   float power = float(s.power);
-  PowerClass power_class = s.kind != Kind::lssar || power == 15         ? PowerClass::usual
+  PowerClass power_class = s.kind != Kind::lssar || power == 15    ? PowerClass::usual
                            : power <= 32 && power == floorf(power) ? PowerClass::whole
                                                                    : PowerClass::any;
   if (int(s.kind) < KINDS && kernels_of(s.kind, power_class).saved >= 0) return kernels_of(s.kind, power_class);
@@ -17,8 +17,10 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
   user_error(
-      "config: attention.kind = \"%s\" has no kernels in this build (attention/instances/general_%s.cu, left out by make "
-      "ATTN=...); choose one of %s, or build with that file.", name, name, built.c_str());
+      "config: attention.kind = \"%s\" has no kernels in this build (attention/instances/general_%s.cu, left out by "
+      "make "
+      "ATTN=...); choose one of %s, or build with that file.",
+      name, name, built.c_str());
 }
 
 using Arrays = std::initializer_list<const void*>;
@@ -61,8 +63,7 @@ PolicySettings policy_settings(const AttentionSetup& s) {
           .sink = s.sink == Sink::none ? -INFINITY : 0.0f};
 }
 
-template <class T>
-const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
+template <class T> const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
   if (s.sink == Sink::learned && !learned.sink)
     failure("attention: the sink is learned, but no array of sinks was given.");
   return s.sink == Sink::learned ? learned.sink : nullptr;
@@ -92,15 +93,13 @@ size_t attention_backward_workspace(const AttentionShape& s) {
 }
 
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings,
-                       const AttentionShape& shape, bool training, cudaStream_t stream,
-                       const AttentionLearned<T>& learned) {
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
+                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
   const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {out, qkv});
-  (training ? launchers.forward
-            : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                   policy_settings(settings), shape, settings.qkv_stride,
-                                   settings.spare_multiprocessors, stream});
+  (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
+                                                       policy_settings(settings), shape, settings.qkv_stride,
+                                                       settings.spare_multiprocessors, stream});
 }
 
 template <class T>
@@ -113,10 +112,10 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                  policy_settings(settings), shape, settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
-#define INSTANTIATE(T)                                                                                              \
-  template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,         \
-                                  cudaStream_t, const AttentionLearned<T>&);                                        \
-  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&,    \
+#define INSTANTIATE(T)                                                                                           \
+  template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,      \
+                                  cudaStream_t, const AttentionLearned<T>&);                                     \
+  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \
                                    const AttentionShape&, cudaStream_t, const AttentionLearned<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -112,8 +112,7 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
 }
 
 // f.operator()<Act, ADD>() for these settings.
-template <class F>
-void with_gate(const GateSettings& settings, F f) {
+template <class F> void with_gate(const GateSettings& settings, F f) {
   auto with_op = [&]<class Act>() {
     settings.op == GateOp::add ? f.template operator()<Act, true>() : f.template operator()<Act, false>();
   };
@@ -180,10 +179,10 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
   });
 }
 
-#define INSTANTIATE(T)                                                                                                \
-  template void gate_forward(Matrix<T>, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int,         \
-                             cudaStream_t);                                                                           \
-  template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,           \
+#define INSTANTIATE(T)                                                                                        \
+  template void gate_forward(Matrix<T>, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int, \
+                             cudaStream_t);                                                                   \
+  template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,   \
                               const GateSettings&, int, int, int, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -8,8 +8,7 @@
 #include "kernels/gpu.cuh"
 
 // A pointer to the first of rows that are ld elements apart.
-template <class T>
-struct Matrix {
+template <class T> struct Matrix {
   T* data;
   int ld;
   __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }

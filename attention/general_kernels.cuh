@@ -15,8 +15,7 @@ namespace {
 struct Place {
   int b, h, row, chunk, chunks;
 };
-template <class Tile>
-__device__ Place place_of_block(const Shape& s, bool last_rows_first) {
+template <class Tile> __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
   int chunks = s.chunks(Tile::CHANNELS), tiles = gridDim.x / chunks, tile = blockIdx.x / chunks;
   if (last_rows_first) tile = tiles - 1 - tile;
   return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
@@ -62,15 +61,15 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
+    attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
-  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;                // [OUTPUTS]
-  float* partial = weight_tile + OUTPUTS * Tile::WEIGHT_FLOATS;          // [SUMS][SHARERS][HELD]
-  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;          // [OUTPUTS][HELD]
-  float* constants = factors + OUTPUTS * Tile::HELD;                     // [CONSTANTS][HELD]
+  float* weight_tile = stream_tile + Tile::STREAM_FLOATS;        // [OUTPUTS]
+  float* partial = weight_tile + OUTPUTS * Tile::WEIGHT_FLOATS;  // [SUMS][SHARERS][HELD]
+  float* factors = partial + SUMS * Tile::SHARERS * Tile::HELD;  // [OUTPUTS][HELD]
+  float* constants = factors + OUTPUTS * Tile::HELD;             // [CONSTANTS][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -219,8 +218,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
                                    Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
-  float* held_tiles = shared;                                       // k, v
-  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // q, dO
+  float* held_tiles = shared;                                // k, v
+  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;  // q, dO
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
   float* p_tile = dz_tile + Tile::WEIGHT_FLOATS;
   Place place = place_of_block<Tile>(shape, false);
@@ -243,7 +242,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.held + e > i0 + mine.streamed(x) ? -INFINITY : z[0][x][e];
 
-    // P and dz
+          // P and dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
@@ -278,14 +277,14 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 // Queries are held, keys stream past: dq = sum of dz k, over the keys up to the diagonal.
 template <class T, class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
-                                  Shape shape) {
+    attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
+                                      Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
-  float* held_tiles = shared;                                       // q, dO
-  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;         // k, v
+  float* held_tiles = shared;                                // q, dO
+  float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;  // k, v
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
-  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;                  // [ROW_VALUES][HELD]
+  float* row_tile = dz_tile + Tile::WEIGHT_FLOATS;  // [ROW_VALUES][HELD]
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
@@ -310,7 +309,7 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
       for (int x = 0; x < X; x++)
         for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
 
-    // dz
+          // dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
@@ -341,15 +340,13 @@ attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, con
 
 // ---- launchers
 
-template <class Tile>
-dim3 grid_of(const Shape& s, int B) {
+template <class Tile> dim3 grid_of(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
 }
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
-template <class T, class Policy>
-void general_forward(const ForwardCall<T>& c) {
+template <class T, class Policy> void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
@@ -361,8 +358,7 @@ void general_forward(const ForwardCall<T>& c) {
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
-template <class T, class Policy>
-void general_backward(const BackwardCall<T>& c) {
+template <class T, class Policy> void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
@@ -377,8 +373,7 @@ void general_backward(const BackwardCall<T>& c) {
   });
 }
 
-template <class Policy>
-bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   static_assert(Policy::ROW_VALUES <= 8, "attention_backward_workspace() has 8 floats per row");
   KindKernels& k = kernels_of(kind, power);
   using Evaluation = typename Policy::Evaluation;

@@ -10,8 +10,7 @@
 #include "kernels/reduce.cuh"
 
 // One head of one sequence: row r begins at x + r stride and has D channels. wide: 16-byte accesses are possible.
-template <class T>
-struct Head {
+template <class T> struct Head {
   const T* x;
   size_t stride;
   int rows, D;
@@ -29,8 +28,7 @@ struct Shape {
 };
 
 // wide only if every array begins at a multiple of 16 bytes
-template <class T>
-Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<const void*> arrays) {
+template <class T> Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<const void*> arrays) {
   if (qkv_stride == 0) qkv_stride = 3 * s.H * s.D;
   bool wide = s.D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && aligned16(array);
@@ -38,13 +36,11 @@ Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<co
 }
 
 // A head of qkv (part 0: q, 1: k, 2: v), and of a tensor [B, T, H, D].
-template <class T>
-__device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
+template <class T> __device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
   size_t A = size_t(s.H) * s.D;
   return {qkv + size_t(b) * s.T * s.qkv_stride + part * A + size_t(h) * s.D, s.qkv_stride, s.T, s.D, s.wide};
 }
-template <class T>
-__device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
+template <class T> __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
   size_t A = size_t(s.H) * s.D;
   return {out + size_t(b) * s.T * A + size_t(h) * s.D, A, s.T, s.D, s.wide};
 }
@@ -52,8 +48,7 @@ __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
 namespace {
 
 // f.operator()<WIDTH>() with the first of the rising widths that holds D, else with the last.
-template <int WIDTH, int... MORE, class F>
-void with_width(int D, F f) {
+template <int WIDTH, int... MORE, class F> void with_width(int D, F f) {
   if constexpr (sizeof...(MORE) == 0) f.template operator()<WIDTH>();
   else if (D <= WIDTH) f.template operator()<WIDTH>();
   else with_width<MORE...>(D, f);
@@ -110,11 +105,10 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 }
 
 // The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
-template <class T, class Policy>
-void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
+template <class T, class Policy> void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   size_t rows = shape.row_values(c.shape.B);
-  LAUNCH((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace,
-         c.dout, c.out, c.stats, c.settings, shape, c.shape.B);
+  LAUNCH((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace, c.dout,
+         c.out, c.stats, c.settings, shape, c.shape.B);
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)
       LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,

@@ -12,8 +12,7 @@ namespace {
 
 // A consumer thread's part of 64 queries: a quarter of the columns of two rows, called halves (HopperFragment). Scores
 // become weights in z, and packed weights are left operands of the products with the values.
-template <class Policy, class Tile>
-struct QueryRows {
+template <class Policy, class Tile> struct QueryRows {
   static constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
   // Computes the weights of a step beside the products of the step before; two outputs leave no registers for it.
   static constexpr bool OVERLAP = OUTPUTS == 1;
@@ -89,7 +88,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr bool TWO_SWEEPS = Policy::SWEEPS == 2, OVERLAP = Rows::OVERLAP;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int streamed = 0;  // tiles before those of this sweep
+  int streamed = 0;                                                // tiles before those of this sweep
   auto keys_tile = [&](int step) { return streamed + 2 * step; };  // in the last sweep
   auto values_tile = [&](int step) { return streamed + 2 * step + 1; };
 
@@ -226,9 +225,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
-                                          const __grid_constant__ TensorMap dout,
-                                          const __grid_constant__ TensorMap qkv, const float* rows,
-                                          PolicySettings settings, Shape shape, int B) {
+                                          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
+                                          const float* rows, PolicySettings settings, Shape shape, int B) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -281,7 +279,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
         });
 
-      // P and dz
+        // P and dz
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float row[2][ROW_VALUES + 1];
@@ -412,23 +410,18 @@ inline TensorMap out_map(const bf16* x, const Shape& s, int B) {
 // without a place wait until others have ended, and the time doubles: so `spare` multiprocessors are left free. (Blocks
 // could take their tiles from a counter instead, but that costs an atomic and a broadcast within the block for every
 // tile, always.)
-template <class Tile>
-dim3 hopper_grid(const Shape& s, int B, int spare) {
+template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   int tiles = (s.T + Tile::HELD - 1) / Tile::HELD;
   int most = std::max(1, device_properties().multiProcessorCount - spare);
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM>
-using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
-template <class Policy, int DIM>
-using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
-template <int DIM>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
+template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
+template <class Policy, int DIM> using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
+template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy>
-void hopper_forward(const ForwardCall<bf16>& c) {
+template <class Policy> void hopper_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
@@ -440,8 +433,7 @@ void hopper_forward(const ForwardCall<bf16>& c) {
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy>
-void hopper_backward(const BackwardCall<bf16>& c) {
+template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
@@ -458,8 +450,7 @@ void hopper_backward(const BackwardCall<bf16>& c) {
   });
 }
 
-template <class Policy>
-bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.hopper_D = 128;
   k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>};

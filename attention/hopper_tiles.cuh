@@ -13,8 +13,7 @@ constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0>
-struct HopperTile {
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0> struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
   static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
@@ -34,8 +33,7 @@ struct HopperTile {
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
 
-template <class Tile>
-struct Stages {
+template <class Tile> struct Stages {
   bf16* tiles;
   Mbarrier *full, *empty, *held_full, *held_empty;
 
@@ -70,8 +68,7 @@ struct Stages {
     Mbarrier& barrier = held_full[number % 2];
     if (tensor == 0) mbarrier_wait(held_empty[number % 2], (number / 2 & 1) ^ 1);
     if (threadIdx.x == 0) {
-      if (tensor == 0)
-        mbarrier_arrive_expect(barrier, Tile::HELD_TENSORS * Tile::HELD_SIZE * int(sizeof(bf16)));
+      if (tensor == 0) mbarrier_arrive_expect(barrier, Tile::HELD_TENSORS * Tile::HELD_SIZE * int(sizeof(bf16)));
       fetch_rows<Tile::HELD>(held(number, tensor), map, b, row, head, barrier);
     }
     warp_sync();  // no lane may run ahead by two phases, which look alike
@@ -92,9 +89,7 @@ struct Stages {
   }
 
   // The consumers' side. A warp frees a slot when all its products from there are done.
-  __device__ __forceinline__ void await_held(int number) const {
-    mbarrier_wait(held_full[number % 2], number / 2 & 1);
-  }
+  __device__ __forceinline__ void await_held(int number) const { mbarrier_wait(held_full[number % 2], number / 2 & 1); }
   __device__ __forceinline__ bf16* await(int number) const {
     mbarrier_wait(full[number % Tile::SLOTS], number / Tile::SLOTS & 1);
     return slot(number);
@@ -126,8 +121,7 @@ struct Stages {
 
 // f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0. A head's tiles come in the
 // order last, first, last but one, second, ..., so much and little work alternate, and a block takes two at a time.
-template <class Tile, class F>
-__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
+template <class Tile, class F> __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
 #pragma unroll 1
   for (int number = 0;; number++) {
     int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
@@ -149,8 +143,7 @@ struct HopperFragment {
 
 // Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
 // Returns true for its warpgroup, which has nothing else to do, and false for the consumers, which get its registers.
-template <class Tile, class F>
-__device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
+template <class Tile, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
     if (HopperFragment().warp == 0) for_row_tiles<Tile>(shape, B, f);
@@ -162,14 +155,12 @@ __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
 
 // The consumers meet once in each row tile: the second before its first products, the first when its own are done. So
 // the second is half a step behind, and its products run beside the first one's arithmetic.
-template <class Tile>
-__device__ __forceinline__ void stagger() {
+template <class Tile> __device__ __forceinline__ void stagger() {
   if constexpr (Tile::STAGGER) named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);
 }
 
 // f(n, half, c) for every element [n][2 half + c] that a thread has of a product's result.
-template <int N, class F>
-__device__ __forceinline__ void for_elements(F f) {
+template <int N, class F> __device__ __forceinline__ void for_elements(F f) {
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -178,14 +169,12 @@ __device__ __forceinline__ void for_elements(F f) {
       for (int c = 0; c < 2; c++) f(n, half, c);
 }
 
-template <int N>
-__device__ __forceinline__ void clear(float (&sums)[N][4]) {
+template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4]) {
   for_elements<N>([&](int n, int half, int c) { sums[n][2 * half + c] = 0; });
 }
 
 // The number of steps of streamed rows up to row `end` of T.
-template <class Tile>
-__device__ __forceinline__ int steps_to(int end, int T) {
+template <class Tile> __device__ __forceinline__ int steps_to(int end, int T) {
   return (min(end, T) + Tile::STREAM - 1) / Tile::STREAM;
 }
 
@@ -228,8 +217,7 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-      keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
+    for (int half = 0; half < 2; half++) keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
 // Writes the sums to the consumer's 64 rows, from `row` on, of a head of a tensor. They pass through `held`, the

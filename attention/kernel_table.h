@@ -7,12 +7,11 @@
 struct PolicySettings {
   float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
   int offset_free_rows;
-  float sink;         // logit of the sink where none is learned: 0, or -inf for no sink
+  float sink;  // logit of the sink where none is learned: 0, or -inf for no sink
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
-template <class T>
-struct ForwardCall {
+template <class T> struct ForwardCall {
   T* out;
   float* stats;
   const T* qkv;
@@ -27,8 +26,7 @@ struct ForwardCall {
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 
 // dqkv =, dsink [H] += (or nullptr). workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
-template <class T>
-struct BackwardCall {
+template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;
   const float* stats;
@@ -42,15 +40,14 @@ struct BackwardCall {
   cudaStream_t stream;
 };
 
-template <class T>
-struct Launchers {
+template <class T> struct Launchers {
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
 };
 
 struct KindKernels {
-  int saved = -1, vectors = 0;  // per row: floats, and vectors of D floats; -1: this build lacks the kind
+  int saved = -1, vectors = 0;     // per row: floats, and vectors of D floats; -1: this build lacks the kind
   int tensor_D = 0, hopper_D = 0;  // the largest heads of the tensor-core kernels and of Hopper's
   Launchers<float> general_float;
   Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;

@@ -49,8 +49,7 @@ struct PolicyDefaults {
 };
 
 // P = e^z / (e^sink + sum e^z), in one sweep with a running maximum; saved: lse, the logarithm of the denominator.
-template <class Maths>
-struct Softmax : PolicyDefaults {
+template <class Maths> struct Softmax : PolicyDefaults {
   using Evaluation = Softmax;
   static constexpr bool RESCALES = true, HAS_SINK = true;
   enum { MAX, SUM, SUMS };
@@ -94,8 +93,7 @@ struct Softmax : PolicyDefaults {
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
 // P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
-template <class Maths>
-struct Lssa : PolicyDefaults {
+template <class Maths> struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
   enum { SUM, SUMS };
   enum { S, SAVED };
@@ -124,11 +122,9 @@ struct Lssa : PolicyDefaults {
 
 // x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known at compile time, for integers up to 32 (by
 // multiplications, without branches), and for any power.
-template <int POWER>
-struct FixedPower {
+template <int POWER> struct FixedPower {
   static_assert(POWER > 1);
-  template <int N>
-  __device__ static float power(float x) {
+  template <int N> __device__ static float power(float x) {
     if constexpr (N == 1) return x;
     else if constexpr (N % 2) return x * power<N - 1>(x);
     else return power<N / 2>(x * x);
@@ -138,8 +134,7 @@ struct FixedPower {
 struct WholePower {
   __device__ static float one_less(float x, float exponent) { return integer_power(x, int(exponent)) * float(x > 0); }
 };
-template <class Maths>
-struct AnyPower {
+template <class Maths> struct AnyPower {
   __device__ static float one_less(float x, float exponent) { return Maths::power(x, exponent); }
 };
 
@@ -148,13 +143,12 @@ struct AnyPower {
 // needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A
 // degenerate row (offset > 0, m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Power: how x^(power - 1) is
 // computed.
-template <class Maths, class Power, bool TRAINING = true>
-struct Lssar : PolicyDefaults {
+template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
   static constexpr bool HEAVY = std::is_same_v<Power, AnyPower<Maths>>;
-  enum { SUM_F, MAX_F };         // of the first sweep
-  enum { SUM_W, SUM_Y, SUMS };   // of the second
+  enum { SUM_F, MAX_F };        // of the first sweep
+  enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
   enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROW_VALUES };
@@ -220,8 +214,7 @@ struct Lssar : PolicyDefaults {
 };
 
 // P = sigmoid(z - ln(context)), not normalised.
-template <class Maths>
-struct Sigmoid : PolicyDefaults {
+template <class Maths> struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
@@ -236,8 +229,7 @@ struct Sigmoid : PolicyDefaults {
 };
 
 // P = relu(z) / n.
-template <class Maths>
-struct Relu : PolicyDefaults {
+template <class Maths> struct Relu : PolicyDefaults {
   using Evaluation = Relu;
   enum { INVERSE_N, ROW_VALUES };
   __device__ Relu(const PolicySettings&, float) {}
@@ -251,8 +243,7 @@ struct Relu : PolicyDefaults {
 };
 
 // P = relu(z)^2 / n.
-template <class Maths>
-struct Relu2 : Relu<Maths> {
+template <class Maths> struct Relu2 : Relu<Maths> {
   using Evaluation = Relu2;
   using Relu<Maths>::Relu, Relu<Maths>::INVERSE_N;
   __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f) * max(z, 0.0f); }

@@ -13,8 +13,7 @@ constexpr float L2_EPS = 1e-12f, RMS_EPS = 1e-6f;
 constexpr int THREADS = 128;
 
 // alpha_i = constant x (ln i)^log_power x (s_h)^learned: every scale is one of these products.
-template <class T>
-struct RowScale {
+template <class T> struct RowScale {
   float constant;
   bool log_rows;
   const T* learned;  // [H] or nullptr
@@ -26,8 +25,7 @@ struct RowScale {
   }
 };
 
-template <class T>
-RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
+template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
   double root = 1 / std::sqrt(double(D)), constant = 0;
   bool log_rows = false;
   switch (s.scale) {
@@ -44,9 +42,9 @@ RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
 // in the shuffles, which need all lanes. (If they read the row, they would race with the group that writes it.)
 struct Row {
   bool inside, is_q;
-  int n, h;         // position b T + t, head
-  size_t offset;    // of its first element in qkv
-  size_t norm;      // of its norm in norms
+  int n, h;       // position b T + t, head
+  size_t offset;  // of its first element in qkv
+  size_t norm;    // of its norm in norms
 };
 __device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D, size_t qkv_stride) {
   int r = int((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
@@ -74,8 +72,7 @@ struct Lanes {
 
 // This lane's share of the sum of x y over a row. It reads only the elements that it will also write (in each half of a
 // row that is rotated), because lanes do not wait for each other's reads.
-template <int W, class T>
-__device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
+template <int W, class T> __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
   float sum = 0;
   int width = rotated ? D / 2 : D;
   for (int start = 0; start < D; start += width)
@@ -195,8 +192,7 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
 }
 
 // 16-byte accesses need aligned arrays and rows (with rope, halves of rows) of whole packs.
-template <class T>
-bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
+template <class T> bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
   int unit = Pack<T>::size * (rope ? 2 : 1);
   return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && aligned16(a, b);
 }
@@ -271,8 +267,8 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
 }
 
 #define INSTANTIATE(T)                                                                                                 \
-  template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&,               \
-                                cudaStream_t, const AttentionLearned<T>&);                                             \
+  template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&, cudaStream_t, \
+                                const AttentionLearned<T>&);                                                           \
   template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSetup&,                     \
                                  const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);
 INSTANTIATE(float)

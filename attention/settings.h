@@ -44,7 +44,7 @@ struct AttentionSettings {
   double power = 15;        // lssar
   double offset = 1;
   int offset_free_rows = 3;
-  Sink sink = Sink::none;   // softmax
+  Sink sink = Sink::none;  // softmax
   GateSettings gate = {};
 };
 

@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   constexpr int M = Tile::M, N = Tile::N, OUTPUTS = Policy::OUTPUTS, SWEEPS = Policy::SWEEPS;
   constexpr int TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
-  T* query_tile = shared;                                  // [HELD][DIM]
-  T* stages = query_tile + Tile::HELD * Tile::DIM;         // [2] keys, values [STREAM][DIM]
+  T* query_tile = shared;                           // [HELD][DIM]
+  T* stages = query_tile + Tile::HELD * Tile::DIM;  // [2] keys, values [STREAM][DIM]
   int b = blockIdx.z, h = blockIdx.y,
       block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
-  T* held = shared;                                                     // k, v [HELD][DIM]
-  T* stages = held + 2 * HELD_TILE;                                     // [2] q, dO [STREAM][DIM]
-  float* row_stages = reinterpret_cast<float*>(stages + 4 * TILE);      // [2][ROW_VALUES][STREAM]
+  T* held = shared;                                                 // k, v [HELD][DIM]
+  T* stages = held + 2 * HELD_TILE;                                 // [2] q, dO [STREAM][DIM]
+  float* row_stages = reinterpret_cast<float*>(stages + 4 * TILE);  // [2][ROW_VALUES][STREAM]
   int b = blockIdx.z, h = blockIdx.y, block_row = blockIdx.x * Tile::HELD;
   int warp = threadIdx.x / WARP, j0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), d = head_of_out(dout, b, h, shape);
@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
-  T* held = shared;                         // q, dO [HELD][DIM]
-  T* stages = held + 2 * HELD_TILE;         // [2] k, v [STREAM][DIM]
+  T* held = shared;                  // q, dO [HELD][DIM]
+  T* stages = held + 2 * HELD_TILE;  // [2] k, v [STREAM][DIM]
   int b = blockIdx.z, h = blockIdx.y,
       block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
@@ -298,8 +298,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
 // ---- launchers
 
-template <class Tile>
-dim3 tensor_grid(const Shape& s, int B) {
+template <class Tile> dim3 tensor_grid(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
 }
 
@@ -312,8 +311,7 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
-template <class T, class Policy>
-void tensor_forward(const ForwardCall<T>& c) {
+template <class T, class Policy> void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
@@ -324,8 +322,7 @@ void tensor_forward(const ForwardCall<T>& c) {
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class T, class Policy>
-void tensor_backward(const BackwardCall<T>& c) {
+template <class T, class Policy> void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy>(c, shape);
@@ -340,8 +337,7 @@ void tensor_backward(const BackwardCall<T>& c) {
   });
 }
 
-template <class Policy>
-bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+template <class Policy> bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
   k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,

@@ -10,12 +10,11 @@
 
 // DIM: channels, of which those beyond the head's are zeros; M: groups of 16 held rows for a warp; STREAM: streamed
 // rows at a time.
-template <int DIM_, TensorSize SIZE>
-struct TensorTile {
+template <int DIM_, TensorSize SIZE> struct TensorTile {
   static constexpr int DIM = DIM_, M = SIZE.groups, STREAM = SIZE.stream, WARPS = 4, THREADS = WARPS * WARP;
   static constexpr int WARP_ROWS = 16 * M, HELD = WARPS * WARP_ROWS;
-  static constexpr int CHUNKS = DIM / 8;                   // of 16 bytes, in a row
-  static constexpr int WIDTH = DIM % 64 == 0 ? 64 : 32;    // channels of a product of the sums
+  static constexpr int CHUNKS = DIM / 8;                 // of 16 bytes, in a row
+  static constexpr int WIDTH = DIM % 64 == 0 ? 64 : 32;  // channels of a product of the sums
   static constexpr int PARTS = DIM / WIDTH, N = STREAM / 8, K = STREAM / 16;
   static_assert(DIM % 32 == 0 && STREAM % 16 == 0);
   // of shared memory: the held tensors, and two stages of two streamed tiles
@@ -24,8 +23,7 @@ struct TensorTile {
 
 // The place of 16-byte chunk c of row r in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'
 // chunks of one column, which ldmatrix reads at once, lie in different banks.
-template <class Tile>
-__device__ __forceinline__ int place(int row, int chunk) {
+template <class Tile> __device__ __forceinline__ int place(int row, int chunk) {
   return (row * Tile::CHUNKS + (chunk ^ (Tile::CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3))) * 8;
 }
 
@@ -57,8 +55,7 @@ struct Fragment {
 };
 
 // f(m, half) for every row of which a lane has elements, unrolled.
-template <int M, class F>
-__device__ __forceinline__ void for_rows(F f) {
+template <int M, class F> __device__ __forceinline__ void for_rows(F f) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -94,12 +91,10 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
 }
 
 // The lane's sums over streamed rows, in parts of WIDTH channels.
-template <class Tile>
-using Sums = float[Tile::PARTS][Tile::M][Tile::WIDTH / 8][4];
+template <class Tile> using Sums = float[Tile::PARTS][Tile::M][Tile::WIDTH / 8][4];
 
 // Weights as left operands, two columns to a register.
-template <class Tile>
-using Weights = unsigned[Tile::K][Tile::M][4];
+template <class Tile> using Weights = unsigned[Tile::K][Tile::M][4];
 
 template <class Tile, class T>
 __device__ __forceinline__ void keep_weights(Weights<Tile>& weights, int m, int half, int n, float low, float high) {
@@ -128,8 +123,7 @@ __device__ __forceinline__ void add_weighted(Sums<Tile>& sums, const Weights<Til
 }
 
 // sums *= factor[m][half]
-template <class Tile>
-__device__ __forceinline__ void scale_rows(Sums<Tile>& sums, const float (&factor)[Tile::M][2]) {
+template <class Tile> __device__ __forceinline__ void scale_rows(Sums<Tile>& sums, const float (&factor)[Tile::M][2]) {
 #pragma unroll
   for (int part = 0; part < Tile::PARTS; part++)
     for_rows<Tile::M>([&](int m, int half) {
@@ -141,8 +135,7 @@ __device__ __forceinline__ void scale_rows(Sums<Tile>& sums, const float (&facto
 }
 
 // f(m, half, channel, low, high) for every pair of neighbouring channels of the sums that the lane has.
-template <class Tile, class F>
-__device__ __forceinline__ void for_channels(const Sums<Tile>& sums, F f) {
+template <class Tile, class F> __device__ __forceinline__ void for_channels(const Sums<Tile>& sums, F f) {
   Fragment mine;
 #pragma unroll
   for (int part = 0; part < Tile::PARTS; part++)

@@ -18,8 +18,7 @@ inline constexpr int E = 16;
 inline constexpr int AT_ONCE = on_cpu ? E : 4;
 
 // f(0), ..., f(N - 1), unrolled, so that arrays indexed by the argument stay in registers on both machines.
-template <int N, class F>
-__device__ __forceinline__ void unrolled(F f) {
+template <int N, class F> __device__ __forceinline__ void unrolled(F f) {
   if constexpr (N > 1) unrolled<N - 1>(f);
   f(N - 1);
 }
@@ -38,8 +37,7 @@ __device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* s
 __host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
-template <int CHANNELS_, GeneralSize SIZE>
-struct GeneralTile {
+template <int CHANNELS_, GeneralSize SIZE> struct GeneralTile {
   static constexpr int CHANNELS = CHANNELS_, HELD = SIZE.held, STREAM = SIZE.stream, THREADS = SIZE.threads;
   // streamed rows begin in 8 different banks (an odd multiple of 4 floats apart)
   static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (at(CHANNELS) % 8 ? 0 : 4);
@@ -51,7 +49,7 @@ struct GeneralTile {
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
   // of shared memory: the forward, and the backward by keys
   template <class Policy>
-  static constexpr int FORWARD_FLOATS = HELD_FLOATS + STREAM_FLOATS + Policy::OUTPUTS * WEIGHT_FLOATS +
+  static constexpr int FORWARD_FLOATS = HELD_FLOATS + STREAM_FLOATS + Policy::OUTPUTS* WEIGHT_FLOATS +
                                         (Policy::SUMS * SHARERS + Policy::OUTPUTS + Policy::CONSTANTS) * HELD;
   static constexpr int BACKWARD_FLOATS = 2 * (HELD_FLOATS + STREAM_FLOATS + WEIGHT_FLOATS);
   // at least this many blocks on a multiprocessor: that permits the 255 registers that a thread can have (without it
@@ -118,21 +116,18 @@ __device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, in
 }
 
 // Read and write N neighbours in shared memory; N is a multiple of 4.
-template <int N>
-__device__ __forceinline__ void read_neighbours(float (&v)[N], const float* x) {
+template <int N> __device__ __forceinline__ void read_neighbours(float (&v)[N], const float* x) {
   for (int i = 0; i < N; i += 4) {
     Pack<float> pack = load16(x + i);
     for (int k = 0; k < 4; k++) v[i + k] = pack[k];
   }
 }
-template <int N>
-__device__ __forceinline__ void write_neighbours(float* x, const float (&v)[N]) {
+template <int N> __device__ __forceinline__ void write_neighbours(float* x, const float (&v)[N]) {
   for (int i = 0; i < N; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
 }
 
 // A thread's part of the scores: E held rows from `held`, and the streamed rows first, first + SHARERS, ...
-template <class Tile>
-struct ScorePlace {
+template <class Tile> struct ScorePlace {
   int held = int(threadIdx.x) % (Tile::HELD / E) * E, first = int(threadIdx.x) / (Tile::HELD / E);
   __device__ __forceinline__ int streamed(int x) const { return first + x * Tile::SHARERS; }
 };
@@ -155,8 +150,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
 }
 
 // A thread's part of the sums: R held rows from `held`, and E channels from `channel`.
-template <class Tile>
-struct SumPlace {
+template <class Tile> struct SumPlace {
   int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::R, channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * E;
 };
 
@@ -178,8 +172,7 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* 
 }
 
 // Stores the thread's E channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
-template <class T>
-__device__ __forceinline__ void store_channels(T* to, const float (&v)[E], int c, int D, bool wide) {
+template <class T> __device__ __forceinline__ void store_channels(T* to, const float (&v)[E], int c, int D, bool wide) {
   if (wide) {
     for (int i = 0; i < E; i += Pack<T>::size) {
       Pack<T> pack;

@@ -7,8 +7,12 @@
 #include <stdexcept>
 #include <string>
 
-struct UserError : std::runtime_error { using std::runtime_error::runtime_error; };
-struct Failure : std::runtime_error { using std::runtime_error::runtime_error; };
+struct UserError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 std::string vformat(const char* fmt, va_list args);
 // printf into a string, because g++ 11 and 12 lack std::format.

@@ -100,8 +100,8 @@ struct Limits : nlohmann::json_sax<json> {
   bool end_array() override { return close(); }
   bool key(std::string& name) override {
     if (!keys.back().insert(name).second)
-      user_error("%s: the key %s is given twice in one object; remove one%s", what,
-                 shortened(json_quote(name)).c_str(), tag.c_str());
+      user_error("%s: the key %s is given twice in one object; remove one%s", what, shortened(json_quote(name)).c_str(),
+                 tag.c_str());
     return true;
   }
   bool null() override { return true; }
@@ -111,7 +111,9 @@ struct Limits : nlohmann::json_sax<json> {
   bool number_float(double, const std::string&) override { return true; }
   bool string(std::string&) override { return true; }
   bool binary(json::binary_t&) override { return true; }
-  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }  // json::parse reports it
+  bool parse_error(size_t, const std::string&, const json::exception&) override {
+    return false;
+  }  // json::parse reports it
 };
 
 json parse_json(std::string_view text, const char* what, const std::string& file) {

@@ -12,7 +12,7 @@ std::string progress_text(const std::string& label, int64_t done, int64_t total,
   double part = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 1;
   int full = static_cast<int>(part * WIDTH);
   std::string line =
-    label + " [" + std::string(full, '#') + std::string(WIDTH - full, '.') + "]" + format(" %3.0f%%", 100 * part);
+      label + " [" + std::string(full, '#') + std::string(WIDTH - full, '.') + "]" + format(" %3.0f%%", 100 * part);
   if (part > 0 && part < 1) line += " eta " + duration_text(elapsed_seconds * (1 - part) / part);
   return line;
 }

@@ -41,7 +41,8 @@ static void measure(const Ceilings& ceilings, const AttentionSetup& settings, in
 // Each block holds a multiprocessor until the host writes to *stop: its 1024 threads leave too few registers for a block
 // of attention, as NCCL's do.
 __global__ void hold_kernel(const volatile int* stop) {
-  while (*stop == 0) {}
+  while (*stop == 0) {
+  }
 }
 
 // The backward beside such blocks.
@@ -76,8 +77,10 @@ static Json measure_beside(AttentionSetup settings) {
     Held held(HELD);
     whole = ms(alone), room = ms(spared);
   }
-  printf("\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
-         "%.3g ms with room left\n", kind_names[int(settings.kind)], free, HELD, whole, room);
+  printf(
+      "\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
+      "%.3g ms with room left\n",
+      kind_names[int(settings.kind)], free, HELD, whole, room);
   return {{"held", HELD}, {"free_ms", free}, {"whole_grid_ms", whole}, {"room_left_ms", room}};
 }
 
@@ -102,9 +105,11 @@ static void bench(int argc, char** argv) {
   if (lists[0] != "all") kinds = split(lists[0]);
   Ceilings ceilings = measure_ceilings();
   const char* unit = on_cpu ? "GFLOP/s" : "TFLOP/s";
-  printf("| kind | D | T | evaluation, ms (least to most) | %s | floor | training forward, ms | %s | floor "
-         "| backward, ms | %s | floor |\n"
-         "|---|---|---|---|---|---|---|---|---|---|---|---|\n", unit, unit, unit);
+  printf(
+      "| kind | D | T | evaluation, ms (least to most) | %s | floor | training forward, ms | %s | floor "
+      "| backward, ms | %s | floor |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+      unit, unit, unit);
   for (const std::string& kind : kinds)
     for (const std::string& d : split(lists[1]))
       for (const std::string& t : split(lists[2])) {

@@ -45,8 +45,7 @@ class Arrays {
     all_.push_back(p);
     return p;
   }
-  template <class T>
-  T* normal(size_t n, float scale = 1) {
+  template <class T> T* normal(size_t n, float scale = 1) {
     T* p = static_cast<T*>(bytes(n * sizeof(T)));
     float* numbers;
     CUDA_CHECK(cudaMalloc(&numbers, n * sizeof(float)));
@@ -102,8 +101,9 @@ inline Seconds seconds(const std::function<void()>& run) {
 constexpr int TRIAL_TURNS = 5;
 
 inline void print_trial_head() {
-  printf("| question | where | now, ms (least to most) | TFLOP/s | changed, ms (least to most) | TFLOP/s "
-         "| changed / now (least to most) | answer | same bits |\n|---|---|---|---|---|---|---|---|---|\n");
+  printf(
+      "| question | where | now, ms (least to most) | TFLOP/s | changed, ms (least to most) | TFLOP/s "
+      "| changed / now (least to most) | answer | same bits |\n|---|---|---|---|---|---|---|---|---|\n");
 }
 // A row of that table. now and changed: seconds of one run; each is called once a turn. The answer is only "faster" or
 // "slower" if every turn says so. The times of the CPU layer are no answer about a GPU, so none is measured there.
@@ -144,8 +144,7 @@ struct Ceilings {
   }
 };
 
-template <class T>
-double measured_product_rate() {
+template <class T> double measured_product_rate() {
   const int n = on_cpu ? 1024 : 8192;
   Arrays arrays;
   T *a = arrays.normal<T>(size_t(n) * n), *b = arrays.normal<T>(size_t(n) * n), *d = arrays.normal<T>(size_t(n) * n);
@@ -174,26 +173,21 @@ inline double attention_flops(int B, int T, int H, int D, bool backward) {
 }
 
 // One call's arrays, and the work that its kind cannot do without.
-template <class T>
-struct AttentionCase {
+template <class T> struct AttentionCase {
   AttentionSetup settings;
   int B, length, H, D;
   Arrays arrays;
   size_t elements = size_t(B) * length * H * D, statistics = size_t(B) * length * H * attention_statistics(settings, D);
-  T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements),
-    *dout = arrays.normal<T>(elements), *dqkv = arrays.normal<T>(3 * elements);
+  T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements), *dout = arrays.normal<T>(elements),
+    *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
   void* workspace = arrays.bytes(attention_backward_workspace({B, length, H, D}));
 
   AttentionCase(const AttentionSetup& settings, int B, int length, int H, int D)
       : settings(settings), B(B), length(length), H(H), D(D) {}
-  void forward(bool training) {
-    attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr);
-  }
+  void forward(bool training) { attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr); }
   void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, settings, {B, length, H, D}, nullptr); }
-  double forward_bytes(bool training) const {
-    return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0);
-  }
+  double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }
   double backward_bytes() const { return 8.0 * elements * sizeof(T) + 4.0 * statistics; }
   // lssar's weights need the sum of a row first, so its scores are computed twice; training sums O2 beside O.
   double forward_flops(bool training) const {

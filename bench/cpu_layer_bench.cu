@@ -123,16 +123,22 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaMemset(y, 0, n * sizeof(float)));
   printf("%d worker%s\n", threads, threads == 1 ? "" : "s");
   double s;
-  s = best_seconds([&] { for (int i = 0; i < 100; ++i) LAUNCH(nothing, 1, 1, 0, nullptr); });
+  s = best_seconds([&] {
+    for (int i = 0; i < 100; ++i) LAUNCH(nothing, 1, 1, 0, nullptr);
+  });
   report("launch of one block", s * 1e7, "ns");
-  s = best_seconds([&] { for (int i = 0; i < 100; ++i) LAUNCH(nothing, 64, 1, 0, nullptr); });
+  s = best_seconds([&] {
+    for (int i = 0; i < 100; ++i) LAUNCH(nothing, 64, 1, 0, nullptr);
+  });
   report("launch of 64 blocks", s * 1e7, "ns");
   s = best_seconds([&] { LAUNCH(nothing, 1000, 256, 0, nullptr); });
   report("a thread that does nothing", s / 256000 * 1e9, "ns");
   s = best_seconds([&] { LAUNCH(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
   report("a thread of axpy, 4 floats", s / (n / 4) * 1e9, "ns");
-  s = best_seconds([&] { LAUNCH(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y),
-                                reinterpret_cast<const bf16*>(x), 2.0f, n); });
+  s = best_seconds([&] {
+    LAUNCH(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y), reinterpret_cast<const bf16*>(x), 2.0f,
+           n);
+  });
   report("a thread of axpy, 8 bf16", s / (n / 8) * 1e9, "ns");
   s = best_seconds([&] { LAUNCH(wait_for_warp, 1000, 256, 0, nullptr, 1); });
   report("first wait of a thread", s / 256000 * 1e9, "ns");

@@ -6,17 +6,10 @@
 
 #include "attention/hopper_kernels.cuh"
 
-template <class Tile>
-struct WithoutFence : Tile {
-  static constexpr bool COMPUTE_BEFORE_WAIT = false;
-};
-template <class Tile>
-struct Staggered : Tile {
-  static constexpr bool STAGGER = true;
-};
+template <class Tile> struct WithoutFence : Tile { static constexpr bool COMPUTE_BEFORE_WAIT = false; };
+template <class Tile> struct Staggered : Tile { static constexpr bool STAGGER = true; };
 
-template <class Policy, class Tile>
-static void forward(const ForwardCall<bf16>& c) {
+template <class Policy, class Tile> static void forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS),
@@ -25,8 +18,7 @@ static void forward(const ForwardCall<bf16>& c) {
 }
 
 // One of the backward pass's two kernels; the row values of an earlier, whole pass are in the workspace.
-template <auto kernel, class Tile>
-static void backward(const BackwardCall<bf16>& c) {
+template <auto kernel, class Tile> static void backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
@@ -34,12 +26,10 @@ static void backward(const BackwardCall<bf16>& c) {
          qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
          B);
 }
-template <class Policy, class Tile>
-static void keys(const BackwardCall<bf16>& c) {
+template <class Policy, class Tile> static void keys(const BackwardCall<bf16>& c) {
   backward<attention_backward_keys_hopper_kernel<Policy, Tile>, Tile>(c);
 }
-template <class Policy, class Tile>
-static void queries(const BackwardCall<bf16>& c) {
+template <class Policy, class Tile> static void queries(const BackwardCall<bf16>& c) {
   backward<attention_backward_queries_hopper_kernel<Policy, Tile>, Tile>(c);
 }
 
@@ -58,8 +48,8 @@ static void compare(const std::string& question, Kind kind, int D, int products,
   if (!attention_is_built(kind)) return;
   constexpr bool is_forward = std::is_same_v<Call, ForwardCall<bf16>>;
   for (int T : lengths) {
-    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, Kernels::hopper},
-                                  on_cpu ? 1 : std::max(1, 16384 / T), T, on_cpu ? 2 : 1536 / D, D);
+    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, Kernels::hopper}, on_cpu ? 1 : std::max(1, 16384 / T), T,
+                                  on_cpu ? 2 : 1536 / D, D);
     Launchers<bf16>& entered = kernels_of(kind).hopper_bf16;
     const Launchers<bf16> whole = entered;
     attention.forward(true);
@@ -78,16 +68,16 @@ static void compare(const std::string& question, Kind kind, int D, int products,
       return std::pair(on_host(output, output_bytes), on_host(attention.stats, stats_bytes));
     };
     const char* same_bits = results(now) == results(changed) ? "yes" : "NO";
-    print_trial(question, format("%s, D %d, T %d", kind_names[int(kind)], D, T),
-                products / 2.0 * attention_flops(attention.B, T, attention.H, D, false),
-                [&] { return seconds([&] { run(now); }).median; },
-                [&] { return seconds([&] { run(changed); }).median; }, same_bits);
+    print_trial(
+        question, format("%s, D %d, T %d", kind_names[int(kind)], D, T),
+        products / 2.0 * attention_flops(attention.B, T, attention.H, D, false),
+        [&] { return seconds([&] { run(now); }).median; }, [&] { return seconds([&] { run(changed); }).median; },
+        same_bits);
     entered = whole;
   }
 }
 
-template <class Policy>
-static void stagger_all(Kind kind, int forward_products) {
+template <class Policy> static void stagger_all(Kind kind, int forward_products) {
   using Forward = ForwardTile<Policy, 64>;
   using Keys = KeysTile<Policy, 64>;
   using Queries = QueriesTile<64>;
@@ -101,8 +91,7 @@ static void stagger_all(Kind kind, int forward_products) {
 static void bench(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     std::string a = argv[i];
-    if (a[0] == '-')
-      user_error("bench_hopper: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
+    if (a[0] == '-') user_error("bench_hopper: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
     lengths.clear();
     for (const std::string& length : split(a)) lengths.push_back(number_above_0(argv[0], length));
   }

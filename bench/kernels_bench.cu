@@ -42,8 +42,7 @@ static std::vector<std::string> launches_of(const std::function<void()>& run) {
   return names;
 }
 
-static void line(const std::string& name, bool is_bf16, double bytes, double flops,
-                 const std::function<void()>& run) {
+static void line(const std::string& name, bool is_bf16, double bytes, double flops, const std::function<void()>& run) {
   auto in_name = [&](const std::string& filter) { return name.find(filter) != std::string::npos; };
   if (!filters.empty() && std::none_of(filters.begin(), filters.end(), in_name)) return;
   std::vector<std::string> launches = launches_of(run);
@@ -78,8 +77,7 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
 
 // What lies between the q,k,v product and the output projection. Everything works in place, again and again: scales of
 // 1 and rows of length 1 keep the numbers what they are.
-template <class T, class Line>
-static void attention_of(const Model& m, const Line& line) {
+template <class T, class Line> static void attention_of(const Model& m, const Line& line) {
   const int N = m.B * m.T, A = m.C, D = m.C / m.H, Q = 4 * A;  // Q: q, k, v and a gate's logits
   const double s = sizeof(T), NA = double(N) * A;
   Arrays arrays;
@@ -94,14 +92,17 @@ static void attention_of(const Model& m, const Line& line) {
   for (QkNorm norm : {QkNorm::none, QkNorm::l2}) {
     std::string with = norm == QkNorm::l2 ? " + l2 norm" : "";
     settings.qk_norm = norm;
-    line("prepare_forward, rope" + with, 4 * NA * s, 0,
-         [&] { prepare_forward<T>(qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream); });
-    line("prepare_backward, rope" + with, (norm == QkNorm::l2 ? 6 : 4) * NA * s, 0,
-         [&] { prepare_backward<T>(dqkv, qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream); });
+    line("prepare_forward, rope" + with, 4 * NA * s, 0, [&] {
+      prepare_forward<T>(qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream);
+    });
+    line("prepare_backward, rope" + with, (norm == QkNorm::l2 ? 6 : 4) * NA * s, 0, [&] {
+      prepare_backward<T>(dqkv, qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream);
+    });
   }
   GateSettings gate{.activation = GateActivation::softplus};
-  line("gate_forward", 3 * NA * s, 0,
-       [&] { gate_forward<T>({y, A}, {x, A}, {qkv + 3 * A, Q}, gate, N, m.H, D, stream); });
+  line("gate_forward", 3 * NA * s, 0, [&] {
+    gate_forward<T>({y, A}, {x, A}, {qkv + 3 * A, Q}, gate, N, m.H, D, stream);
+  });
   line("gate_backward", 5 * NA * s, 0, [&] {
     gate_backward<T>({y, A}, {dqkv + 3 * A, Q}, A, {x, A}, {z, A}, {qkv + 3 * A, Q}, gate, N, m.H, D, stream);
   });
@@ -116,8 +117,7 @@ static void attention_of(const Model& m, const Line& line) {
   }
 }
 
-template <class T>
-static void measure(const Model& m) {
+template <class T> static void measure(const Model& m) {
   Arrays arrays;
   const int B = m.B, T_ = m.T, N = B * T_, C = m.C, F = m.F, V = m.V, Vp = (V + 127) / 128 * 128;
   const int rows = std::min(N, 8192);  // of logits at a time
@@ -132,8 +132,8 @@ static void measure(const Model& m) {
   float *mean = floats(N), *rstd = floats(N), *dweight = floats(size_t(C) * F), *dwte = floats(size_t(Vp) * C);
   float *dwpe = floats(size_t(T_) * C), *dgamma = floats(F), *dbeta = floats(C), *losses = floats(N), *one = floats(1);
   int* inputs = arrays.tokens(N, V);
-  void* workspace = arrays.bytes(std::max({embedding_backward_workspace(N, C, Vp), layernorm_backward_workspace(N, C),
-                                           bias_backward_workspace(N, F)}));
+  void* workspace = arrays.bytes(std::max(
+      {embedding_backward_workspace(N, C, Vp), layernorm_backward_workspace(N, C), bias_backward_workspace(N, F)}));
   auto line = [](const std::string& name, double bytes, double flops, const std::function<void()>& run) {
     ::line(name, std::is_same_v<T, bf16>, bytes, flops, run);
   };
@@ -143,8 +143,7 @@ static void measure(const Model& m) {
        [&] { embedding_backward<T>(dwte, nullptr, x, inputs, workspace, B, T_, C, Vp, stream); });
   line("embedding_backward + positions", 2 * NC * s + 8.0 * std::min(N, V) * C, 2 * NC,
        [&] { embedding_backward<T>(dwte, dwpe, x, inputs, workspace, B, T_, C, Vp, stream); });
-  line("layernorm_forward", 2 * NC * s, 0,
-       [&] { layernorm_forward<T>(y, mean, rstd, x, gamma, beta, N, C, stream); });
+  line("layernorm_forward", 2 * NC * s, 0, [&] { layernorm_forward<T>(y, mean, rstd, x, gamma, beta, N, C, stream); });
   line("residual_layernorm_forward", 4 * NC * s, 0,
        [&] { residual_layernorm_forward<T>(z, y, mean, rstd, x, y, gamma, beta, N, C, stream); });
   line("layernorm_backward", 4 * NC * s, 0,
@@ -179,12 +178,28 @@ static void measure(const Model& m) {
   products("mlp", C, F);
   products("mlp projection", F, C);
   line("mlp forward + bias, gelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] {
-    matmul<T, T>({.d = wide2, .a = x, .b = weight, .m = N, .n = F, .k = C, .epilogue = Epilogue::bias_gelu,
-                  .bias = bias, .aux = wide}, stream);
+    matmul<T, T>({.d = wide2,
+                  .a = x,
+                  .b = weight,
+                  .m = N,
+                  .n = F,
+                  .k = C,
+                  .epilogue = Epilogue::bias_gelu,
+                  .bias = bias,
+                  .aux = wide},
+                 stream);
   });
   line("mlp projection dinput, dgelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] {
-    matmul<T, T>({.d = wide2, .a = x, .b = weight, .m = N, .n = F, .k = C, .trans_b = true,
-                  .epilogue = Epilogue::dgelu, .aux = wide}, stream);
+    matmul<T, T>({.d = wide2,
+                  .a = x,
+                  .b = weight,
+                  .m = N,
+                  .n = F,
+                  .k = C,
+                  .trans_b = true,
+                  .epilogue = Epilogue::dgelu,
+                  .aux = wide},
+                 stream);
   });
   double logit_flops = 2.0 * rows * Vp * C, logit_bytes = (double(rows) * Vp + double(Vp) * C + double(rows) * C) * s;
   line("logits", logit_bytes, logit_flops,
@@ -240,8 +255,10 @@ static void bench(int argc, char** argv) {
   ceilings = measure_ceilings();
   printf("%s, %s\n\n", model.name, type.c_str());
   if (!workspaces.empty()) print_trial_head();
-  else printf("| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
-              "|---|---|---|---|---|---|---|\n");
+  else
+    printf(
+        "| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
+        "|---|---|---|---|---|---|---|\n");
   if (type == "fp32") measure<float>(model);
   else measure<bf16>(model);
   Json report = report_head(argc, argv, ceilings);

@@ -60,16 +60,17 @@ static Config load(const std::string& path, std::vector<std::string> sets, const
 }
 
 static void print_resources(const std::vector<ProfileLine>& lines) {  // 64 warps fit on a multiprocessor of these GPUs
-  printf("\n| kernel | threads | registers | bytes spilled | shared memory, KB | blocks at once | occupancy |\n"
-         "|---|---|---|---|---|---|---|\n");
+  printf(
+      "\n| kernel | threads | registers | bytes spilled | shared memory, KB | blocks at once | occupancy |\n"
+      "|---|---|---|---|---|---|---|\n");
   for (const ProfileLine& line : lines)
     if (const KernelResources& r = line.resources; r.threads)
       printf("| %s | %d | %d | %d | %.1f | %d | %.0f%% |\n", line.name.c_str(), r.threads, r.registers, r.spilled,
              r.shared / 1024.0, r.blocks, 100.0 * r.blocks * r.threads / 32 / 64);
 }
 
-static Json measure(const std::string& path, const std::string& variant, const Config& config,
-                    const DeviceInfo& device, const Ceilings& ceilings) {
+static Json measure(const std::string& path, const std::string& variant, const Config& config, const DeviceInfo& device,
+                    const Ceilings& ceilings) {
   std::unique_ptr<Model> model = make_model(config, config.model.context, config.model.context, true);
   model->init_random();
   size_t rows = size_t(config.batch.micro) * config.model.context;

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 2;  // 1, which can be read too, has no checksums of the data
+constexpr int FORMAT = 2;                     // 1, which can be read too, has no checksums of the data
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: a few hundred KB at most
 const char* const MODEL_FILE = "model.safetensors";
 const char* const CONFIG_FILE = "config.json";
@@ -58,19 +58,20 @@ std::string seal(const std::string& begin) {
 
 std::string state_text(const RunState& state, const ordered_json& files) {
   ordered_json root = {
-    {"format", FORMAT},
-    {"step", state.step},
-    {"tokens", state.tokens},
-    {"data",
-     {{"next_window", state.next_window},
-      {"windows", state.windows},
-      {"epoch", state.next_window / state.windows},
-      {"train", data_json(state.train)},
-      {"val", data_json(state.val)}}},
-    {"spikes", {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
-    {"matmul_choices", state.matmul_choices},
-    {"config", config_json(state.config)},
-    {"files", files},
+      {"format", FORMAT},
+      {"step", state.step},
+      {"tokens", state.tokens},
+      {"data",
+       {{"next_window", state.next_window},
+        {"windows", state.windows},
+        {"epoch", state.next_window / state.windows},
+        {"train", data_json(state.train)},
+        {"val", data_json(state.val)}}},
+      {"spikes",
+       {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
+      {"matmul_choices", state.matmul_choices},
+      {"config", config_json(state.config)},
+      {"files", files},
   };
   std::string begin = root.dump(1, ' ', false, json::error_handler_t::replace);
   begin.resize(begin.size() - 2);  // without the last "\n}"
@@ -125,7 +126,8 @@ std::vector<DataFile> data_files(const json& object, const char* key, bool check
 
 std::vector<double> numbers(const json& object, const char* key) {
   const json& list = member(object, key, &json::is_array);
-  if (list.size() > SpikeHistory::WINDOW || !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
+  if (list.size() > SpikeHistory::WINDOW ||
+      !std::all_of(list.begin(), list.end(), [](auto& x) { return x.is_number(); }))
     throw Damage(std::string("state.json has no valid \"") + key + "\"");
   return list.get<std::vector<double>>();
 }
@@ -159,8 +161,8 @@ void verify_file(const std::string& folder, const std::string& name, const json&
   if (size != bytes) throw Damage(format("%s has %ld bytes, but %ld were written", name.c_str(), size, bytes));
   std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);
   if (found != written)
-    throw Damage(format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(),
-                        shortened(written).c_str()));
+    throw Damage(
+        format("%s has the checksum %s, not %s as written", name.c_str(), found.c_str(), shortened(written).c_str()));
 }
 
 }  // namespace

@@ -34,14 +34,14 @@ struct SpikeHistory {
 };
 
 struct RunState {
-  int64_t step = 0;              // updates made, the skipped ones included
-  int64_t tokens = 0;            // trained on so far
-  int64_t next_window = 0;       // position in the data order, counted over all epochs
-  int64_t windows = 0;           // in one epoch
+  int64_t step = 0;                  // updates made, the skipped ones included
+  int64_t tokens = 0;                // trained on so far
+  int64_t next_window = 0;           // position in the data order, counted over all epochs
+  int64_t windows = 0;               // in one epoch
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
   SpikeHistory spikes;
-  std::string matmul_choices;    // the measured algorithms, which a resumed run must use again
-  Config config;                 // the resolved settings
+  std::string matmul_choices;  // the measured algorithms, which a resumed run must use again
+  Config config;               // the resolved settings
 };
 
 struct CheckpointContent {

@@ -64,7 +64,7 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
 
 static const char PYTHON[] =
 #include "modeling_plusgpt.inc"  // made by the Makefile
-  ;
+    ;
 
 static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
@@ -119,28 +119,30 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   json found;
   try {
     found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
-  } catch (const UserError&) {}  // a broken one says nothing about the weights, and is not needed
+  } catch (const UserError&) {
+  }  // a broken one says nothing about the weights, and is not needed
   if (!found.is_object()) return {};
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-    Config theirs = config_from_json(found["plusgpt"], path, {}, false);
-    for (const ChangedSetting& change : changed_model(theirs, config))
-      append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
-  } catch (const UserError& error) {
-    differences.push_back(error.what());
-  }
+      Config theirs = config_from_json(found["plusgpt"], path, {}, false);
+      for (const ChangedSetting& change : changed_model(theirs, config))
+        append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
+    } catch (const UserError& error) {
+      differences.push_back(error.what());
+    }
   if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   const std::pair<const char*, std::vector<json>> computed[] = {
-    {"n_head", {config.model.heads}},       {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
-    {"layer_norm_epsilon", {1e-5}},         {"tie_word_embeddings", {true}},
-    {"scale_attn_weights", {true}},         {"scale_attn_by_inverse_layer_idx", {false}},
+      {"n_head", {config.model.heads}}, {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
+      {"layer_norm_epsilon", {1e-5}},   {"tie_word_embeddings", {true}},
+      {"scale_attn_weights", {true}},   {"scale_attn_by_inverse_layer_idx", {false}},
   };
   for (auto& [key, values] : computed)
     if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
         (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // reported already
-      differences.push_back(format("%s says %s = %s, but here it is %s: the model will not compute what it did "
-                                   "before", path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(),
-                                   values[0].dump().c_str()));
+      differences.push_back(
+          format("%s says %s = %s, but here it is %s: the model will not compute what it did "
+                 "before",
+                 path.c_str(), key, found[key].dump(-1, ' ', true).substr(0, 80).c_str(), values[0].dump().c_str()));
   return differences;
 }

@@ -53,19 +53,23 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
     failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
   std::vector<std::string> aside = set_aside_folders(place.run);
   if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
-    user_error("command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy an intact one there, "
-               "name another, or start over with --overwrite",
-               place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
-               aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
+    user_error(
+        "command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy an intact one there, "
+        "name another, or start over with --overwrite",
+        place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
+        aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
   std::vector<std::string> old = old_folders(place.run);
   if (!found && place.own && !old.empty())
-    user_error("command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
-               "(--resume %s/%s --set name=...), or start over with --overwrite",
-               place.run.c_str(), place.run.c_str(), old[0].c_str());
+    user_error(
+        "command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
+        "(--resume %s/%s --set name=...), or start over with --overwrite",
+        place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
   if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
-    std::fprintf(stderr, "warning: %s has format 1, without checksums of the data: only names and lengths of the "
-                 "shards are compared\n", found->path.c_str());
+    std::fprintf(stderr,
+                 "warning: %s has format 1, without checksums of the data: only names and lengths of the "
+                 "shards are compared\n",
+                 found->path.c_str());
   std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
 }
@@ -110,10 +114,11 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
   if (changes.empty()) return;
   std::error_code ignored;
   bool kept = fs::exists(run + "/config.json", ignored);
-  user_error("command line: --resume: the weights of %s belong to another model; use the settings with which they were "
-             "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",
-             checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
-             checkpoint.path.c_str(), listed(changes).c_str());
+  user_error(
+      "command line: --resume: the weights of %s belong to another model; use the settings with which they were "
+      "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",
+      checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
+      checkpoint.path.c_str(), listed(changes).c_str());
 }
 
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
@@ -132,18 +137,20 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
-    changes.push_back(format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
-                             "changes the learning rates of steps already made",
-                             before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
+    changes.push_back(
+        format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
+               "changes the learning rates of steps already made",
+               before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
   }
   int64_t windows_a_step = now.batch.tokens / now.model.context;
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
     changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld per step now",
                              state.next_window, state.step, windows_a_step));
   if (!changes.empty())
-    user_error("command line: --resume: the run in %s was begun with other settings; restore the old values, or begin "
-               "another run (--set name=...):%s",
-               checkpoint.path.c_str(), listed(changes).c_str());
+    user_error(
+        "command line: --resume: the run in %s was begun with other settings; restore the old values, or begin "
+        "another run (--set name=...):%s",
+        checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
                now.train.steps, checkpoint.path.c_str(), state.step,

@@ -15,9 +15,9 @@ StepFolder named_folder(const std::string& path);
 
 // The run, or one of its step folders, that --resume names.
 struct ResumePlace {
-  std::string run;   // runs/NAME, if it is the run that this process trains
-  StepFolder step;   // path "": the newest
-  bool own = false;  // it is that run
+  std::string run;      // runs/NAME, if it is the run that this process trains
+  StepFolder step;      // path "": the newest
+  bool own = false;     // it is that run
   bool within = false;  // it is in that run's folder: the run itself, or checkpoints that it moved to old_steps
 };
 ResumePlace resume_place(const std::string& resume, const std::string& name);

@@ -118,12 +118,13 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
   fs::create_directories(path_, error);
   if (error == std::errc::not_a_directory || error == std::errc::file_exists)
     user_error(
-      "runs: %s cannot be created, because a file of that name is in the way; remove it, or choose another name "
-      "(--set name=...)",
-      path_.c_str());
+        "runs: %s cannot be created, because a file of that name is in the way; remove it, or choose another name "
+        "(--set name=...)",
+        path_.c_str());
   check_access(error, "create the folder", path_);
   for (const std::string& folder : {root, path_}) {
-    if (::faccessat(AT_FDCWD, folder.c_str(), R_OK | W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
+    if (::faccessat(AT_FDCWD, folder.c_str(), R_OK | W_OK, AT_EACCESS) != 0)
+      error.assign(errno, std::generic_category());
     check_access(error, "read and write", folder);
   }
   sync_path(root);  // a checkpoint is on the disk only if its run is
@@ -135,9 +136,9 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
     char owner[64] = "";
     if (::pread(lock_.descriptor(), owner, sizeof owner - 1, 0) > 0) owner[std::strcspn(owner, "\n")] = 0;
     user_error(
-      "runs: another process%s%s%s is writing to %s (it holds %s); wait for it or stop it, or choose another name "
-      "(--set name=...)",
-      owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
+        "runs: another process%s%s%s is writing to %s (it holds %s); wait for it or stop it, or choose another name "
+        "(--set name=...)",
+        owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
   if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends. The file stays; its text only names the process.
@@ -205,11 +206,15 @@ void RunDir::start_fresh(bool overwrite) {
   for (auto& name : old_folders(path_)) others.push_back(name);
   auto steps = step_folders(path_);
   if (!overwrite && steps.empty() && !others.empty())
-    user_error("runs: %s already has checkpoints in %s; replace them with --overwrite, or choose another name (--set "
-               "name=...)", path_.c_str(), others[0].c_str());
+    user_error(
+        "runs: %s already has checkpoints in %s; replace them with --overwrite, or choose another name (--set "
+        "name=...)",
+        path_.c_str(), others[0].c_str());
   if (!overwrite && !steps.empty())
-    user_error("runs: %s already has checkpoints up to step %ld; continue it with --resume, replace it with "
-               "--overwrite, or choose another name (--set name=...)", path_.c_str(), steps[0].step);
+    user_error(
+        "runs: %s already has checkpoints up to step %ld; continue it with --resume, replace it with "
+        "--overwrite, or choose another name (--set name=...)",
+        path_.c_str(), steps[0].step);
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);
   remove_leftovers();

@@ -19,7 +19,7 @@ std::vector<StepFolder> step_folders(const std::string& run_path);
 std::string step_folder_name(int64_t step);       // step_00001000
 int64_t step_of_folder(const std::string& path);  // 1000 for an existing folder of that name, else 0
 std::vector<std::string> set_aside_folders(const std::string& run_path);  // names of damaged ones: bad_step_*
-std::vector<std::string> old_folders(const std::string& run_path);  // names of put_away_after()'s: old_steps*
+std::vector<std::string> old_folders(const std::string& run_path);        // names of put_away_after()'s: old_steps*
 
 class RunDir {
  public:
@@ -44,7 +44,7 @@ class RunDir {
   // Before a run goes back to `step`: moves later step folders to old_steps, with a copy of metrics.jsonl, as a run of
   // their own. So the metrics always end at the newest step folder. Returns the new folder, "" if nothing was moved.
   std::string put_away_after(int64_t step);
-  void remove_leftovers();                 // removes .tmp_*, which an interrupted process left; warns if it cannot
+  void remove_leftovers();  // removes .tmp_*, which an interrupted process left; warns if it cannot
 
  private:
   void remove_step(const StepFolder& folder);

@@ -18,8 +18,8 @@ constexpr int64_t MAX_HEADER_BYTES = 16 << 20;  // GPT-2 XL has 60 KB; the parse
 
 int64_t element_bytes(const std::string& dtype) {  // 0: unknown
   static const std::map<std::string, int64_t> sizes = {
-    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
-    {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
+      {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
   auto found = sizes.find(dtype);
   return found == sizes.end() ? 0 : found->second;
 }
@@ -97,9 +97,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
   file_.read_at(&length, 8, 0);
   if (length > static_cast<uint64_t>(std::min(size - 8, MAX_HEADER_BYTES)))
     user_error(
-      "safetensors: the header's length is given as %lu bytes, but the file has %ld (and headers at most %ld): not a "
-      "safetensors file, or cut short  [%s]",
-      length, size, MAX_HEADER_BYTES, path.c_str());
+        "safetensors: the header's length is given as %lu bytes, but the file has %ld (and headers at most %ld): not a "
+        "safetensors file, or cut short  [%s]",
+        length, size, MAX_HEADER_BYTES, path.c_str());
   std::string header(length, '\0');
   file_.read_at(header.data(), length, 8);
   json root = parse_json(header, "safetensors", path);

@@ -12,7 +12,10 @@ static std::vector<ArrayView> arrays_of(const Model& model, const std::vector<Pa
   std::vector<ArrayView> arrays;
   for (Part part : parts)
     for (const Tensor& tensor : model.tensors())
-      arrays.push_back({(part == Part::moment1 ? "m." : part == Part::moment2 ? "v." : "") + tensor.name,
+      arrays.push_back({(part == Part::moment1   ? "m."
+                         : part == Part::moment2 ? "v."
+                                                 : "") +
+                            tensor.name,
                         {tensor.shape.begin(), tensor.shape.end()}});
   return arrays;
 }
@@ -98,10 +101,10 @@ void save(Model& model, RunDir* run, const RunState& state, Background& backgrou
     try {
       sync_path(run->metrics_path());  // the lines of steps that will not be repeated must not get lost either
       std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
-                                                .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
-                                                .config = model_config_json(model.config()),
-                                                .modelling = modelling_code(model.config()),
-                                                .state = state});
+                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
+                                                 .config = model_config_json(model.config()),
+                                                 .modelling = modelling_code(model.config()),
+                                                 .state = state});
       std::printf("saved %s\n", path.c_str());
       std::fflush(stdout);
     } catch (const std::exception& error) {

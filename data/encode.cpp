@@ -28,8 +28,10 @@ static size_t safe_cut(std::string_view text) {
 
 void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out, size_t block) {
   if (tokenizer.end_of_text() < 0 || tokenizer.vocab() > 1 << 16)
-    user_error("--encode: the vocabulary must have <|endoftext|>, the token before each document, and at most 65536 tokens; "
-               "it has %d%s", tokenizer.vocab(), tokenizer.end_of_text() < 0 ? ", without <|endoftext|>" : "");
+    user_error(
+        "--encode: the vocabulary must have <|endoftext|>, the token before each document, and at most 65536 tokens; "
+        "it has %d%s",
+        tokenizer.vocab(), tokenizer.end_of_text() < 0 ? ", without <|endoftext|>" : "");
   std::string text;
   std::vector<uint16_t> tokens;
   bool begins = true;  // the next token is the first of a document

@@ -66,9 +66,11 @@ std::string find_file(const std::string& dir, const char* name, const char* othe
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  user_error("the tokenizer's folder \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "
-             "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models); generate.tokenizer_dir or "
-             "--encode names it", dir.c_str(), name, other);
+  user_error(
+      "the tokenizer's folder \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "
+      "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models); generate.tokenizer_dir or "
+      "--encode names it",
+      dir.c_str(), name, other);
 }
 
 std::string read_file(const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); }
@@ -84,8 +86,8 @@ std::vector<std::string_view> split_gpt2(std::string_view text) {
                          "])|[" SPACE "]+";
     int error;
     PCRE2_SIZE at;
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source), PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error,
-                                     &at, nullptr);
+    pcre2_code* code =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source), PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &at, nullptr);
     if (!code)
       user_error("GPT-2 text needs a PCRE2 with Unicode; this one refuses the pattern (error %d at %zu)", error, at);
     return code;
@@ -106,15 +108,17 @@ std::vector<std::string_view> split_gpt2(std::string_view text) {
 }
 #else
 std::vector<std::string_view> split_gpt2(std::string_view) {
-  user_error("this program was built without PCRE2, which splits GPT-2 text: install libpcre2-dev "
-             "(scripts/install_deps.sh does) and build again, or use generate.tokenizer = \"bytes\"");
+  user_error(
+      "this program was built without PCRE2, which splits GPT-2 text: install libpcre2-dev "
+      "(scripts/install_deps.sh does) and build again, or use generate.tokenizer = \"bytes\"");
 }
 #endif
 
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
   if (dir.empty())
-    user_error("generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names a folder with GPT-2's "
-               "vocabulary: vocab.json or encoder.json, and merges.txt or vocab.bpe");
+    user_error(
+        "generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names a folder with GPT-2's "
+        "vocabulary: vocab.json or encoder.json, and merges.txt or vocab.bpe");
   const std::string vocabulary = find_file(dir, "vocab.json", "encoder.json");
   const std::string merges = find_file(dir, "merges.txt", "vocab.bpe");
   load_merges(merges, vocabulary, load_vocabulary(vocabulary));
@@ -162,7 +166,8 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
-      user_error("%s line %d: \"%s\" is not two tokens with a space between them", p, number, shortened(valid_utf8(line)).c_str());
+      user_error("%s line %d: \"%s\" is not two tokens with a space between them", p, number,
+                 shortened(valid_utf8(line)).c_str());
     const std::string left = line.substr(0, space), right = line.substr(space + 1);
     int tokens[3], i = 0;
     for (const std::string& text : {left, right, left + right}) {
@@ -179,19 +184,21 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
   // merge, or special.
   for (size_t token = 0; token < made.size(); token++)
     if (!made[token] && !bytes_of_[token].starts_with('<') && !bytes_of_[token].starts_with('['))
-      user_error("%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another "
-                 "vocabulary", p, token, shortened(valid_utf8(bytes_of_[token])).c_str(), v);
+      user_error(
+          "%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another "
+          "vocabulary",
+          p, token, shortened(valid_utf8(bytes_of_[token])).c_str(), v);
 }
 
 // A list of tokens linked by position and a heap of the pairs that have a merge: n log n even for a piece of megabytes.
 void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) const {
   const int n = int(piece.size());
-  struct Node { int token, previous, next; };      // token -1: merged into the previous node
+  struct Node {
+    int token, previous, next;
+  };  // token -1: merged into the previous node
   struct Pair {
     int rank, position, left, right, merged;
-    bool operator>(const Pair& other) const {
-      return std::tie(rank, position) > std::tie(other.rank, other.position);
-    }
+    bool operator>(const Pair& other) const { return std::tie(rank, position) > std::tie(other.rank, other.position); }
   };
   std::vector<Node> nodes(n);
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> heap;
@@ -228,7 +235,8 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
   if (text.size() > INT_MAX)
     user_error("a text of %zu bytes is too long to encode at once (at most %d)", text.size(), INT_MAX);
   std::vector<int> tokens;
-  std::unordered_map<std::string_view, std::pair<size_t, size_t>> known;  // piece -> where its tokens are: text repeats itself
+  std::unordered_map<std::string_view, std::pair<size_t, size_t>>
+      known;  // piece -> where its tokens are: text repeats itself
   const auto encode_piece = [&](std::string_view piece) {
     const auto [entry, is_new] = known.try_emplace(piece, tokens.size(), 0);
     auto& [first, last] = entry->second;

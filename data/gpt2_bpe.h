@@ -20,15 +20,17 @@ class Gpt2Tokenizer : public Tokenizer {
   int end_of_text() const override { return end_of_text_; }
 
  private:
-  struct Merge { int rank, token; };
+  struct Merge {
+    int rank, token;
+  };
   using Ids = std::unordered_map<std::string, int>;
   Ids load_vocabulary(const std::string& path);
   void load_merges(const std::string& path, const std::string& vocabulary_path, const Ids& ids);
   void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
 
-  std::vector<std::string> bytes_of_;             // [vocab] the bytes of each token
+  std::vector<std::string> bytes_of_;  // [vocab] the bytes of each token
   int token_of_byte_[256];
-  std::unordered_map<uint64_t, Merge> merges_;    // (left token << 32 | right token)
+  std::unordered_map<uint64_t, Merge> merges_;  // (left token << 32 | right token)
   int end_of_text_ = -1;
 };
 

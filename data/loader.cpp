@@ -59,10 +59,10 @@ void Loader::seek(int64_t step) {
 const Batch& Loader::next() {
   std::unique_lock lock(mutex_);
   taken_++;
-  changed_.notify_all();                  // the batch returned before may be refilled
+  changed_.notify_all();  // the batch returned before may be refilled
   changed_.wait(lock, [&] { return filled_ >= taken_ || error_; });
   if (filled_ >= taken_) return batches_[(taken_ - 1) % slots];
-  taken_--;                               // so that calling again throws again
+  taken_--;  // so that calling again throws again
   std::rethrow_exception(error_);
 }
 

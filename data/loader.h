@@ -16,17 +16,17 @@
 #include "data/shards.h"
 
 struct LoaderSettings {
-  int T = 0;             // tokens of a window, as in the WindowReader
-  int micro = 1;         // B, rows of a micro batch
-  int micro_steps = 1;   // M, micro batches of an optimizer step on one rank
+  int T = 0;            // tokens of a window, as in the WindowReader
+  int micro = 1;        // B, rows of a micro batch
+  int micro_steps = 1;  // M, micro batches of an optimizer step on one rank
   int rank = 0, ranks = 1;
   bool shuffle = true;
   uint64_t seed = 0;
 };
 
 struct Batch {
-  int64_t step = 0;      // the optimizer step,
-  int micro_step = 0;    // and the micro step within it, that this batch is for
+  int64_t step = 0;                  // the optimizer step,
+  int micro_step = 0;                // and the micro step within it, that this batch is for
   std::vector<int> inputs, targets;  // [B, T]
 };
 
@@ -56,7 +56,7 @@ class Loader {
   LoaderSettings settings_;
   int64_t first_step_ = 0;
   Batch batches_[slots];
-  std::mutex mutex_;               // guards the members below
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   int64_t filled_ = 0, taken_ = 0;  // batches since first_step_
   bool stopping_ = false;

@@ -34,8 +34,9 @@ int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
     ssize_t n = ::pread(shard.file->fd, static_cast<char*>(out) + done, bytes - done, offset + done);
     if (n == 0) break;
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) failure("%s: reading %lld bytes at %lld failed: %s", shard.path.c_str(), (long long)bytes,
-                       (long long)offset, std::strerror(errno));
+    if (n < 0)
+      failure("%s: reading %lld bytes at %lld failed: %s", shard.path.c_str(), (long long)bytes, (long long)offset,
+              std::strerror(errno));
     done += n;
   }
   return done;
@@ -45,14 +46,17 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
                  const std::string& key) {
   const int64_t bytes = int64_t(tokens.size()) * 2;
   if (read_at(shard, tokens.data(), bytes, header_bytes + position * 2) != bytes)
-    user_error("%s: %s became shorter while it was in use: tokens %lld to %lld are gone; restore the file and start "
-               "again", key.c_str(), shard.path.c_str(), (long long)position, (long long)position + bytes / 2 - 1);
+    user_error(
+        "%s: %s became shorter while it was in use: tokens %lld to %lld are gone; restore the file and start "
+        "again",
+        key.c_str(), shard.path.c_str(), (long long)position, (long long)position + bytes / 2 - 1);
   auto bad = std::find_if(tokens.begin(), tokens.end(), [&](uint16_t token) { return token >= vocab; });
   if (bad == tokens.end()) return;
   position += bad - tokens.begin();
-  user_error("%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
-             "with another tokenizer: set model.vocab = 50257 for GPT-2 tokens (256 for bytes), or use other shards",
-             key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
+  user_error(
+      "%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
+      "with another tokenizer: set model.vocab = 50257 for GPT-2 tokens (256 for bytes), or use other shards",
+      key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
 }
 
 std::vector<std::string> expand(const std::string& pattern, const std::string& key) {
@@ -73,8 +77,8 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   if (paths.empty()) {
     const bool wild = pattern.find_first_of("*?[") != std::string::npos;
     user_error("%s = \"%s\": %s (working directory %s); %s", key.c_str(), pattern.c_str(),
-               wild ? "the pattern matches no file" : std::strerror(missing),
-               std::filesystem::current_path().c_str(), make_shards);
+               wild ? "the pattern matches no file" : std::strerror(missing), std::filesystem::current_path().c_str(),
+               make_shards);
   }
   return paths;
 }
@@ -95,26 +99,30 @@ Shard open_shard(const std::string& path, int vocab, const std::string& key) {
   int32_t header[header_bytes / sizeof(int32_t)];
   const int64_t size = status.st_size;
   if (size < header_bytes || read_at(shard, header, header_bytes, 0) != header_bytes)
-    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a shard; %s",
-               k, p, (long long)size, (long long)header_bytes, make_shards);
+    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a shard; %s", k, p,
+               (long long)size, (long long)header_bytes, make_shards);
   if (header[0] != shard_magic)
     user_error("%s: %s is not a token shard: it begins with %d where a shard has %d; %s", k, p, header[0], shard_magic,
                make_shards);
   if (header[1] != shard_version)
-    user_error("%s: %s is a shard of version %d, but only version %d (uint16 tokens) can be read; make it again with "
-               "scripts/prepare_text.py", k, p, header[1], shard_version);
+    user_error(
+        "%s: %s is a shard of version %d, but only version %d (uint16 tokens) can be read; make it again with "
+        "scripts/prepare_text.py",
+        k, p, header[1], shard_version);
   shard.tokens = header[2];
   if (shard.tokens < 0)
     user_error("%s: %s has a damaged header: it says %d tokens; make or download the file again", k, p, header[2]);
   const int64_t expected = header_bytes + shard.tokens * 2;
   if (size < expected)
-    user_error("%s: %s is cut short: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld "
-               "missing); download or copy it again", k, p, header[2], (long long)expected, (long long)size,
-               (long long)(expected - size));
+    user_error(
+        "%s: %s is cut short: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld "
+        "missing); download or copy it again",
+        k, p, header[2], (long long)expected, (long long)size, (long long)(expected - size));
   if (size > expected)
-    user_error("%s: %s is too long: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld too "
-               "many); download or make it again", k, p, header[2], (long long)expected, (long long)size,
-               (long long)(size - expected));
+    user_error(
+        "%s: %s is too long: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld too "
+        "many); download or make it again",
+        k, p, header[2], (long long)expected, (long long)size, (long long)(size - expected));
 
   std::vector<uint16_t> first(std::min(shard.tokens, tokens_checked_at_start));
   read_tokens(shard, 0, first, vocab, key);
@@ -147,9 +155,10 @@ WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::str
   }
   if (!longest) user_error("%s names no files; give token shards (%s)", key_.c_str(), make_shards);
   if (windows() == 0)
-    user_error("%s: no shard has the %lld tokens of one window of length %d and its last target; the longest, %s, has "
-               "%lld; give more text or a shorter length (model.context, eval.lengths)", key_.c_str(), (long long)T + 1,
-               T, longest->path.c_str(), (long long)longest->tokens);
+    user_error(
+        "%s: no shard has the %lld tokens of one window of length %d and its last target; the longest, %s, has "
+        "%lld; give more text or a shorter length (model.context, eval.lengths)",
+        key_.c_str(), (long long)T + 1, T, longest->path.c_str(), (long long)longest->tokens);
 }
 
 void WindowReader::read(int64_t window, int* inputs, int* targets) const {

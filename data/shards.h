@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-struct OpenFile {                        // closes its descriptor with the last Shard that refers to it
+struct OpenFile {  // closes its descriptor with the last Shard that refers to it
   explicit OpenFile(int descriptor) : fd(descriptor) {}
   ~OpenFile();
   OpenFile(const OpenFile&) = delete;
@@ -41,7 +41,7 @@ class WindowReader {
 
  private:
   std::vector<Shard> shards_;
-  std::vector<int64_t> first_window_;    // [shards + 1], first_window_[i] = windows before shard i
+  std::vector<int64_t> first_window_;  // [shards + 1], first_window_[i] = windows before shard i
   int T_, vocab_;
   std::string key_;
 };

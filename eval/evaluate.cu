@@ -85,9 +85,8 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   return result;
 }
 
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
-                      int64_t step, const char* type, MetricsLog* metrics,
-                      const std::function<bool()>& stop) {
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
+                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop) {
   bool finite = true;
   for (int length : lengths) {
     std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);

@@ -31,9 +31,10 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config)
   if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
   for (int token : tokens)
     if (token >= config.model.vocab)
-      user_error("config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the "
-                 "tokenizer with which the training data was made",
-                 config.generate.tokenizer.c_str(), token, config.model.vocab);
+      user_error(
+          "config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the "
+          "tokenizer with which the training data was made",
+          config.generate.tokenizer.c_str(), token, config.model.vocab);
   return tokens;
 }
 

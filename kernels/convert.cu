@@ -6,8 +6,7 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
-template <class TOut, class TIn>
-void convert(TOut* out, const TIn* in, size_t n, cudaStream_t stream) {
+template <class TOut, class TIn> void convert(TOut* out, const TIn* in, size_t n, cudaStream_t stream) {
   elementwise(Same(), out, n, stream, in);
 }
 

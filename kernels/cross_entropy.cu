@@ -5,14 +5,8 @@
 #include "kernels/elementwise.cuh"
 
 // bf16 results are far less precise than the one-instruction exponential.
-template <class T>
-__device__ inline float softmax_exp(float x) {
-  return fast_exp(x);
-}
-template <>
-__device__ inline float softmax_exp<float>(float x) {
-  return expf(x);
-}
+template <class T> __device__ inline float softmax_exp(float x) { return fast_exp(x); }
+template <> __device__ inline float softmax_exp<float>(float x) { return expf(x); }
 
 // The sum of exp(x - base) over the columns that a thread, and then the whole row, has read. base need not be their
 // maximum: it moves when a logit exceeds it by HEADROOM, which keeps exp below e^8 and avoids most of the rescaling.
@@ -22,8 +16,7 @@ struct SoftmaxSum {
 };
 
 // The UNIT logits at column c as floats, padding columns as -inf: exp makes them 0.
-template <class T>
-__device__ inline void load_logits(float (&x)[UNIT], const T* row, int c, int V) {
+template <class T> __device__ inline void load_logits(float (&x)[UNIT], const T* row, int c, int V) {
   Unit<T> raw;
   raw.load(row + c);
 #pragma unroll
@@ -34,8 +27,7 @@ __device__ inline void load_logits(float (&x)[UNIT], const T* row, int c, int V)
 }
 
 // The columns of one thread out of `threads` that share a row.
-template <class T>
-__device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V) {
+template <class T> __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V) {
   float base = -FLT_MAX, sums[UNIT] = {};
   if (thread * UNIT < V) base = fmaxf(base, to_float(row[thread * UNIT]));  // usually this base is kept to the end
 #pragma unroll 2

@@ -18,8 +18,7 @@
 class MemoryPlan {
  public:
   // count elements for *pointer; count 0 leaves nullptr. category: a line of the memory table.
-  template <class T>
-  void add(T** pointer, size_t count, const char* category) {
+  template <class T> void add(T** pointer, size_t count, const char* category) {
     *pointer = nullptr;
     if (count == 0) return;
     if (count > SIZE_MAX / 4 / sizeof(T))
@@ -34,8 +33,7 @@ class MemoryPlan {
     }
   }
   // *pointer = *source, which was added before: two names for one array.
-  template <class T>
-  void alias(T** pointer, T** source) {
+  template <class T> void alias(T** pointer, T** source) {
     assign_.push_back([pointer, source](char*) { *pointer = *source; });
   }
   size_t mark() const { return position_; }
@@ -81,8 +79,7 @@ class DeviceBlock {
 };
 
 // array [count] = 0
-template <class T>
-void zero(T* array, size_t count, cudaStream_t stream) {
+template <class T> void zero(T* array, size_t count, cudaStream_t stream) {
   ProfileScope scope("memset", stream);
   CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(T), stream));
 }

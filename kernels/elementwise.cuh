@@ -9,8 +9,7 @@
 #include "kernels/gpu.cuh"
 
 // x[0] + ... + x[SIZE - 1] by halves; x is overwritten.
-template <int SIZE>
-__device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
+template <int SIZE> __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
 #pragma unroll
   for (int half = SIZE / 2; half > 0; half /= 2)
 #pragma unroll
@@ -19,8 +18,7 @@ __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
 }
 
 // W neighbouring elements as floats: a pack, or one.
-template <int W, class T>
-__device__ __forceinline__ void read_floats(float (&v)[W], const T* p) {
+template <int W, class T> __device__ __forceinline__ void read_floats(float (&v)[W], const T* p) {
   if constexpr (W == 1) {
     v[0] = to_float(*p);
   } else {
@@ -28,8 +26,7 @@ __device__ __forceinline__ void read_floats(float (&v)[W], const T* p) {
     for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
   }
 }
-template <int W, class T>
-__device__ __forceinline__ void write_floats(T* p, const float (&v)[W]) {
+template <int W, class T> __device__ __forceinline__ void write_floats(T* p, const float (&v)[W]) {
   if constexpr (W == 1) {
     *p = from_float<T>(v[0]);
   } else {
@@ -41,8 +38,7 @@ __device__ __forceinline__ void write_floats(T* p, const float (&v)[W]) {
 
 // Eight elements, in one access of bf16 or two of float.
 inline constexpr int UNIT = 8;
-template <class T>
-struct alignas(16) Unit {
+template <class T> struct alignas(16) Unit {
   T x[UNIT];
   __device__ __forceinline__ void load(const T* p) {
 #pragma unroll
@@ -54,8 +50,7 @@ struct alignas(16) Unit {
   }
 };
 
-template <class... P>
-bool aligned16(const P*... pointers) {
+template <class... P> bool aligned16(const P*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 

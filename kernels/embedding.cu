@@ -144,8 +144,7 @@ __global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* key
 constexpr int RUN_ROWS = 32, RUN_LOADS = 8;
 
 // to [SIZE] += v, or = v.
-template <int SIZE>
-__device__ inline void put_floats(float* to, const float (&v)[SIZE], bool add) {
+template <int SIZE> __device__ inline void put_floats(float* to, const float (&v)[SIZE], bool add) {
 #pragma unroll
   for (int k = 0; k < SIZE; k += 4) {
     Pack<float> x = {};
@@ -220,8 +219,7 @@ __global__ void sum_edges_kernel(float* dwte, const float* __restrict__ edges, c
 
 // ---- backward of the positions: a thread per 16 bytes of a position, over the batch ---------------------------------
 
-template <class T>
-__global__ void position_backward_kernel(float* dwpe, const T* __restrict__ dout, int B, size_t TC) {
+template <class T> __global__ void position_backward_kernel(float* dwpe, const T* __restrict__ dout, int B, size_t TC) {
   constexpr int SIZE = Pack<T>::size;
   size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * SIZE;
   if (i >= TC) return;

@@ -6,8 +6,7 @@ struct Gelu {
   __device__ float operator()(float x) const { return gelu(x); }
 };
 
-template <class T>
-void gelu_forward(T* out, const T* x, size_t n, cudaStream_t stream) {
+template <class T> void gelu_forward(T* out, const T* x, size_t n, cudaStream_t stream) {
   elementwise(Gelu(), out, n, stream, x);
 }
 

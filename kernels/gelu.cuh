@@ -18,5 +18,4 @@ __device__ inline float gelu_grad(float x) {
 }
 
 // out [n] = gelu(x); its gradient is taken by the product before (kernels/matmul.cuh). Floor: 2 n elements moved.
-template <class T>
-void gelu_forward(T* out, const T* x, size_t n, cudaStream_t stream);
+template <class T> void gelu_forward(T* out, const T* x, size_t n, cudaStream_t stream);

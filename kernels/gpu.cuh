@@ -49,9 +49,9 @@ inline const cudaDeviceProp& device_properties() {
 
 // Only the CPU layer can vary these; a GPU ignores all three. Results must not depend on them.
 enum class CpuOrder { forward, reverse, random };
-void set_cpu_threads(int n);                         // OS threads that run kernels; n < 1: one per core
-void set_cpu_order(CpuOrder, unsigned seed = 1);     // of blocks, warps and lanes
-void set_cpu_poison(bool on);                        // NaN in shared memory before each block and in new device memory
+void set_cpu_threads(int n);                      // OS threads that run kernels; n < 1: one per core
+void set_cpu_order(CpuOrder, unsigned seed = 1);  // of blocks, warps and lanes
+void set_cpu_poison(bool on);                     // NaN in shared memory before each block and in new device memory
 
 // Both sides ----------------------------------------------------------------------------------------------------------
 
@@ -63,8 +63,7 @@ template <> __host__ __device__ inline float from_float<float>(float v) { return
 template <> __host__ __device__ inline bf16 from_float<bf16>(float v) { return __float2bfloat16_rn(v); }
 
 // The elements of one 16-byte access. load16, store16: the address must be a multiple of 16.
-template <class T>
-struct alignas(16) Pack {
+template <class T> struct alignas(16) Pack {
   static constexpr int size = 16 / sizeof(T);
   T x[size];
   __host__ __device__ T& operator[](int i) { return x[i]; }
@@ -82,8 +81,7 @@ inline void set_cpu_poison(bool) {}
 
 #ifdef __CUDACC__
 
-template <class... P>
-KernelResources resources_of(void (*kernel)(P...), dim3 block, size_t shared_bytes) {
+template <class... P> KernelResources resources_of(void (*kernel)(P...), dim3 block, size_t shared_bytes) {
   cudaFuncAttributes a;
   KernelResources r;
   r.threads = static_cast<int>(block.x * block.y * block.z);
@@ -100,8 +98,8 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
                    cudaStream_t stream, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
   if (shared_bytes > 48 * 1024) {  // more than this a kernel has to request
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(shared_bytes));
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) {
       cudaGetLastError();  // clears it: the next launch would report it again
       failure("kernel %s: %zu bytes of shared memory were refused: %s", name, shared_bytes,
@@ -121,7 +119,7 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 }
 
 // DYNAMIC_SHARED(type, name): `type* name` to the block's dynamic shared memory, always to its beginning.
-#define DYNAMIC_SHARED(type, name)                              \
+#define DYNAMIC_SHARED(type, name)                               \
   extern __shared__ __align__(1024) char dynamic_shared_bytes[]; \
   type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
 
@@ -183,10 +181,11 @@ template <class T> __device__ inline unsigned pack_pair(float low, float high) {
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
 //   d[r]: row g + 8 (r / 2), column 2q + r % 2
 __device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 template <int M, int N, class T>
 __device__ inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2],
@@ -206,25 +205,28 @@ template <int X> __device__ inline void ldmatrix_x4(unsigned (&r)[X][4], const v
 #pragma unroll
   for (int x = 0; x < X; ++x)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
+                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3])
+                 : "r"(shared_address(row[x]))
+                 : "memory");
 }
 template <int X> __device__ inline void ldmatrix_x4_trans(unsigned (&r)[X][4], const void* const (&row)[X]) {
 #pragma unroll
   for (int x = 0; x < X; ++x)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3]) : "r"(shared_address(row[x])) : "memory");
+                 : "=r"(r[x][0]), "=r"(r[x][1]), "=r"(r[x][2]), "=r"(r[x][3])
+                 : "r"(shared_address(row[x]))
+                 : "memory");
 }
 
 // Copies 16 bytes from global to shared memory asynchronously; valid = false writes zeros and reads nothing. Copies
 // since the last commit form a group; wait<N> returns when all but the newest N groups of this thread have arrived.
 __device__ inline void cp_async16(void* shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
+               : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ inline void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
+template <int N> __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/cpu/libm.h inlines and vectorises them
 // (but not tanhf, erff, powf, which are calls). The fast ones are for loops bound by a GPU's special-function unit: one

@@ -81,16 +81,17 @@ struct Mbarrier {
 
 // Called by one thread; all may use the barrier after that thread's mbarrier_init_fence() and a __syncthreads().
 __device__ inline void mbarrier_init(Mbarrier& barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(count) : "memory");
 }
 __device__ inline void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void mbarrier_arrive(Mbarrier& barrier) {
-  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" :: "r"(shared_address(&barrier)) : "memory");
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 // Arrives and announces bytes that copies will bring.
 __device__ inline void mbarrier_arrive_expect(Mbarrier& barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
-               :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
 }
 // Returns when the phase of that parity (0 for the first) has ended; parity 1 of a fresh barrier counts as ended.
 __device__ inline void mbarrier_wait(Mbarrier& barrier, unsigned parity) {
@@ -102,7 +103,9 @@ __device__ inline void mbarrier_wait(Mbarrier& barrier, unsigned parity) {
       "@done bra arrived;\n"
       "bra again;\n"
       "arrived:\n"
-      "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
+      "}" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 // ---- the copy engine: one thread calls it
@@ -113,23 +116,25 @@ __device__ inline void tile_load(void* tile, const TensorMap& map, int batch, in
                                  Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6];"
-      :: "r"(shared_address(tile)), "l"(&map), "r"(channel), "r"(head), "r"(row), "r"(batch),
-         "r"(shared_address(&barrier)) : "memory");
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(tile)),
+      "l"(&map), "r"(channel), "r"(head), "r"(row), "r"(batch), "r"(shared_address(&barrier))
+      : "memory");
 }
 // The other way. Coordinates are at least 0 (for loads they need not be: CUDA Programming Guide 4.11.2); nothing is
 // written past the tensor's end. The tile may be written again after that thread's bulk_commit() and bulk_wait_read().
 __device__ inline void tile_store(const TensorMap& map, const void* tile, int batch, int row, int head, int channel) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-               :: "l"(&map), "r"(shared_address(tile)), "r"(channel), "r"(head), "r"(row), "r"(batch) : "memory");
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(tile)), "r"(channel), "r"(head), "r"(row), "r"(batch)
+               : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Copies bytes (a multiple of 16, as are both addresses) from global to shared memory, unchanged.
 __device__ inline void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes),
-                  "r"(shared_address(&barrier)) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
 }
 // Comes between a thread's stores to shared memory and the copy engine or wgmma that reads them, before a barrier.
 __device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -144,14 +149,14 @@ __device__ inline int anew(int x) {
 }
 // A barrier of `threads` threads; `number` 1..15 identifies it (0 is __syncthreads).
 __device__ inline void named_barrier(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 // Called by a whole warpgroup at once: from here on its threads have N registers each.
 template <int N> __device__ inline void registers_grow() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N> __device__ inline void registers_shrink() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 // ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], bf16 with float32 sums, executed by the 128 threads of a warpgroup
@@ -167,9 +172,7 @@ __device__ inline TileOperand tile_operand(const void* tile) {
 }
 
 // Rows of a tile as rows of A or as columns of B; the sum is over 16 columns of the tile.
-__device__ inline TileOperand rows_operand(const void* tile) {
-  return tile_operand(tile) | TileOperand(1) << 16;
-}
+__device__ inline TileOperand rows_operand(const void* tile) { return tile_operand(tile) | TileOperand(1) << 16; }
 // 16 rows of tiles as B: columns of the tiles are columns of B. tile_bytes: distance to the tile with the next 64
 // columns.
 __device__ inline TileOperand columns_operand(const void* tile, int tile_bytes) {
@@ -177,8 +180,8 @@ __device__ inline TileOperand columns_operand(const void* tile, int tile_bytes) 
 }
 
 // The compiler computes x before the next asm statement and does not read it before the last one.
-__device__ inline void hold_in_place(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
-__device__ inline void hold_in_place(unsigned& x) { asm volatile("" : "+r"(x) :: "memory"); }
+__device__ inline void hold_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ inline void hold_in_place(unsigned& x) { asm volatile("" : "+r"(x)::"memory"); }
 template <class T, int N> __device__ inline void hold_in_place(T (&x)[N]) {
 #pragma unroll
   for (int n = 0; n < N; n++) hold_in_place(x[n]);
@@ -199,10 +202,11 @@ template <class... Registers> __device__ inline void wgmma_fence(Registers&... r
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Returns when all but the newest GROUPS groups are done; the registers named may be used from here on.
 template <int GROUPS, class... Registers> __device__ inline void wgmma_wait(Registers&... registers) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(GROUPS) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
   (hold_in_place(registers), ...);
 }
 
+// clang-format off
 #define WGMMA_32_REGISTERS \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
   "%27,%28,%29,%30,%31}, "
@@ -247,5 +251,6 @@ template <int TILES> __device__ inline void wgmma(float (&d)[TILES][4], const un
 #undef THIRTY_TWO
 #undef WGMMA_32_REGISTERS
 #undef WGMMA_64_REGISTERS
+// clang-format on
 
 #endif

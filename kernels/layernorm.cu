@@ -11,23 +11,20 @@ constexpr int SHORT = 256;
 constexpr int LN_WARPS = 4;
 
 // The column of a lane's p-th pack.
-template <class T>
-__device__ inline int pack_column(int p) {
+template <class T> __device__ inline int pack_column(int p) {
   return (p * WARP + int(threadIdx.x) % WARP) * Pack<T>::size;
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-template <class T>
-__device__ __forceinline__ Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
+template <class T> __device__ __forceinline__ Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
   Pack<T> sum;
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++) sum[k] = from_float<T>(to_float(a[k]) + to_float(b[k]));
   return sum;
 }
 
-template <class T>
-__device__ __forceinline__ void add_values(float (&sums)[Pack<T>::size], const Pack<T>& v) {
+template <class T> __device__ __forceinline__ void add_values(float (&sums)[Pack<T>::size], const Pack<T>& v) {
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++) sums[k] += to_float(v[k]);
 }

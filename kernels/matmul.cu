@@ -30,10 +30,8 @@ size_t workspace_size = size_t(32) << 20;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
 constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
-template <class T>
-constexpr cudaDataType_t data_type = CUDA_R_32F;
-template <>
-constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
+template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
+template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
 
 // Everything the choice of an algorithm may depend on.
 struct Shape {
@@ -128,14 +126,12 @@ void* workspace(cudaStream_t stream) {
   return memory;
 }
 
-template <class V>
-void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const V& value) {
+template <class V> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const V& value) {
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
 // Where a fused epilogue finds its arrays in this call.
-template <class TIn, class TOut>
-void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
+template <class TIn, class TOut> void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
   if (!plan.fused || p.epilogue == Epilogue::none) return;
   if (p.epilogue != Epilogue::dgelu) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
@@ -143,8 +139,7 @@ void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
 
 // The operation, all but its algorithm. It has the attributes of its epilogue and no others, which cuBLASLt may refuse:
 // without the epilogue it is described anew. The types of bias and aux are left at their defaults, D's.
-template <class TIn, class TOut>
-std::unique_ptr<Plan> describe(const Matmul<TIn, TOut>& p, bool fused) {
+template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn, TOut>& p, bool fused) {
   auto plan = std::make_unique<Plan>(fused);
   cublasOperation_t transpose[] = {CUBLAS_OP_N, CUBLAS_OP_T};
   CUBLAS_CHECK(
@@ -163,8 +158,7 @@ std::unique_ptr<Plan> describe(const Matmul<TIn, TOut>& p, bool fused) {
       p.epilogue == Epilogue::bias    ? CUBLASLT_EPILOGUE_BIAS
       : p.epilogue == Epilogue::dgelu ? CUBLASLT_EPILOGUE_DGELU
                                       : with_gelu);
-  if (p.aux && p.epilogue != Epilogue::bias)
-    set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
+  if (p.aux && p.epilogue != Epilogue::bias) set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
   set_arrays(*plan, p);
   return plan;
 }
@@ -222,8 +216,7 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
   }
 }
 
-template <class TIn, class TOut>
-void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+template <class TIn, class TOut> void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
   if constexpr (std::is_same_v<TIn, TOut>)
     LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
@@ -287,14 +280,23 @@ bool runs(const Plan& plan) {
          check.workspaceSize <= workspace_size;
 }
 
-template <class TIn, class TOut>
-const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
   bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
-  Shape shape{.type_in = int(data_type<TIn>), .type_out = int(data_type<TOut>), .m = p.m, .n = p.n, .k = p.k,
-              .trans_a = p.trans_a, .trans_b = p.trans_b, .lda = p.lda, .ldb = p.ldb, .ldd = p.ldd,
-              .accumulate = p.beta != 0, .epilogue = int(p.epilogue), .has_aux = p.aux != nullptr,
+  Shape shape{.type_in = int(data_type<TIn>),
+              .type_out = int(data_type<TOut>),
+              .m = p.m,
+              .n = p.n,
+              .k = p.k,
+              .trans_a = p.trans_a,
+              .trans_b = p.trans_b,
+              .lda = p.lda,
+              .ldb = p.ldb,
+              .ldd = p.ldd,
+              .accumulate = p.beta != 0,
+              .epilogue = int(p.epilogue),
+              .has_aux = p.aux != nullptr,
               .alignment = aligned ? 16 : int(sizeof(TIn))};
   std::unique_ptr<Plan>& plan = device().plans[shape];
   if (plan) {
@@ -333,8 +335,7 @@ const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
 
 }  // namespace
 
-template <class TIn, class TOut>
-void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
+template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   Matmul<TIn, TOut> p = given;
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;

@@ -17,8 +17,7 @@ enum class Epilogue {
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
 // 0 = contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D
 // overlaps none of the others.
-template <class TIn, class TOut = TIn>
-struct Matmul {
+template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
   const TIn* b;
@@ -32,8 +31,7 @@ struct Matmul {
 };
 
 // Fills in contiguous leading dimensions; fails on a combination that has no meaning.
-template <class TIn, class TOut>
-void check_matmul(Matmul<TIn, TOut>& p) {
+template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.ldd == 0) p.ldd = p.n;
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
@@ -47,8 +45,7 @@ void check_matmul(Matmul<TIn, TOut>& p) {
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
 // first call of a shape measures cuBLASLt's candidates and keeps the fastest. Same shape, same choice, same bits.
-template <class TIn, class TOut>
-void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
+template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 
 // Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.
 void matmul_release(cudaStream_t stream);

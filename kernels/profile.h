@@ -12,7 +12,7 @@
 
 // A launch: its blocks, and what one of them takes on a GPU (on the CPU 0). All 0 for what is not a kernel of ours.
 struct KernelResources {
-  int launched = 0;   // blocks of the grid
+  int launched = 0;  // blocks of the grid
   int threads = 0;
   int registers = 0;  // of a thread
   int spilled = 0;    // bytes of a thread in local memory

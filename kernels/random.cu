@@ -13,7 +13,7 @@ __global__ void normal_fill_kernel(float* out, size_t n, size_t columns, size_t 
   size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
   if (i >= n) return;
   uint64_t bits = splitmix64(splitmix64(seed) + i);
-  float u = (unsigned(bits >> 40) + 0.5f) * 0x1p-24f;                // (0, 1), never 0: its logarithm is finite
+  float u = (unsigned(bits >> 40) + 0.5f) * 0x1p-24f;  // (0, 1), never 0: its logarithm is finite
   float angle = 6.2831853f * (unsigned(bits & 0xFFFFFF) * 0x1p-24f);
   out[i / columns * stride + i % columns] = std * sqrtf(-2.0f * logf(u)) * cosf(angle);
 }

@@ -71,7 +71,8 @@ Comm::~Comm() {
   if (std::uncaught_exceptions() == 0) {  // else the others may never get here
     try {
       barrier();  // no rank may end while another still saves or prints: it would be counted as silent
-    } catch (const Failure&) {}
+    } catch (const Failure&) {
+    }
     ncclCommDestroy(comm_);
   }
   cudaFreeHost(pinned_), cudaFree(staging_);

@@ -15,12 +15,12 @@ struct ncclComm;
 
 class Comm {
  public:
-  Comm() = default;                    // one rank
-  static Comm& alone();                // the single-rank default
-  Comm(const Ranks&, Links&);          // waits for all ranks; call it after the device has been chosen
+  Comm() = default;            // one rank
+  static Comm& alone();        // the single-rank default
+  Comm(const Ranks&, Links&);  // waits for all ranks; call it after the device has been chosen
   ~Comm();
   Comm(const Comm&) = delete;
-  static bool built();                 // whether this program was built with NCCL
+  static bool built();  // whether this program was built with NCCL
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -34,11 +34,11 @@ class Comm {
   static constexpr int MULTIPROCESSORS = 8;
 
   // On arrays of the device:
-  void after(cudaStream_t stream);     // later calls begin when the work queued on `stream` so far is done
-  void before(cudaStream_t stream);    // later work on `stream` begins when the calls so far are done
-  void all_reduce(float* x, size_t count);        // x = sum over the ranks
-  void reduce_scatter(float* x, size_t share);    // x [size, share]: row `rank` = its sum over the ranks
-  void all_gather(float* x, size_t share);        // x [size, share]: row r = that of rank r
+  void after(cudaStream_t stream);              // later calls begin when the work queued on `stream` so far is done
+  void before(cudaStream_t stream);             // later work on `stream` begins when the calls so far are done
+  void all_reduce(float* x, size_t count);      // x = sum over the ranks
+  void reduce_scatter(float* x, size_t share);  // x [size, share]: row `rank` = its sum over the ranks
+  void all_gather(float* x, size_t share);      // x [size, share]: row r = that of rank r
   void all_gather(bf16* x, size_t share);
 
   // On values of the host; each returns when the result is there:
@@ -65,5 +65,5 @@ class Comm {
   ncclComm* comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t event_ = nullptr;
-  char *staging_ = nullptr, *pinned_ = nullptr;   // on the device, on the host: where values of the host pass through
+  char *staging_ = nullptr, *pinned_ = nullptr;  // on the device, on the host: where values of the host pass through
 };

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr uint32_t MOST_BYTES = 64 << 10;  // of a message's text
+constexpr uint32_t MOST_BYTES = 64 << 10;                                    // of a message's text
 constexpr char ID = 'i', ALIVE = 'a', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 
 struct Hello {  // the first bytes that a rank sends; rank 0 accepts it by answering with its patience (int32)
@@ -129,9 +129,11 @@ void Links::accept_ranks(const Ranks& ranks) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd ready = {listener, POLLIN, 0};
     if (left <= 0 || ::poll(&ready, 1, int(left)) == 0)
-      failure("ranks: %s %s of %d did not connect to %s:%d within %d seconds (%s); look at their output, and check "
-              "that their machines can reach this one", missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(),
-              ranks.size, ranks.address.c_str(), ranks.port, patience_, ranks.variables.c_str());
+      failure(
+          "ranks: %s %s of %d did not connect to %s:%d within %d seconds (%s); look at their output, and check "
+          "that their machines can reach this one",
+          missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(), ranks.size, ranks.address.c_str(),
+          ranks.port, patience_, ranks.variables.c_str());
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) continue;
     limit_waiting(socket, 2);
@@ -257,15 +259,22 @@ void Links::count_silence(double seconds) {
     peer.silence += seconds;
     if (peer.silence < patience_ || done_) continue;
     if (!peer.ended) died(peer, format("no sign of life for %d seconds; was it stopped?", patience_), 0);
-    stop_run(1, format("rank %d has ended its program and rank %d has not; start all ranks with the same flags and "
-                       "configuration", peer.rank, rank_), 0);
+    stop_run(1,
+             format("rank %d has ended its program and rank %d has not; start all ranks with the same flags and "
+                    "configuration",
+                    peer.rank, rank_),
+             0);
   }
 }
 
 void Links::died(const Peer& peer, const std::string& reason, int seconds) {
   bool speaks = rank_ == 0 || rank_ == 1 || local_ == 0;  // if rank 0 is dead, rank 1 speaks for its machine
-  stop_run(1, speaks ? format("rank %d has died (%s), which ends the whole run; --resume continues "
-                              "training", peer.rank, reason.c_str()) : "", seconds);
+  stop_run(1,
+           speaks ? format("rank %d has died (%s), which ends the whole run; --resume continues "
+                           "training",
+                           peer.rank, reason.c_str())
+                  : "",
+           seconds);
 }
 
 void Links::read_from(Peer& peer) {
@@ -294,7 +303,8 @@ void Links::handle(Peer& peer, char kind, const std::string& text) {
   if (kind == ID && rank_ != 0) shared_.set_value(text);
   else if (kind == DONE) peer.ended = true;
   // Most errors happen at all ranks. Rank 0 gets two seconds to meet the error itself, and prints it once for all.
-  else if (kind == FAILED && rank_ == 0) stop_run(code, format("rank %d: %s", peer.rank, text.substr(1).c_str()), 2);
+  else if (kind == FAILED && rank_ == 0)
+    stop_run(code, format("rank %d: %s", peer.rank, text.empty() ? "" : text.substr(1).c_str()), 2);
   else if (kind == STOP && rank_ != 0) _exit(code);
 }
 

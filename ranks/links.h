@@ -51,8 +51,8 @@ class Links {
  private:
   struct Peer {
     int rank, socket;
-    bool ended = false;   // its program has ended with code 0
-    double silence = 0;   // seconds since its last message
+    bool ended = false;  // its program has ended with code 0
+    double silence = 0;  // seconds since its last message
     std::string received = {};
   };
   void accept_ranks(const Ranks& ranks);
@@ -66,8 +66,8 @@ class Links {
   [[noreturn]] void stop_run(int code, const std::string& text, int seconds);
 
   int rank_, local_, patience_;
-  std::vector<Peer> peers_;          // at rank 0: all others; at another rank: rank 0
-  int wake_[2];                      // a pipe that ends the thread
+  std::vector<Peer> peers_;  // at rank 0: all others; at another rank: rank 0
+  int wake_[2];              // a pipe that ends the thread
   std::mutex sending_, health_lock_;
   std::function<std::string()> health_;
   std::promise<std::string> shared_;

@@ -19,8 +19,10 @@ int number(const char* name, int least, int most) {
   int value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-    user_error("environment: %s = \"%.40s\" must be a number in [%d, %d]; start all ranks with torchrun, mpirun or "
-               "srun, or unset it", name, text.c_str(), least, most);
+    user_error(
+        "environment: %s = \"%.40s\" must be a number in [%d, %d]; start all ranks with torchrun, mpirun or "
+        "srun, or unset it",
+        name, text.c_str(), least, most);
   return value;
 }
 
@@ -66,24 +68,29 @@ Ranks ranks_of_environment() {
     ranks = read("RANK", "WORLD_SIZE", "LOCAL_RANK");
     ranks.job = variable("TORCHELASTIC_RUN_ID");
     if (ranks.size > 1 && address.empty())
-      user_error("environment: WORLD_SIZE = %d, but MASTER_ADDR is not set; set it to the address of rank 0 (127.0.0.1 "
-                 "if all ranks run on one machine)", ranks.size);
+      user_error(
+          "environment: WORLD_SIZE = %d, but MASTER_ADDR is not set; set it to the address of rank 0 (127.0.0.1 "
+          "if all ranks run on one machine)",
+          ranks.size);
   } else if (!variable("OMPI_COMM_WORLD_RANK").empty()) {
     ranks = read("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK");
     ranks.job = variable("PMIX_NAMESPACE");
     bool here = variable("OMPI_COMM_WORLD_LOCAL_SIZE") == variable("OMPI_COMM_WORLD_SIZE");
     if (address.empty() && here) address = "127.0.0.1";
     if (ranks.size > 1 && address.empty())
-      user_error("environment: mpirun has started ranks on several machines, but MASTER_ADDR is not set; give the "
-                 "address of rank 0: mpirun -x MASTER_ADDR=...");
+      user_error(
+          "environment: mpirun has started ranks on several machines, but MASTER_ADDR is not set; give the "
+          "address of rank 0: mpirun -x MASTER_ADDR=...");
   } else if (!variable("SLURM_STEP_ID").empty() && !variable("SLURM_STEP_NUM_TASKS").empty() &&
              variable("SLURM_STEP_NUM_TASKS") != "1") {
     ranks = read("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID");
     ranks.job = variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID");
     if (address.empty()) address = first_host(variable("SLURM_STEP_NODELIST"));
     if (address.empty())
-      user_error("environment: SLURM_STEP_NODELIST = \"%.80s\" names no machine; set MASTER_ADDR to the address of "
-                 "rank 0", variable("SLURM_STEP_NODELIST").c_str());
+      user_error(
+          "environment: SLURM_STEP_NODELIST = \"%.80s\" names no machine; set MASTER_ADDR to the address of "
+          "rank 0",
+          variable("SLURM_STEP_NODELIST").c_str());
   }
   ranks.address = address;
   ranks.port = variable("MASTER_PORT").empty() ? port_of(ranks.job) : number("MASTER_PORT", 1, 65534);

@@ -53,7 +53,8 @@ class Parent {
         int signal = WTERMSIG(status);
         if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet, so the signal ended it
         end(1, format("rank %zu (process %d) was ended by signal %d (%s), which ends the whole run; --resume "
-                      "continues training", rank, static_cast<int>(child), signal, strsignal(signal)));
+                      "continues training",
+                      rank, static_cast<int>(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
       if (code != 0 && rank == 0) end(code, "");  // it has printed its error
@@ -79,7 +80,8 @@ class Parent {
 
   void end_children() {
     to_all(SIGKILL);
-    while (wait(nullptr) > 0 || errno == EINTR) {}  // so that nothing of the run is in use after this process
+    while (wait(nullptr) > 0 || errno == EINTR) {
+    }  // so that nothing of the run is in use after this process
   }
 
   [[noreturn]] void end(int code, const std::string& text) {
@@ -101,10 +103,10 @@ class Parent {
 
   std::vector<pid_t> children_;  // by rank; 0: it has ended
   size_t running_;
-  int forwarded_ = 0;            // the signal that asked rank 0 to stop; 0: none yet
+  int forwarded_ = 0;  // the signal that asked rank 0 to stop; 0: none yet
   int64_t forwarded_at_ = 0;
-  int code_ = 0;                 // of the first rank that failed, other than rank 0
-  int64_t deadline_ = 0;         // when all are ended with that code
+  int code_ = 0;          // of the first rank that failed, other than rank 0
+  int64_t deadline_ = 0;  // when all are ended with that code
 };
 
 }  // namespace
@@ -161,7 +163,8 @@ static int gpus_here() {
     _exit(cudaGetDeviceCount(&found) == cudaSuccess ? std::min(found, 255) : 0);
   }
   int status = 0;
-  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
   return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
@@ -182,7 +185,9 @@ Ranks spawn_ranks(const std::string& flag, const Ranks& started) {
     user_error("command line: --gpus %s is more than the %d %s; give at most that many, or all", gpus, most,
                on_cpu ? "ranks that the CPU build can start" : "of this machine");
   if (!Comm::built())
-    user_error("command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
-               "again", gpus);
+    user_error(
+        "command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
+        "again",
+        gpus);
   return fork_ranks(count, started.patience);
 }

@@ -45,7 +45,8 @@ static void complete(Config& c) {
   if (c.train.tokens > 0) {
     if (c.origins.count("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
-             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps, c.train.tokens);
+             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps,
+             c.train.tokens);
     c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
     if (!interval(config_row(c, "train.steps").allowed).contains(double(c.train.steps)))
       refuse(source_of(c, {"train.tokens", "batch.tokens"}),
@@ -68,6 +69,7 @@ struct Rule {
   std::string (*problem)(const Config&);  // what is wrong, to follow "config: KEY = VALUE "; "" if nothing is
 };
 
+// clang-format off
 static const Rule RULES[] = {
   {"model.channels", {}, [](const Config& c) -> std::string {
      return c.model.channels % 8 == 0 ? "" : "must be a multiple of 8";
@@ -109,6 +111,7 @@ static const Rule RULES[] = {
      return "is too small for float32; use 1e-30 or more, or 0 for no clipping";
    }},
 };
+// clang-format on
 
 static void check_rules(Config& c) {
   for (const Rule& rule : RULES) {
@@ -134,8 +137,8 @@ static void check_batch(const Config& c, int ranks) {
   int64_t tokens = sequences * c.model.context;
   if (tokens > std::numeric_limits<int>::max())
     refuse(source_of(c, {"batch.micro", "model.context"}),
-           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)",
-           c.batch.micro, c.model.context);
+           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)", c.batch.micro,
+           c.model.context);
   int64_t unit = tokens * ranks;
   if (c.batch.tokens % unit == 0) return;
   std::string names, values;
@@ -160,8 +163,7 @@ static void warn_without_effect(Config& c) {
   Config plain = plain_variant(c.variant);
   std::vector<ConfigRow> rows = config_rows(c), plain_rows = config_rows(plain);
   for (size_t i = 0; i < rows.size(); i++)
-    if (const Needs* needs = rows[i].needs;
-        needs && !needs->met(c) && value_text(rows[i]) != value_text(plain_rows[i]))
+    if (const Needs* needs = rows[i].needs; needs && !needs->met(c) && value_text(rows[i]) != value_text(plain_rows[i]))
       c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", rows[i].key,
                                   value_text(rows[i]).c_str(), needs->what,
                                   source_tag(source_of(c, {rows[i].key})).c_str()));
@@ -177,10 +179,10 @@ void complete_and_check(Config& c, bool trains) {
   if (trains && (c.eval.every > 0 || lengths_given)) check_lengths(c, c.eval.lengths, "eval.lengths");
   if (c.optimizer.warmup_steps > c.train.steps)
     c.warnings.push_back(
-      format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
-             "rate never reaches optimizer.lr%s",
-             c.optimizer.warmup_steps, c.train.steps,
-             source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
+        format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
+               "rate never reaches optimizer.lr%s",
+               c.optimizer.warmup_steps, c.train.steps,
+               source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -215,13 +217,13 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
     if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
     if (config.model.position == "learned" && length > config.model.context)
       user_error(
-        "%s = %d is beyond the %d positions that model.position = \"learned\" has (model.context); "
-        "only \"rope\" and \"none\" go further%s",
-        name.c_str(), length, config.model.context, tag.c_str());
+          "%s = %d is beyond the %d positions that model.position = \"learned\" has (model.context); "
+          "only \"rope\" and \"none\" go further%s",
+          name.c_str(), length, config.model.context, tag.c_str());
     if (length > config.eval.tokens)
       user_error(
-        "%s = %d is longer than eval.tokens = %ld, so that not one window would be evaluated; raise eval.tokens%s",
-        name.c_str(), length, config.eval.tokens, tag.c_str());
+          "%s = %d is longer than eval.tokens = %ld, so that not one window would be evaluated; raise eval.tokens%s",
+          name.c_str(), length, config.eval.tokens, tag.c_str());
     if (static_cast<int64_t>(length) * config.eval.batch > std::numeric_limits<int>::max())
       user_error("%s = %d x eval.batch = %d tokens at once are too many (at most 2147483647)%s", name.c_str(), length,
                  config.eval.batch, tag.c_str());

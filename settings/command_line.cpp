@@ -29,8 +29,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
-  auto* dry_run = app.add_flag("--dry-run", flags.dry_run,
-                               "check everything, print the memory table, run one step, write nothing");
+  auto* dry_run =
+      app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--remeasure", flags.remeasure,
                "measure algorithms for matrix products again instead of using those that earlier runs or the "
                "checkpoint have kept (GPUs only; a resumed run then rounds differently)");
@@ -43,10 +43,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   CLI::Option* modes[] = {eval, generate, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
-  auto* encode = app.add_option("--encode", flags.encode,
-                                "write the GPT-2 tokens (uint16) of the text on standard input to standard output, by the "
-                                "vocabulary in DIR, and exit; takes no CONFIG")
-                     ->type_name("DIR");
+  auto* encode =
+      app.add_option("--encode", flags.encode,
+                     "write the GPT-2 tokens (uint16) of the text on standard input to standard output, by the "
+                     "vocabulary in DIR, and exit; takes no CONFIG")
+          ->type_name("DIR");
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);

@@ -16,23 +16,23 @@
 inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
 
 struct Config {
-  std::string name;                 // output goes to runs/NAME; auto: the file's name, without .json
+  std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
-  std::string init;                 // folder with model.safetensors to start from; "" = fresh
-  std::string precision;            // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
-  int threads = 0;                  // CPU only; 0 = auto: cores / ranks
+  std::string init;       // folder with model.safetensors to start from; "" = fresh
+  std::string precision;  // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
+  int threads = 0;        // CPU only; 0 = auto: cores / ranks
 
   struct Model {
     int layers = 12;
     int heads = 12;
     int channels = 768;
-    int head_dim = 0;               // auto: channels / heads (never 0 after loading)
+    int head_dim = 0;  // auto: channels / heads (never 0 after loading)
     int context = 1024;
     int vocab = 50257;
     double mlp_ratio = 4.0;
     std::string position = "rope";  // rope | learned | none
     double rope_base = 10000;
-    int mlp_width() const;          // round(mlp_ratio * channels)
+    int mlp_width() const;  // round(mlp_ratio * channels)
   } model;
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
@@ -45,8 +45,8 @@ struct Config {
   } data;
 
   struct Batch {
-    int64_t tokens = 524288;        // per optimizer step, over all ranks
-    int micro = 0;                  // sequences; 0 = auto: resolve_batch()
+    int64_t tokens = 524288;  // per optimizer step, over all ranks
+    int micro = 0;            // sequences; 0 = auto: resolve_batch()
   } batch;
 
   struct Optimizer {
@@ -60,26 +60,26 @@ struct Config {
     int64_t warmup_steps = 700;
     double final_lr_fraction = 0;
     double decay_fraction = 0.2;
-    double skip_spikes = 0;           // 0 = off
+    double skip_spikes = 0;  // 0 = off
   } optimizer;
 
   struct Train {
-    int64_t steps = 18865;            // after loading always the number of steps, also where `tokens` was given
+    int64_t steps = 18865;  // after loading always the number of steps, also where `tokens` was given
     int64_t tokens = 0;
-    std::string recompute = "none";   // none | gelu | block
-    int zero_stage = 1;               // 0 | 1
+    std::string recompute = "none";  // none | gelu | block
+    int zero_stage = 1;              // 0 | 1
   } train;
 
   struct Eval {
-    int64_t every = 250;              // 0 = never
+    int64_t every = 250;  // 0 = never
     int64_t tokens = 10485760;
-    std::vector<int> lengths;         // auto: [context] (never empty after loading)
-    int batch = 0;                    // sequences; 0 = auto: eval_batch()
+    std::vector<int> lengths;  // auto: [context] (never empty after loading)
+    int batch = 0;             // sequences; 0 = auto: eval_batch()
     RopeScaling rope_scaling = RopeScaling::none;
   } eval;
 
   struct Checkpoint {
-    int64_t every = 5000;             // 0 = only at_end
+    int64_t every = 5000;  // 0 = only at_end
     int keep = 2;
     bool at_end = true;
   } checkpoint;
@@ -90,7 +90,7 @@ struct Config {
     std::string prompt;
     double temperature = 1.0;
     int top_k = 0;
-    std::string tokenizer = "gpt2";   // gpt2 | bytes
+    std::string tokenizer = "gpt2";  // gpt2 | bytes
     std::string tokenizer_dir;
   } generate;
 
@@ -99,9 +99,9 @@ struct Config {
   } log;
 
   // Not settings: where they came from.
-  std::string file;                           // as the user named it
-  std::map<std::string, std::string> origins; // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
-  std::vector<std::string> warnings;          // complete sentences, to be printed once
+  std::string file;                            // as the user named it
+  std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
+  std::vector<std::string> warnings;           // complete sentences, to be printed once
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived.
@@ -143,7 +143,7 @@ std::string print_config(const Config& config);  // one line a key: value and or
 // The resolved settings as JSON that loads back to the same Config; with `sections` ("model") only those.
 nlohmann::ordered_json config_json(const Config& config, const std::vector<std::string>& sections = {});
 std::string config_text(const Config& config);  // the same, indented: config.json of a run
-std::string config_help();  // keys with type, default, allowed values and meaning; variants
+std::string config_help();                      // keys with type, default, allowed values and meaning; variants
 
 // `; did you mean "x"?` with the candidate nearest to `word` by edits; "" when none is near. For flags and keys alike.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates);

@@ -122,14 +122,14 @@ std::string assign(const ConfigRow& row, std::vector<int>& target, const json& v
 
 std::string assign(const ConfigRow& row, const json& value) {
   return std::visit(
-    [&](auto& target) {
-      using Target = std::decay_t<decltype(target)>;
-      if constexpr (std::is_same_v<Target, Choice>) return assign(row, target, value);
-      else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
-        return assign_integer(row, *target, value);
-      else return assign(row, *target, value);
-    },
-    row.value);
+      [&](auto& target) {
+        using Target = std::decay_t<decltype(target)>;
+        if constexpr (std::is_same_v<Target, Choice>) return assign(row, target, value);
+        else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
+          return assign_integer(row, *target, value);
+        else return assign(row, *target, value);
+      },
+      row.value);
 }
 
 std::optional<json> number_of(const std::string& text) {
@@ -215,7 +215,8 @@ class Reader {
     size_t equals = text.find('=');
     if (!is_utf8(text)) user_error("config: --set %s is not UTF-8", shortened(json_quote(text)).c_str());
     if (equals == std::string::npos || equals == 0)
-      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(), equals ? "\"=\"" : "key");
+      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(),
+                 equals ? "\"=\"" : "key");
     const ConfigRow& row = row_of(text.substr(0, equals), source);
     Given next = {value_of(row, text.substr(equals + 1)), source};
     if (std::string(row.key) == "attention.variant") replace_variant(next);

@@ -52,17 +52,16 @@ std::string config_text(const Config& config) {
 }
 
 static const char* type_name(const ConfigRow& row) {
-  return std::visit(
-    Overloaded{
-      [](bool*) { return "true/false"; },
-      [](double*) { return "number"; },
-      [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
-      [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
-      [](std::vector<std::string>*) { return "text/list"; },
-      [](std::vector<int>*) { return "integers"; },
-      [](auto*) { return "integer"; },
-    },
-    row.value);
+  return std::visit(Overloaded{
+                        [](bool*) { return "true/false"; },
+                        [](double*) { return "number"; },
+                        [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
+                        [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
+                        [](std::vector<std::string>*) { return "text/list"; },
+                        [](std::vector<int>*) { return "integers"; },
+                        [](auto*) { return "integer"; },
+                    },
+                    row.value);
 }
 
 std::string config_help() {
@@ -71,8 +70,9 @@ std::string config_help() {
     return is_automatic(row) ? std::string(row.automatic) : value_text(row);
   };
   auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
-  std::string text = "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
-                     "Keys that begin with \"_\" are comments.\n";
+  std::string text =
+      "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
+      "Keys that begin with \"_\" are comments.\n";
   for (auto& row : config_rows(defaults)) {
     text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
     text += ", default " + default_of(row);
@@ -81,8 +81,7 @@ std::string config_help() {
   text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";
   for (auto& variant : variants()) {
     std::string changes;
-    for (auto& [key, value] : variant.changes)
-      append_item(changes, short_key(key) + " " + value);
+    for (auto& [key, value] : variant.changes) append_item(changes, short_key(key) + " " + value);
     text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
   }
   return text;

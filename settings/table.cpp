@@ -10,8 +10,10 @@
 // number: what the last enumerator stands for, which has no name in a configuration then.
 template <class Enum, size_t N>
 static Choice choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
-  return {{names, names + N - (number ? 1 : 0)}, [&field] { return size_t(field); },
-          [&field](size_t index) { field = Enum(index); }, number};
+  return {{names, names + N - (number ? 1 : 0)},
+          [&field] { return size_t(field); },
+          [&field](size_t index) { field = Enum(index); },
+          number};
 }
 
 // "a | b | c", or "a | b | c | a number in INTERVAL"
@@ -21,6 +23,7 @@ static std::string alternatives(const Choice& choice, const std::string& interva
   return choice.number ? list + " | a number in " + interval : list;
 }
 
+// clang-format off
 static const Needs
     LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
     GATE = {"an attention.gate.activation",
@@ -145,6 +148,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);
   return rows;
 }
+// clang-format on
 
 ConfigRow config_row(Config& config, const std::string& key) {
   for (ConfigRow& row : config_rows(config))
@@ -154,27 +158,27 @@ ConfigRow config_row(Config& config, const std::string& key) {
 
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> table = {
-    {"softmax", {}},
-    {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
-    {"softplus_gated",
-     {{"attention.gate.activation", "softplus"},
-      {"attention.gate.weight_init", "zero"},
-      {"attention.gate.bias_init", "0.541324855"}}},
-    {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
-    {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
-    {"lssar_softplus_gated",
-     {{"attention.qk_norm", "l2"},
-      {"attention.scale", "logd_logn"},
-      {"attention.kind", "lssar"},
-      {"attention.gate.activation", "softplus"},
-      {"attention.gate.weight_init", "zero"},
-      {"attention.gate.bias_init", "0.541324855"}}},
-    {"softmax_qknorm", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}}},
-    {"ssmax", {{"attention.scale", "ssmax"}}},
-    {"softmax_sink", {{"attention.sink", "learned"}}},
-    {"sigmoid", {{"attention.kind", "sigmoid"}}},
-    {"relu", {{"attention.kind", "relu"}}},
-    {"relu2", {{"attention.kind", "relu2"}}},
+      {"softmax", {}},
+      {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
+      {"softplus_gated",
+       {{"attention.gate.activation", "softplus"},
+        {"attention.gate.weight_init", "zero"},
+        {"attention.gate.bias_init", "0.541324855"}}},
+      {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
+      {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
+      {"lssar_softplus_gated",
+       {{"attention.qk_norm", "l2"},
+        {"attention.scale", "logd_logn"},
+        {"attention.kind", "lssar"},
+        {"attention.gate.activation", "softplus"},
+        {"attention.gate.weight_init", "zero"},
+        {"attention.gate.bias_init", "0.541324855"}}},
+      {"softmax_qknorm", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}}},
+      {"ssmax", {{"attention.scale", "ssmax"}}},
+      {"softmax_sink", {{"attention.sink", "learned"}}},
+      {"sigmoid", {{"attention.kind", "sigmoid"}}},
+      {"relu", {{"attention.kind", "relu"}}},
+      {"relu2", {{"attention.kind", "relu2"}}},
   };
   return table;
 }
@@ -186,12 +190,12 @@ json value_json(const ConfigRow& row) {
     return std::floor(x) == x && std::fabs(x) <= EXACT_INTEGERS ? json(int64_t(x)) : json(x);
   };
   return std::visit(
-    Overloaded{
-      [&](double* x) { return number(*x); },
-      [&](const Choice& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
-      [](auto* x) { return json(*x); },
-    },
-    row.value);
+      Overloaded{
+          [&](double* x) { return number(*x); },
+          [&](const Choice& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
+          [](auto* x) { return json(*x); },
+      },
+      row.value);
 }
 
 std::string value_text(const ConfigRow& row) {

@@ -55,7 +55,7 @@ constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is
 
 nlohmann::json value_json(const ConfigRow& row);
 std::string value_text(const ConfigRow& row);  // value_json() as text: 12, "softmax", [1024,2048]
-bool is_automatic(const ConfigRow& row);  // 0, "" or [], where that stands for something
+bool is_automatic(const ConfigRow& row);       // 0, "" or [], where that stands for something
 // The names in an `allowed` text: {"a", "b", "c"}.
 std::vector<std::string> choices(const std::string& allowed);
 struct Interval {

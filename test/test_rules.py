@@ -1,6 +1,8 @@
 """The rules of CONTRIBUTING.md that a program can check. Standard library only."""
 import os
 import re
+import shutil
+import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -75,6 +77,14 @@ class Rules(unittest.TestCase):
   def test_nothing_includes_test(self):
     self.nothing(r'#include "test/', sources(".h", ".cuh", ".cu", ".cpp"),
                  lambda path: path.startswith(("test/", "bench/")))
+
+  def test_formatted(self):
+    known = shutil.which("clang-format") and subprocess.run(["clang-format", "--version"], text=True, capture_output=True)
+    if not known or "version 14." not in known.stdout:
+      self.skipTest("needs clang-format 14: other versions format differently")
+    files = [os.path.join(ROOT, path) for path, _ in sources(".h", ".cuh", ".cu", ".cpp")]
+    done = subprocess.run(["clang-format", "--dry-run", "-Werror", "--ferror-limit=1", *files], text=True, capture_output=True)
+    self.assertEqual(done.returncode, 0, done.stderr[:2000])
 
   def test_no_include_climbs(self):
     found = {room: set() for room in INCLUDES}

@@ -75,7 +75,9 @@ void check_agreement(Comm& comm, const Facts& facts) {
   if (comm.size() == 1) return;
   std::string list = differences(facts_in(comm.broadcast(text_of(facts))), facts);
   if (!list.empty())
-    user_error("ranks: this rank was started differently from rank 0; give every rank the same program, flags, "
-               "configuration and data:%s", list.c_str());
+    user_error(
+        "ranks: this rank was started differently from rank 0; give every rank the same program, flags, "
+        "configuration and data:%s",
+        list.c_str());
   comm.barrier();  // no rank continues before all have compared
 }

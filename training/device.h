@@ -6,11 +6,11 @@
 #include "ranks/ranks.h"
 
 struct DeviceInfo {
-  std::string name;         // "NVIDIA H200", or the processor's name
+  std::string name;  // "NVIDIA H200", or the processor's name
   bool is_gpu;
-  int processors;           // multiprocessors, or cores
-  size_t free_memory;       // bytes
-  double peak_bf16_flops;   // per second; dense tensor-core peak from the data sheet; 0 if unknown
+  int processors;          // multiprocessors, or cores
+  size_t free_memory;      // bytes
+  double peak_bf16_flops;  // per second; dense tensor-core peak from the data sheet; 0 if unknown
 };
 
 // Dense bf16 operations per second of a device by its name; 0 if the name is unknown.
@@ -19,10 +19,10 @@ inline double peak_bf16_flops(const std::string& name) {
   static const struct {
     const char* name;
     double tflops;
-  } peaks[] = {{"GB200", 2500},   {"B200", 2250},  {"H200 NVL", 836},     {"H200", 989},       {"H100 NVL", 836},
-               {"H100 PCIe", 756}, {"H100", 989},  {"A100", 312},         {"A800", 312},       {"L40S", 362},
-               {"L40", 181},      {"L4", 121},     {"A10G", 70},          {"A10", 125},        {"RTX 5090", 209.5},
-               {"RTX 4090", 165}, {"RTX 3090", 71}, {"RTX 6000 Ada", 364}, {"A6000", 155}};
+  } peaks[] = {{"GB200", 2500},    {"B200", 2250},   {"H200 NVL", 836},     {"H200", 989}, {"H100 NVL", 836},
+               {"H100 PCIe", 756}, {"H100", 989},    {"A100", 312},         {"A800", 312}, {"L40S", 362},
+               {"L40", 181},       {"L4", 121},      {"A10G", 70},          {"A10", 125},  {"RTX 5090", 209.5},
+               {"RTX 4090", 165},  {"RTX 3090", 71}, {"RTX 6000 Ada", 364}, {"A6000", 155}};
   for (auto& peak : peaks)
     if (name.find(peak.name) != std::string::npos) return peak.tflops * 1e12;
   return 0;

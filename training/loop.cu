@@ -70,11 +70,12 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
   std::string from = checkpoint_before(run, step - 1);
-  failure("step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
-          "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
-          "optimizer.warmup_steps=...%s",
-          (long long)step, result.loss, result.grad_norm, where.c_str(),
-          from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
+  failure(
+      "step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
+      "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
+      "optimizer.warmup_steps=...%s",
+      (long long)step, result.loss, result.grad_norm, where.c_str(),
+      from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
 }
 
 StepResult next_gradients(Model& model, Loader& loader) {
@@ -141,7 +142,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     StepResult result;
     try {
       result = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
-    } catch (const UserError& error) {  // a bad token, or a shard that changed
+    } catch (const UserError& error) {                         // a bad token, or a shard that changed
       background.wait();
       user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
                  how_to_continue(path, step + 1).c_str());

@@ -29,7 +29,8 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   return low;
 }
 
-Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm) {
+Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+              Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side

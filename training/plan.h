@@ -16,4 +16,5 @@ struct Plan {
 // Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: those that
 // will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
 // differently. All ranks get the same plan.
-Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before, Comm& comm);
+Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+              Comm& comm);

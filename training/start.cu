@@ -52,8 +52,7 @@ std::unique_ptr<WindowReader> training_windows(const Config& config, const std::
 }
 
 // Rank 0 looks for the checkpoint to resume from, and the other ranks take the same one.
-template <class Find>
-static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
+template <class Find> static std::optional<Checkpoint> agreed_point(Comm& comm, bool training, Find find) {
   std::optional<Checkpoint> found = comm.first() ? find() : std::nullopt;
   std::string path = comm.broadcast(found ? found->path : ""), checksum = comm.broadcast(found ? found->checksum : "");
   if (found || path.empty()) return found;
@@ -70,13 +69,14 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, b
   found.place = resume_place(flags.resume, config.name);
   const std::string& run = found.place.run;
   if (flags.overwrite && found.place.within)
-    user_error("command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
-               "(--set name=...)", run.c_str());
+    user_error(
+        "command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
+        "(--set name=...)",
+        run.c_str());
   std::error_code ignored;
   bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
   if (real_run && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
-  found.from = agreed_point(
-      comm, training, [&] { return resume_point(found.place, training, found.run_dir.get()); });
+  found.from = agreed_point(comm, training, [&] { return resume_point(found.place, training, found.run_dir.get()); });
   if (!found.from && !(training && found.place.own))
     user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
   if (!found.from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());

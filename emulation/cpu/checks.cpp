@@ -16,20 +16,25 @@ OverflowWatch::~OverflowWatch() {}
 
 namespace {
 
-struct Range { char* begin; size_t bytes; };
+struct Range {
+  char* begin;
+  size_t bytes;
+};
 
 // .tbss of the executable for the calling OS thread.
 Range static_shared() {
   Range range{nullptr, 0};
-  dl_iterate_phdr([](dl_phdr_info* info, size_t, void* result) {
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-      const auto& segment = info->dlpi_phdr[i];
-      if (segment.p_type != PT_TLS || !info->dlpi_tls_data) continue;
-      *static_cast<Range*>(result) = {static_cast<char*>(info->dlpi_tls_data) + segment.p_filesz,
-                                      segment.p_memsz - segment.p_filesz};
-    }
-    return 1;  // the executable comes first, and only it matters
-  }, &range);
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* result) {
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          if (segment.p_type != PT_TLS || !info->dlpi_tls_data) continue;
+          *static_cast<Range*>(result) = {static_cast<char*>(info->dlpi_tls_data) + segment.p_filesz,
+                                          segment.p_memsz - segment.p_filesz};
+        }
+        return 1;  // the executable comes first, and only it matters
+      },
+      &range);
   return range;
 }
 
@@ -78,7 +83,7 @@ OverflowWatch::OverflowWatch(const std::vector<Stack>* stacks, const char* const
   sigaltstack(&stack, nullptr);
   struct sigaction current;
   if (sigaction(SIGSEGV, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) return;
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &action, nullptr);

@@ -5,7 +5,12 @@
 
 namespace cpu {
 
-struct Copy { void* to; const void* from; unsigned group; bool valid; };
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned group;
+  bool valid;
+};
 struct CopyQueue {
   std::vector<Copy> copies;
   unsigned committed = 0;  // groups

@@ -3,7 +3,9 @@
 #pragma once
 #include <stdint.h>
 
-struct __nv_bfloat16_raw { unsigned short x; };
+struct __nv_bfloat16_raw {
+  unsigned short x;
+};
 
 struct alignas(2) __nv_bfloat16 {
   unsigned short bits;
@@ -17,7 +19,9 @@ struct alignas(2) __nv_bfloat16 {
   explicit operator float() const { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
   operator __nv_bfloat16_raw() const { return {bits}; }
 };
-struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct alignas(4) __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
 
 inline __nv_bfloat16 __float2bfloat16(float v) { return __nv_bfloat16(v); }
 inline __nv_bfloat16 __float2bfloat16_rn(float v) { return __nv_bfloat16(v); }

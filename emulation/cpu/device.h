@@ -19,14 +19,22 @@ template <class... P, class... A>
 void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
-  struct Call { void (*kernel)(P...); std::tuple<std::decay_t<P>...> arguments; };
+  struct Call {
+    void (*kernel)(P...);
+    std::tuple<std::decay_t<P>...> arguments;
+  };
   Call call{kernel, {static_cast<P>(std::forward<A>(arguments))...}};
   ProfileScope scope(name, stream, {.launched = static_cast<int>(grid.x * grid.y * grid.z)});
-  cpu::Launch launch{name, grid, block, shared_bytes, [](const void* p) {
-    const Call& c = *static_cast<const Call*>(p);
-    do std::apply(c.kernel, c.arguments);
-    while (cpu::next_fresh());
-  }, &call};
+  cpu::Launch launch{name,
+                     grid,
+                     block,
+                     shared_bytes,
+                     [](const void* p) {
+                       const Call& c = *static_cast<const Call*>(p);
+                       do std::apply(c.kernel, c.arguments);
+                       while (cpu::next_fresh());
+                     },
+                     &call};
   if (cpu::streams_at_once()) return cpu::run(launch);
   auto kept = std::make_shared<Call>(call);
   launch.arguments = kept.get();

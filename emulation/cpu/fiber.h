@@ -36,7 +36,10 @@ extern "C" void cpu_switch_stack(void** save, void* load);
 
 namespace cpu {
 
-struct Stack { char* bottom = nullptr; char* top = nullptr; };
+struct Stack {
+  char* bottom = nullptr;
+  char* top = nullptr;
+};
 Stack new_stack(int number);  // number staggers the tops
 void free_stack(const Stack&);
 bool overflowed(const Stack&, const void* address);  // is this address in the guard page?

@@ -7,9 +7,9 @@
 namespace cpu {
 namespace {
 
-constexpr int most_named = 16;                           // named barriers of a block
+constexpr int most_named = 16;                                            // named barriers of a block
 constexpr int most_arrivals = (1 << 20) - 1, most_bytes = most_arrivals;  // of a phase of an mbarrier
-constexpr int rows_of_a = 64, most_steps = 8;            // of 16 columns of A, done as one product
+constexpr int rows_of_a = 64, most_steps = 8;                             // of 16 columns of A, done as one product
 
 struct Tile {
   TensorMap map;  // a copy: kernel arguments die with their thread
@@ -52,7 +52,7 @@ struct Warpgroup {
   std::vector<Started> products;  // the first `started` are under way
   int started, arrived;           // arrived: at wgmma_wait
   Member member[WARPGROUP], first;
-  int groups_left;                // as the first thread to arrive asked
+  int groups_left;  // as the first thread to arrive asked
   Site site;
   unsigned waits;
   char key[2];
@@ -101,7 +101,8 @@ namespace {
   start_block(*(here.engine = new Engine));
 }
 CPU_NO_TSAN inline Engine& engine() {
-  if (!here.engine) [[unlikely]] new_engine();
+  if (!here.engine) [[unlikely]]
+    new_engine();
   return *here.engine;
 }
 
@@ -109,7 +110,7 @@ CPU_NO_TSAN inline Engine& engine() {
 
 struct State {
   uint64_t count : 20, pending : 20;
-  int64_t bytes : 22;  // announced minus arrived; negative if they arrive first
+  int64_t bytes : 22;                // announced minus arrived; negative if they arrive first
   uint64_t parity : 1, invalid : 1;  // poison has `invalid` set; 0 is invalid too, because count is 0
 };
 
@@ -158,8 +159,10 @@ CPU_NO_TSAN inline char* chunk_at(size_t place) { return here.dynamic_shared + (
 void check_tile(const void* tile, size_t bytes, const Site& site) {
   size_t place = place_of(tile);
   if (place > here.shared_bytes || bytes > here.shared_bytes - place || place % TILE_ALIGNMENT)
-    reject(site, "a tile of %zu bytes at byte %td of %zu bytes of dynamic shared memory; it must be inside and at a "
-           "multiple of %d", bytes, ptrdiff_t(place), here.shared_bytes, TILE_ALIGNMENT);
+    reject(site,
+           "a tile of %zu bytes at byte %td of %zu bytes of dynamic shared memory; it must be inside and at a "
+           "multiple of %d",
+           bytes, ptrdiff_t(place), here.shared_bytes, TILE_ALIGNMENT);
 }
 
 size_t bytes_of(const TensorMap& map) { return size_t(map.tile_rows) * TILE_ROW_BYTES; }
@@ -172,8 +175,8 @@ template <class F> CPU_NO_TSAN void for_each_chunk(const Tile& t, F f) {
   for (int r = 0; r < t.map.tile_rows; ++r) {
     int64_t row = int64_t(t.row) + r;
     bool inside = t.batch >= 0 && t.batch < s.batches && row >= 0 && row < s.rows && t.head >= 0 && t.head < s.heads;
-    size_t offset = inside ? size_t(t.batch) * s.batch_stride + size_t(row) * s.row_stride +
-                             size_t(t.head) * s.head_stride : 0;
+    size_t offset =
+        inside ? size_t(t.batch) * s.batch_stride + size_t(row) * s.row_stride + size_t(t.head) * s.head_stride : 0;
     for (int c = 0; c < TILE_COLUMNS; c += 8, place += 16) {
       int64_t channel = int64_t(t.channel) + c, end = inside ? s.channels - channel : 0;
       f(chunk_at(place), t.map.x + (int64_t(offset) + channel), channel < 0 ? int(-channel) : 0,
@@ -194,7 +197,8 @@ CPU_NO_TSAN void bring(const Copy& copy) {
   for_each_chunk(copy.tile, [](char* chunk, const bf16* x, int first, int end) CPU_NO_TSAN {
     Bytes16 v{};
     if (first == 0 && end == 8 && reinterpret_cast<uintptr_t>(x) % 16 == 0) v = read_row(x);
-    else for (int i = first; i < end; ++i) reinterpret_cast<bf16*>(&v)[i] = x[i];
+    else
+      for (int i = first; i < end; ++i) reinterpret_cast<bf16*>(&v)[i] = x[i];
     write_row(chunk, v);
   });
 }
@@ -254,8 +258,8 @@ TileOperand operand(const void* tile, int leading) {
 // n: rows of A or B, or B's columns if they are the columns of tiles.
 void check_operand(TileOperand bits, bool rows, int n, const Site& site) {
   Operand o(bits);
-  size_t end = o.start + 8 * TILE_ROW_BYTES + (rows ? size_t(n / 8 - 1) * o.stride
-                                                    : size_t(n / TILE_COLUMNS - 1) * o.leading + o.stride);
+  size_t end = o.start + 8 * TILE_ROW_BYTES +
+               (rows ? size_t(n / 8 - 1) * o.stride : size_t(n / TILE_COLUMNS - 1) * o.leading + o.stride);
   if (bits >> 62 != 1 || (bits & 0x3fffc000c000c000))
     reject(site, "%016llx is not an operand", static_cast<unsigned long long>(bits));
   if (o.start & 0x380) reject(site, "an operand begins in the middle of 8 rows");
@@ -341,9 +345,8 @@ CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   for (int column = 0; column < s->product.columns; column += TILE_COLUMNS) {
     for (int i = 0; i < steps; ++i) gather_b(e, s[i].product, 16 * i, column);
     bool add = s->product.add;
-    for_each_pair(e, *s, column, [add](float* sum, const float* d) CPU_NO_TSAN {
-      sum[0] = add ? d[0] : 0, sum[1] = add ? d[1] : 0;
-    });
+    for_each_pair(e, *s, column,
+                  [add](float* sum, const float* d) CPU_NO_TSAN { sum[0] = add ? d[0] : 0, sum[1] = add ? d[1] : 0; });
     multiply(e, 16 * steps);
     for_each_pair(e, *s, column, [](const float* sum, float* d) CPU_NO_TSAN { d[0] = sum[0], d[1] = sum[1]; });
   }
@@ -384,8 +387,10 @@ void check_complete(const Site& site) {
 }
 
 [[noreturn]] void diverged(const Site& site, const Site& first) {
-  reject(site, "divergent warpgroup: thread (%u, %u, %u) arrives with other operands or after other products than "
-         "the first at %s", self->index.x, self->index.y, self->index.z, text_of(first).c_str());
+  reject(site,
+         "divergent warpgroup: thread (%u, %u, %u) arrives with other operands or after other products than "
+         "the first at %s",
+         self->index.x, self->index.y, self->index.z, text_of(first).c_str());
 }
 
 }  // namespace
@@ -395,7 +400,8 @@ void start_product(const Product& p, float* d, const unsigned* registers, const 
   Warpgroup& group = my_warpgroup();
   Member& me = my_place(group);
   Site site{"wgmma", file, line};
-  if (!me.fenced) [[unlikely]] reject(site, "no wgmma_fence() since the last wait");
+  if (!me.fenced) [[unlikely]]
+    reject(site, "no wgmma_fence() since the last wait");
   if (me.started == group.started) {
     check_complete(site);
     if (!p.from_registers) check_operand(p.a, true, rows_of_a, site);
@@ -405,7 +411,8 @@ void start_product(const Product& p, float* d, const unsigned* registers, const 
     fresh.product = p, fresh.site = site, fresh.group = me.committed;
   }
   Started& s = group.products[size_t(me.started++)];
-  if (!(s.product == p) || s.site.line != line || s.group != me.committed) [[unlikely]] diverged(site, s.site);
+  if (!(s.product == p) || s.site.line != line || s.group != me.committed) [[unlikely]]
+    diverged(site, s.site);
   s.d[&me - group.member] = d;
   s.registers[&me - group.member] = registers;
   if (knobs.poison && !p.add) std::fill_n(d, p.columns / 2, __builtin_nanf(""));
@@ -469,10 +476,11 @@ void mbarrier_wait(Mbarrier& barrier, unsigned parity, const char* file, int lin
 TensorMap tensor_map(const bf16* x, const TensorShape& s, int tile_rows) {
   const char* wrong = reinterpret_cast<uintptr_t>(x) % 16 ? "its address is not a multiple of 16"
                       : s.batches < 1 || s.rows < 1 || s.heads < 1 || s.channels < 1 ? "an extent is below 1"
-                      : s.batch_stride % 8 || s.row_stride % 8 || s.head_stride % 8 ? "a stride is not a multiple of 8"
+                      : s.batch_stride % 8 || s.row_stride % 8 || s.head_stride % 8  ? "a stride is not a multiple of 8"
                       : !s.head_stride || s.row_stride % s.head_stride || !s.row_stride || s.batch_stride % s.row_stride
                           ? "strides are not multiples of each other"
-                      : tile_rows < 1 || tile_rows > 256 ? "tiles have 1 to 256 rows" : nullptr;
+                      : tile_rows < 1 || tile_rows > 256 ? "tiles have 1 to 256 rows"
+                                                         : nullptr;
   if (wrong)
     failure("tensor_map of %d x %d x %d x %d bf16, strides %zu, %zu, %zu, in tiles of %d rows: %s", s.batches, s.rows,
             s.heads, s.channels, s.batch_stride, s.row_stride, s.head_stride, tile_rows, wrong);

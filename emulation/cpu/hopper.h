@@ -71,8 +71,7 @@ template <int TILES> inline void wgmma(float (&d)[TILES][4], TileOperand a, Tile
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
   cpu::start_product({a, b, TILES * 8, add, false}, d[0], nullptr, file, line);
 }
-template <int TILES>
-inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b, CPU_SITE) {
+template <int TILES> inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b, CPU_SITE) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
   cpu::start_product({0, b, TILES * 8, true, true}, d[0], a, file, line);
 }

@@ -22,7 +22,9 @@ inline float scale(float p, int32_t n) {
 }
 
 // m in [sqrt(1/2), sqrt(2)) and n with x = m 2^n, for x > 0.
-struct Split { float m, n; };
+struct Split {
+  float m, n;
+};
 inline Split split(float x) {
   float shift = x < 0x1p-126f ? 23.0f : 0.0f;
   x = x < 0x1p-126f ? x * 0x1p23f : x;

@@ -6,7 +6,9 @@
 
 namespace cpu {
 
-struct Memory { size_t free, total; };  // bytes; free counts what the system would drop from its file cache
+struct Memory {
+  size_t free, total;
+};  // bytes; free counts what the system would drop from its file cache
 Memory available_memory(const std::string& root = "");  // root: a test's folder with its own /proc and /sys
 int available_cores(const std::string& root = "");
 

@@ -72,8 +72,7 @@ void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux) {
 }
 
 // bf16 goes in slices of k, so that both panels stay in the second-level cache.
-template <class TIn>
-constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
+template <class TIn> constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
 
 // slice: how much of k is added up at a time.
 template <class TIn, class TOut>
@@ -119,8 +118,7 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, i
 
 // The algorithms to choose from: k in 1 to 4 parts, whose sums round differently. What is fastest on a GPU differs from
 // process to process, so here a hash of the process's number decides.
-template <class TIn, class TOut>
-int chosen_slice(const Matmul<TIn, TOut>& p) {
+template <class TIn, class TOut> int chosen_slice(const Matmul<TIn, TOut>& p) {
   MatmulChoices* choices = matmul_choices();
   if (!choices) return SLICE<TIn>;
   std::string shape = format("in%zu out%zu m%d n%d k%d %d%d acc%d ep%d", sizeof(TIn), sizeof(TOut), p.m, p.n, p.k,
@@ -132,8 +130,7 @@ int chosen_slice(const Matmul<TIn, TOut>& p) {
 
 }  // namespace
 
-template <class TIn, class TOut>
-void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
+template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   [[maybe_unused]] static const bool one_thread = (openblas_set_num_threads(1), true);
   Matmul<TIn, TOut> p = given;
   check_matmul(p);

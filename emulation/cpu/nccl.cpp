@@ -81,7 +81,7 @@ struct ncclComm {
     for (int r = 0; r < ranks; r++)
       if (const Request& other = shared->requests[r]; !(other == mine))
         return failed(ncclInvalidUsage, "rank " + std::to_string(rank) + " asks for " + mine.text() + ", rank " +
-                                          std::to_string(r) + " for " + other.text());
+                                            std::to_string(r) + " for " + other.text());
     return ncclSuccess;
   }
 };
@@ -152,7 +152,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   *comm = nullptr;
   if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks)
     return failed(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                  ": the CPU build takes at most " + std::to_string(MAX_RANKS));
+                                           ": the CPU build takes at most " + std::to_string(MAX_RANKS));
   id.internal[NCCL_UNIQUE_ID_BYTES - 1] = 0;
   int file = open(id.internal, O_RDWR | O_CLOEXEC);
   struct stat about;
@@ -160,7 +160,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     std::string reason = file < 0 ? strerror(errno) : "it is something else";
     if (file >= 0) close(file);
     return failed(ncclSystemError, std::string("cannot open the shared memory ") + id.internal + ": " + reason +
-                  "; all ranks of the CPU build must run on one machine, for one user");
+                                       "; all ranks of the CPU build must run on one machine, for one user");
   }
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
@@ -222,9 +222,10 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, n
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, stream, {"all-reduce", count, type, op, 0}, SLOT / bytes,
-                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-                  [=](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
+  return exchange(
+      comm, stream, {"all-reduce", count, type, op, 0}, SLOT / bytes,
+      [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+      [=](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
 }
 
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
@@ -232,15 +233,15 @@ ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recv
   size_t bytes = size_of(type), ranks = size_t(comm->ranks), most = SLOT / bytes / ranks;
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, stream, {"reduce-scatter", recvcount, type, op, 0}, most,
-                  [=](size_t begin, size_t n) {  // a slot holds a piece for every rank
-                    for (size_t r = 0; r < ranks; r++)
-                      memcpy(comm->own() + r * most * bytes, from + (r * recvcount + begin) * bytes,
-                                 n * bytes);
-                  },
-                  [=](size_t begin, size_t n) {
-                    reduce(to + begin * bytes, *comm, size_t(comm->rank) * most * bytes, n, type, op);
-                  });
+  return exchange(
+      comm, stream, {"reduce-scatter", recvcount, type, op, 0}, most,
+      [=](size_t begin, size_t n) {  // a slot holds a piece for every rank
+        for (size_t r = 0; r < ranks; r++)
+          memcpy(comm->own() + r * most * bytes, from + (r * recvcount + begin) * bytes, n * bytes);
+      },
+      [=](size_t begin, size_t n) {
+        reduce(to + begin * bytes, *comm, size_t(comm->rank) * most * bytes, n, type, op);
+      });
 }
 
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
@@ -248,12 +249,13 @@ ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcoun
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, stream, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
-                  [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-                  [=](size_t begin, size_t n) {
-                    for (int r = 0; r < comm->ranks; r++)
-                      memcpy(to + (size_t(r) * sendcount + begin) * bytes, comm->slot(r), n * bytes);
-                  });
+  return exchange(
+      comm, stream, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
+      [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
+      [=](size_t begin, size_t n) {
+        for (int r = 0; r < comm->ranks; r++)
+          memcpy(to + (size_t(r) * sendcount + begin) * bytes, comm->slot(r), n * bytes);
+      });
 }
 
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, int root,
@@ -261,9 +263,10 @@ ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, n
   size_t bytes = size_of(type);
   const char* from = static_cast<const char*>(sendbuff);
   char* to = static_cast<char*>(recvbuff);
-  return exchange(comm, stream, {"broadcast", count, type, 0, root}, SLOT / bytes,
-                  [=](size_t begin, size_t n) {
-                    if (comm->rank == root) memcpy(comm->slot(root), from + begin * bytes, n * bytes);
-                  },
-                  [=](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
+  return exchange(
+      comm, stream, {"broadcast", count, type, 0, root}, SLOT / bytes,
+      [=](size_t begin, size_t n) {
+        if (comm->rank == root) memcpy(comm->slot(root), from + begin * bytes, n * bytes);
+      },
+      [=](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
 }

@@ -12,15 +12,24 @@
 #include <limits.h>
 
 enum { NCCL_UNIQUE_ID_BYTES = 128 };
-struct ncclUniqueId { char internal[NCCL_UNIQUE_ID_BYTES]; };
+struct ncclUniqueId {
+  char internal[NCCL_UNIQUE_ID_BYTES];
+};
 struct ncclComm;
 using ncclComm_t = ncclComm*;
 
 enum ncclResult_t {
-  ncclSuccess = 0, ncclSystemError = 2, ncclInvalidArgument = 4, ncclInvalidUsage = 5, ncclInProgress = 7
+  ncclSuccess = 0,
+  ncclSystemError = 2,
+  ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5,
+  ncclInProgress = 7
 };
-struct ncclConfig_t { int maxCTAs; };  // of which there are none here: only the debug line says it
-#define NCCL_CONFIG_INITIALIZER {INT_MIN}
+struct ncclConfig_t {
+  int maxCTAs;
+};  // of which there are none here: only the debug line says it
+#define NCCL_CONFIG_INITIALIZER \
+  { INT_MIN }
 enum ncclDataType_t { ncclUint8 = 1, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum = 0, ncclMax = 2, ncclMin = 3 };  // of ncclFloat32 and ncclFloat64
 

@@ -30,14 +30,14 @@ struct Pool {
   std::mutex error_mutex;
   static constexpr uint32_t closed = 1u << 31;
   std::atomic<uint32_t> gate{closed}, generation{0};
-  std::atomic<int> inside{0};     // helpers that take part, in TSan builds
+  std::atomic<int> inside{0};  // helpers that take part, in TSan builds
 
-  int threads = 0;                // workers, the caller included; 0: not started
+  int threads = 0;  // workers, the caller included; 0: not started
   pid_t owner = 0;
   std::atomic<int> started{0};
   std::atomic<bool> stop{false};
   std::vector<pthread_t> helpers;
-  std::mutex host_mutex;          // one job at a time
+  std::mutex host_mutex;  // one job at a time
 
   ~Pool() { join(); }
   void start(int n);
@@ -131,10 +131,13 @@ void Pool::start(int n) {
   int status = 0;
   while (static_cast<int>(helpers.size()) < n - 1 && status == 0) {
     pthread_t helper;
-    status = pthread_create(&helper, &attributes, [](void* self) -> void* {
-      static_cast<Pool*>(self)->help();
-      return nullptr;
-    }, this);
+    status = pthread_create(
+        &helper, &attributes,
+        [](void* self) -> void* {
+          static_cast<Pool*>(self)->help();
+          return nullptr;
+        },
+        this);
     if (status == 0) helpers.push_back(helper);
   }
   pthread_attr_destroy(&attributes);

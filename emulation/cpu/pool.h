@@ -15,11 +15,11 @@ int pool_threads();
 void set_pool_threads(int n);  // n < 1: one per core available to the process
 void pool_run(int64_t n, Task task, void* context);
 
-template <class F>
-void parallel_for(int64_t n, F&& f) {
+template <class F> void parallel_for(int64_t n, F&& f) {
   using Function = std::remove_reference_t<F>;
-  pool_run(n, [](void* context, int64_t i) { (*static_cast<Function*>(context))(static_cast<int>(i)); },
-           const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  pool_run(
+      n, [](void* context, int64_t i) { (*static_cast<Function*>(context))(static_cast<int>(i)); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }
 
 }  // namespace cpu

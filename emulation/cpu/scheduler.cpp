@@ -47,17 +47,22 @@ struct Worker {
   int pick(uint32_t mask);
 
   // the members that every switch uses
-  uint32_t runnable = 0;      // warps with runnable lanes
+  uint32_t runnable = 0;  // warps with runnable lanes
   Order order = Order::forward;
   int threads = 0, warps = 0;
   int at_barrier = 0;
   uint32_t all_warps = 0;
   Site barrier_site{};
   std::vector<Stack> free_stacks;
-  Stack entering;             // handed to carry()
+  Stack entering;  // handed to carry()
   std::unique_ptr<Thread[]> thread{new Thread[max_block_threads]()};
   Warp warp[max_block_threads / warp_size]{};
-  struct Sleeper { Thread* thread; const void* key; Site site; std::string (*describe)(const void*); };
+  struct Sleeper {
+    Thread* thread;
+    const void* key;
+    Site site;
+    std::string (*describe)(const void*);
+  };
   int sleepers = 0;
   Sleeper sleeper[max_block_threads];
 
@@ -71,8 +76,8 @@ struct Worker {
   std::vector<Stack> stacks;
   OverflowWatch watch{&stacks, &kernel};
   std::vector<char> saved_static;
-  char* shared = nullptr;     // the block's dynamic shared memory
-  char start_key = 0;         // for TSan (see fiber.h)
+  char* shared = nullptr;  // the block's dynamic shared memory
+  char start_key = 0;      // for TSan (see fiber.h)
 };
 
 // Deliberately not zero, so that they are not in .tbss, which holds the static shared memory that the poison knob
@@ -134,7 +139,8 @@ CPU_NO_TSAN inline uint64_t Worker::random() {
 }
 
 CPU_NO_TSAN inline int Worker::pick(uint32_t mask) {
-  if (order == Order::forward) [[likely]] return __builtin_ctz(mask);
+  if (order == Order::forward) [[likely]]
+    return __builtin_ctz(mask);
   if (order == Order::reverse) return 31 - __builtin_clz(mask);
   for (uint64_t skip = random() % static_cast<unsigned>(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
   return __builtin_ctz(mask);
@@ -235,7 +241,12 @@ void Worker::fail_stuck() {
 
 // One clause for each place where threads wait.
 CPU_NO_TSAN std::string Worker::waiting() const {
-  struct Group { Site site; int count; uint3 first; std::string missing; };
+  struct Group {
+    Site site;
+    int count;
+    uint3 first;
+    std::string missing;
+  };
   std::vector<Group> groups;
   for (int i = 0; i < threads; ++i) {
     const Thread& t = thread[i];
@@ -337,7 +348,8 @@ CPU_NO_TSAN const Context& next_context() {
   if (!me->context.sp) me->context.sp = &w;  // not null: this thread counts as waiting, and may be woken by a copy
   if (here.engine && w.order == Order::random && w.random() % 16 == 0) w.copy_arrives();
   Thread* next = w.next_thread();
-  if (!next) [[unlikely]] next = w.next_thread_at_last();
+  if (!next) [[unlikely]]
+    next = w.next_thread_at_last();
   self = next;
   return w.context_of(next);
 }
@@ -425,23 +437,29 @@ void run(const Launch& l) {
   if (self != &host_thread) failure("kernel %s: launched from inside kernel %s", l.name, here.worker->kernel);
 
   static std::atomic<uint64_t> launches;
-  struct Job { const Launch& launch; uint64_t id, blocks, step, shift; };
+  struct Job {
+    const Launch& launch;
+    uint64_t id, blocks, step, shift;
+  };
   Job job{l, ++launches, uint64_t(l.grid.x) * l.grid.y * l.grid.z, 1, 0};
   if (knobs.order == Order::random) {  // a permutation of the blocks: multiples of a number coprime to their count
     job.shift = knobs.seed * 0x9e3779b97f4a7c15u >> 20;
     for (job.step = job.shift % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
   }
-  pool_run(static_cast<int64_t>(job.blocks), [](void* context, int64_t index) {
-    const Job& job = *static_cast<const Job*>(context);
-    static thread_local std::unique_ptr<Worker> worker;
-    if (!worker) worker = std::make_unique<Worker>(), here.worker = worker.get();
-    worker->adopt(job.launch, job.id);
-    uint64_t block = static_cast<uint64_t>(index);
-    if (knobs.order == Order::reverse) block = job.blocks - 1 - block;
-    if (knobs.order == Order::random)
-      block = static_cast<uint64_t>((static_cast<__uint128_t>(block) * job.step + job.shift) % job.blocks);
-    worker->run_block(block);
-  }, &job);
+  pool_run(
+      static_cast<int64_t>(job.blocks),
+      [](void* context, int64_t index) {
+        const Job& job = *static_cast<const Job*>(context);
+        static thread_local std::unique_ptr<Worker> worker;
+        if (!worker) worker = std::make_unique<Worker>(), here.worker = worker.get();
+        worker->adopt(job.launch, job.id);
+        uint64_t block = static_cast<uint64_t>(index);
+        if (knobs.order == Order::reverse) block = job.blocks - 1 - block;
+        if (knobs.order == Order::random)
+          block = static_cast<uint64_t>((static_cast<__uint128_t>(block) * job.step + job.shift) % job.blocks);
+        worker->run_block(block);
+      },
+      &job);
 }
 
 }  // namespace cpu

@@ -9,7 +9,9 @@
 #include <string>
 #include "emulation/cpu/fiber.h"
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+  unsigned x, y, z;
+};
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -33,7 +35,11 @@ void run(const Launch&);    // throws Failure, or the kernel's exception
 // Test knobs. Results must not depend on the order of blocks, warps and lanes. Poison is NaN (all bits set) in shared
 // memory before every block, and in new device memory.
 enum class Order { forward, reverse, random };
-struct Knobs { Order order = Order::forward; uint64_t seed = 1; bool poison = false; };
+struct Knobs {
+  Order order = Order::forward;
+  uint64_t seed = 1;
+  bool poison = false;
+};
 extern Knobs knobs;
 
 struct Warp;
@@ -45,8 +51,8 @@ struct alignas(64) Thread {  // one cache line
   uint3 index;               // threadIdx
   int lane;
   Warp* warp;
-  Context context;           // null until the first wait, and again after the return
-  CopyQueue* copies;         // cp.async copies under way (copies.cpp); null before the first
+  Context context;    // null until the first wait, and again after the return
+  CopyQueue* copies;  // cp.async copies under way (copies.cpp); null before the first
 };
 void drop_copies(CopyQueue*);
 void free_copies(CopyQueue*);
@@ -58,7 +64,7 @@ void deliver(Engine&, int which);  // one of the copies; the oldest is 0
 void finish_block(const Engine&);  // throws if any are left
 void free_engine(Engine*);
 
-struct Site {                // where threads meet
+struct Site {  // where threads meet
   const char* what;
   const char* file;
   int line;
@@ -68,10 +74,10 @@ std::string text_of(const Site&);
 constexpr uint32_t all_lanes_mask = 0xffffffffu;
 
 struct Warp {
-  uint32_t lanes;            // those that exist
-  uint32_t runnable;         // includes the running one
-  uint32_t arrived;          // at the current meeting
-  int number;                // in the block
+  uint32_t lanes;     // those that exist
+  uint32_t runnable;  // includes the running one
+  uint32_t arrived;   // at the current meeting
+  int number;         // in the block
   Thread* threads;
   Site site;                 // of the current meeting
   void* request[warp_size];  // of each arrived lane: an object in its own stack frame
@@ -85,13 +91,13 @@ struct Here {
   dim3 block_dim, grid_dim;
   char* dynamic_shared;
   Worker* worker;
-  uint64_t returned;         // threads of the block
-  bool in_order;             // threads start in the order of their numbers
-  bool failing;              // the block is being unwound
-  unsigned barriers;         // completed
+  uint64_t returned;                // threads of the block
+  bool in_order;                    // threads start in the order of their numbers
+  bool failing;                     // the block is being unwound
+  unsigned barriers;                // completed
   char barrier_key[2], finish_key;  // for TSan (see fiber.h)
-  size_t shared_bytes;       // of dynamic shared memory
-  Engine* engine;            // null until a kernel asks for it
+  size_t shared_bytes;              // of dynamic shared memory
+  Engine* engine;                   // null until a kernel asks for it
 };
 extern __thread Thread* self;
 extern __thread Here here;
@@ -102,7 +108,8 @@ CPU_NO_TSAN inline void returned(Thread& thread) {
   thread.context.sp = nullptr;
   thread.warp->runnable &= ~(1u << thread.lane);
   ++here.returned;
-  if (thread.copies) [[unlikely]] drop_copies(thread.copies);
+  if (thread.copies) [[unlikely]]
+    drop_copies(thread.copies);
 }
 CPU_NO_TSAN inline bool next_fresh() {
   Thread* me = self;
@@ -116,7 +123,7 @@ CPU_NO_TSAN inline bool next_fresh() {
 // Slow paths. next_context: the context of the next thread to run, which it makes `self`; the current thread's, with
 // here.failing set, if none can run.
 const Context& next_context();
-bool arrive_at_barrier(const char* file, int line);   // true for the last thread of the block, which need not wait
+bool arrive_at_barrier(const char* file, int line);  // true for the last thread of the block, which need not wait
 [[noreturn]] void cannot_meet(const char* what, const char* file, int line);
 [[noreturn]] void abandon();
 
@@ -139,7 +146,8 @@ CPU_NO_TSAN inline void wait(Thread& me) {
     const Context& next = next_context();
     if (&next != &me.context) switch_context(me.context, next);
   }
-  if (here.failing) [[unlikely]] abandon();
+  if (here.failing) [[unlikely]]
+    abandon();
 }
 
 // A meeting of the 32 lanes. Returns true to the last lane to arrive, which does the work for all (their requests are
@@ -148,7 +156,8 @@ CPU_NO_TSAN inline bool arrive(Thread& me, const char* what, const char* file, i
   Warp& warp = *me.warp;
   if (warp.arrived == 0) {
     warp.site = {what, file, line};
-    if (warp.lanes != all_lanes_mask) [[unlikely]] cannot_meet(what, file, line);
+    if (warp.lanes != all_lanes_mask) [[unlikely]]
+      cannot_meet(what, file, line);
   } else if (warp.site.line != line || warp.site.what != what) [[unlikely]] {
     cannot_meet(what, file, line);
   }

@@ -26,7 +26,7 @@ struct Item {
   std::vector<Point> after;
 };
 struct Queue {
-  bool with_default;  // ordered with the default stream
+  bool with_default;       // ordered with the default stream
   bool destroyed = false;  // by the program; work that was put there will still be done
   uint64_t put = 0, done = 0;
   std::deque<Item> items;
@@ -36,7 +36,8 @@ struct Queue {
 // or launch.
 struct Streams {
   std::recursive_mutex mutex;
-  std::vector<std::shared_ptr<Queue>> all{std::make_shared<Queue>(Queue{true, false, 0, 0, {}})};  // the default stream first
+  std::vector<std::shared_ptr<Queue>> all{
+      std::make_shared<Queue>(Queue{true, false, 0, 0, {}})};  // the default stream first
   std::map<const char*, size_t> allocated;  // device and pinned memory: copies from there read it when they run
   std::minstd_rand random;
 };
@@ -100,7 +101,9 @@ bool is_allocated(const void* p) {
 }  // namespace
 }  // namespace cpu
 
-struct cpu_stream { std::shared_ptr<cpu::Queue> queue; };
+struct cpu_stream {
+  std::shared_ptr<cpu::Queue> queue;
+};
 struct cpu_event {
   cpu::Point point;  // of the newest record; empty: never recorded, so a wait for it returns at once
   std::shared_ptr<std::chrono::steady_clock::time_point> time;  // of that record; it outlives the event

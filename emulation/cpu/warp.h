@@ -18,10 +18,12 @@ CPU_NO_TSAN inline void meet(const char* what, const char* file, int line, Reque
   dismiss(*thread.warp);
 }
 
-template <class T> struct Shuffle { T value; int from; };
+template <class T> struct Shuffle {
+  T value;
+  int from;
+};
 
-template <class T>
-CPU_NO_TSAN inline T shuffle(const char* what, const char* file, int line, T value, int from) {
+template <class T> CPU_NO_TSAN inline T shuffle(const char* what, const char* file, int line, T value, int from) {
   static_assert(sizeof(T) == 4);
   Shuffle<T> mine{value, from};
   meet(what, file, line, mine, [](Shuffle<T>** all) CPU_NO_TSAN {
@@ -45,7 +47,7 @@ CPU_NO_TSAN inline unsigned vote(const char* file, int line, bool value) {
 // The butterfly v = op(v, shuffle_xor(v, 16)), then 8, 4, 2, 1: op is commutative, so all lanes end with the same bits.
 template <int X, class Op>
 CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line, float (&v)[X], Op op) {
-  meet(what, file, line, v, [op](float (**all)[X]) CPU_NO_TSAN {
+  meet(what, file, line, v, [op](float(**all)[X]) CPU_NO_TSAN {
     for (int x = 0; x < X; ++x) {
       float t[warp_size];
       for (int i = 0; i < warp_size; ++i) t[i] = (*all[i])[x];
@@ -56,9 +58,8 @@ CPU_NO_TSAN inline void warp_reduce(const char* what, const char* file, int line
   });
 }
 
-template <int X>
-CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
-  meet("quad_max", file, line, v, [](float (**all)[X]) CPU_NO_TSAN {
+template <int X> CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
+  meet("quad_max", file, line, v, [](float(**all)[X]) CPU_NO_TSAN {
     for (int first = 0; first < warp_size; first += 4)
       for (int x = 0; x < X; ++x) {
         float most = (*all[first])[x];
@@ -68,7 +69,11 @@ CPU_NO_TSAN inline void quad_max(const char* file, int line, float (&v)[X]) {
   });
 }
 
-template <int M, int N> struct Mma { float (*d)[N][4]; const unsigned (*a)[4]; const unsigned (*b)[2]; };
+template <int M, int N> struct Mma {
+  float (*d)[N][4];
+  const unsigned (*a)[4];
+  const unsigned (*b)[2];
+};
 
 // Transposes four rows of four words.
 CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const unsigned* r2, const unsigned* r3,
@@ -110,8 +115,7 @@ template <bool even> using FloatVector = std::conditional_t<even, Wide, Narrow>;
 // D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and
 // add to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A,
 // columns of B.
-template <int M, int N, class T>
-CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
+template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;
   using Vector = FloatVector<N % 2 == 0>;
   constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
@@ -127,8 +131,7 @@ CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
         transpose(b[0][j], b[1][j], b[2][j], b[3][j], &pairs_b[q][j * 8 + g], &pairs_b[q + 4][j * 8 + g],
                   &pairs_b[q][j * 8 + 8 + g], &pairs_b[q + 4][j * 8 + 8 + g]);
       if (j < N)
-        for (int k = 0; k < 4; ++k)
-          pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
+        for (int k = 0; k < 4; ++k) pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
     }
   alignas(64) float b_even[8][columns], b_odd[8][columns];
   for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b_even[k], b_odd[k]);
@@ -169,9 +172,14 @@ CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   }
 }
 
-template <int X> struct LoadMatrix { unsigned (*r)[4]; const void* const* row; };
+template <int X> struct LoadMatrix {
+  unsigned (*r)[4];
+  const void* const* row;
+};
 
-struct alignas(16) Bytes16 { unsigned x[4]; };
+struct alignas(16) Bytes16 {
+  unsigned x[4];
+};
 inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(row); }  // seen by the sanitizers
 
 // Transposes an 8 x 8 matrix of 16-bit elements by three perfect shuffles.
@@ -187,8 +195,7 @@ CPU_NO_TSAN inline void transpose8(Bytes16 (&m)[8]) {
   }
 }
 
-template <int X, bool transposed>
-CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
+template <int X, bool transposed> CPU_NO_TSAN void ldmatrix_serve(LoadMatrix<X>** all) {
   for (int x = 0; x < X; ++x) {
     Bytes16 m[4][8];
     for (int i = 0; i < 4; ++i) {

@@ -25,8 +25,7 @@ void apply(Context& context, const Instruction& instruction, Mask mask, Result (
   for (int lane = 0; lane < LANES; lane++) results[lane] = Op(std::get<N>(from)[lane]...);
   put(context, instruction.operand(0), results, mask);
 }
-template <class Result, class... Operands>
-constexpr auto indices(Result (*)(Operands...)) {
+template <class Result, class... Operands> constexpr auto indices(Result (*)(Operands...)) {
   return std::index_sequence_for<Operands...>();
 }
 template <auto Op> void each(Context& context, const Instruction& instruction, Mask mask) {
@@ -368,11 +367,14 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
   instruction.variant = int(found - COMPARISONS);
   switch (instruction.type) {
     case Type::s16: instruction.execute = set_predicate<s16, u32>; return true;
-    case Type::u16: case Type::b16: instruction.execute = set_predicate<u16, u32>; return true;
+    case Type::u16:
+    case Type::b16: instruction.execute = set_predicate<u16, u32>; return true;
     case Type::s32: instruction.execute = set_predicate<s32, s32>; return true;
-    case Type::u32: case Type::b32: instruction.execute = set_predicate<u32, u32>; return true;
+    case Type::u32:
+    case Type::b32: instruction.execute = set_predicate<u32, u32>; return true;
     case Type::s64: instruction.execute = set_predicate<s64, s64>; return true;
-    case Type::u64: case Type::b64: instruction.execute = set_predicate<u64, u64>; return true;
+    case Type::u64:
+    case Type::b64: instruction.execute = set_predicate<u64, u64>; return true;
     case Type::f32: instruction.execute = set_predicate<float, float>; return true;
     case Type::f64: instruction.execute = set_predicate<double, double>; return true;
     default: return false;

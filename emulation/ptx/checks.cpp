@@ -35,8 +35,14 @@ void set_noticed_kernel(const std::string& name) { noticed_kernel = name; }
 // ---- shared memory
 
 SharedHistory::SharedHistory(int warps, bool products, size_t bytes)
-    : warps_(warps), actors_(products ? 2 * warps : warps), words_(bytes / 4 + 1), reads_((bytes / 4 + 1) * actors_),
-      pending_(bytes / 16 + 1), mbarrier_(bytes / 8 + 1), fences_(warps * LANES), synchronized_(warps, 1),
+    : warps_(warps),
+      actors_(products ? 2 * warps : warps),
+      words_(bytes / 4 + 1),
+      reads_((bytes / 4 + 1) * actors_),
+      pending_(bytes / 16 + 1),
+      mbarrier_(bytes / 8 + 1),
+      fences_(warps * LANES),
+      synchronized_(warps, 1),
       clocks_(warps, Clock(actors_)) {
   for (int warp = 0; warp < warps; warp++) clocks_[warp][warp] = 1;
 }

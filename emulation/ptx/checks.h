@@ -49,12 +49,12 @@ class SharedHistory {
 
  private:
   struct Word {
-    int32_t warp = -1;      // the last writer
-    int32_t lane = -1;      // of it; -1: not a single lane
-    uint32_t epoch = 0;     // of that warp
+    int32_t warp = -1;   // the last writer
+    int32_t lane = -1;   // of it; -1: not a single lane
+    uint32_t epoch = 0;  // of that warp
     uint32_t synchronized = 0;
-    int32_t thread = -1;    // the last writer through the generic proxy; -1: a copy
-    uint32_t fences = 0;    // that this thread had executed before
+    int32_t thread = -1;  // the last writer through the generic proxy; -1: a copy
+    uint32_t fences = 0;  // that this thread had executed before
   };
   Clock& clock(int warp) { return clocks_[warp]; }
   int products_of(int warp) const { return warps_ + warp; }  // their actor
@@ -68,12 +68,12 @@ class SharedHistory {
 
   int warps_, actors_;
   std::vector<Word> words_;
-  std::vector<uint32_t> reads_;      // [word][actor]: epoch of its last read
-  std::vector<uint8_t> pending_;     // [16 bytes]: copies that will write there
-  std::vector<bool> mbarrier_;       // [8 bytes]
-  std::vector<uint32_t> fences_;     // [thread]
+  std::vector<uint32_t> reads_;   // [word][actor]: epoch of its last read
+  std::vector<uint8_t> pending_;  // [16 bytes]: copies that will write there
+  std::vector<bool> mbarrier_;    // [8 bytes]
+  std::vector<uint32_t> fences_;  // [thread]
   std::vector<uint32_t> synchronized_;
-  std::vector<Clock> clocks_;        // [warp]
+  std::vector<Clock> clocks_;  // [warp]
 };
 
 // Checks plain accesses to global memory: no two blocks of a launch may access the same word if one of them writes it.
@@ -88,7 +88,7 @@ struct RegisterChecks {
   std::vector<uint8_t> accumulating, multiplied;  // by how many products under way
   std::vector<uint32_t> fence;                    // the number of wgmma.fence when it was last written
   uint32_t fences = 1;
-  int products = 0;                               // under way
+  int products = 0;  // under way
 
   void check(const Context& context, const Instruction& instruction, Mask mask);
 };

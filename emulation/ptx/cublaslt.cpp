@@ -31,7 +31,9 @@ struct Layout {
   uint64_t rows, columns;
   int64_t leading;
 };
-struct Alignments { uint32_t of[4]; };  // A, B, C, D
+struct Alignments {
+  uint32_t of[4];
+};  // A, B, C, D
 struct Algorithm {
   static constexpr uint32_t MAGIC = 0x70747861;
   uint32_t magic;
@@ -202,9 +204,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
-                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                       cublasLtMatrixLayout_t D_handle, const cublasLtMatmulAlgo_t* algo,
-                                       cublasLtMatmulHeuristicResult_t* result) {
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t D_handle,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
   Algorithm algorithm;
   memcpy(&algorithm, algo, sizeof algorithm);
   *result = {};

@@ -335,10 +335,16 @@ int warps_of(Shape threads) { return int(threads.x * threads.y * threads.z + LAN
 Async async_now() { return async; }
 
 Block::Block(const Kernel& kernel, uint8_t* parameters, Shape grid, Shape threads, uint32_t linear, size_t shared_bytes)
-    : kernel(kernel), parameters(parameters), grid(grid), threads(threads),
-      index{linear % grid.x, linear / grid.x % grid.y, linear / grid.x / grid.y}, linear(linear),
-      shared(shared_bytes, BYTE_POISON), history(warps_of(threads), kernel.has_products, shared_bytes),
-      warps(warps_of(threads)), store_groups(warps_of(threads) * LANES) {
+    : kernel(kernel),
+      parameters(parameters),
+      grid(grid),
+      threads(threads),
+      index{linear % grid.x, linear / grid.x % grid.y, linear / grid.x / grid.y},
+      linear(linear),
+      shared(shared_bytes, BYTE_POISON),
+      history(warps_of(threads), kernel.has_products, shared_bytes),
+      warps(warps_of(threads)),
+      store_groups(warps_of(threads) * LANES) {
   for (size_t i = 0; i < warps.size(); i++) begin_warp(*this, int(i));
 }
 
@@ -349,7 +355,9 @@ void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** argument
   if (kernel.most_threads && threads.x * threads.y * threads.z > kernel.most_threads) {
     throw Error("more threads than .maxntid of kernel " + kernel.name);
   }
-  struct alignas(128) Line { uint8_t bytes[128]; };  // tensor maps among the parameters are aligned
+  struct alignas(128) Line {
+    uint8_t bytes[128];
+  };  // tensor maps among the parameters are aligned
   std::vector<Line> lines(kernel.parameter_bytes / sizeof(Line) + 1);
   uint8_t* parameters = lines[0].bytes;
   for (size_t i = 0; i < kernel.parameters.size(); i++) {

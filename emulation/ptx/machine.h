@@ -77,7 +77,7 @@ struct Products {  // of a warp
   std::vector<uint32_t> sums;  // the accumulators' true values: their registers are poison while products are under way
   int committed = 0;
   uint32_t issued = 0;
-  uint64_t history = 0;        // hash of the operations that all warps of a warpgroup must do alike
+  uint64_t history = 0;  // hash of the operations that all warps of a warpgroup must do alike
 };
 
 // ---- warps and blocks
@@ -90,7 +90,9 @@ struct Path {  // lanes of a warp that are at the same instruction
 };
 
 struct Warp {
-  struct alignas(64) Line { uint32_t words[16]; };
+  struct alignas(64) Line {
+    uint32_t words[16];
+  };
   int id = 0;
   std::vector<Line> storage;
   uint32_t* registers = nullptr;
@@ -99,7 +101,7 @@ struct Warp {
   std::vector<Path> paths;
   int current = 0;
   bool at_barrier = false, finished = false;
-  uint64_t tried_at = ~0ull;   // the block's progress when this warp could only try again
+  uint64_t tried_at = ~0ull;  // the block's progress when this warp could only try again
   RegisterChecks checks;
   Products products;
   std::vector<LaneCopy> copies;
@@ -114,7 +116,9 @@ struct Barrier {
   std::vector<int> warps;
 };
 
-struct Shape { uint32_t x, y, z; };
+struct Shape {
+  uint32_t x, y, z;
+};
 
 struct Block {
   Block(const Kernel& kernel, uint8_t* parameters, Shape grid, Shape threads, uint32_t linear, size_t shared_bytes);
@@ -148,10 +152,10 @@ Async async_now();
 void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** arguments, size_t dynamic_shared);
 
 // ---- functions of the instructions' files that the schedule calls
-void run_product(Context& context, Product& product);                     // wgmma.cpp
-void complete_load(Block& block, size_t n);                               // copies.cpp
+void run_product(Context& context, Product& product);  // wgmma.cpp
+void complete_load(Block& block, size_t n);            // copies.cpp
 void complete_store(Block& block, BulkStore& store);
-void complete_copies(Context& context, int lane, int keep_groups);        // cp.async; -1: all
+void complete_copies(Context& context, int lane, int keep_groups);                       // cp.async; -1: all
 Mbarrier* find_mbarrier(Context& context, const Instruction& instruction, uint32_t at);  // mbarrier.cpp; null: noticed
 void check_phase(Block& block, Mbarrier& mbarrier);
 

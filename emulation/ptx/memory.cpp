@@ -16,7 +16,9 @@ std::map<uint64_t, uint64_t>& allocations() {  // address, bytes
   return all;
 }
 // The allocation found by the last search.
-struct { uint64_t begin = 1, end = 0; } recent;
+struct {
+  uint64_t begin = 1, end = 0;
+} recent;
 
 Space space_of(const Instruction& instruction, uint64_t& address) {
   if (instruction.space != Space::generic) return instruction.space;
@@ -67,8 +69,8 @@ int64_t sign_extended(uint64_t value, Type type) {
 void load(Context& context, const Instruction& instruction, Mask mask) {
   const uint32_t size = size_of(instruction.type), count = instruction.count(0);
   for_lanes(mask, [&](int lane) {
-    const uint8_t* from = bytes_at(context, instruction, lane, address(context, instruction.operand(1), lane),
-                                   size * count, false);
+    const uint8_t* from =
+        bytes_at(context, instruction, lane, address(context, instruction.operand(1), lane), size * count, false);
     for (uint32_t n = 0; from && n < count; n++) {
       uint64_t value = 0;
       memcpy(&value, from + size * n, size);
@@ -80,8 +82,8 @@ void load(Context& context, const Instruction& instruction, Mask mask) {
 void store(Context& context, const Instruction& instruction, Mask mask) {
   const uint32_t size = size_of(instruction.type), count = instruction.count(1);
   for_lanes(mask, [&](int lane) {
-    uint8_t* to = bytes_at(context, instruction, lane, address(context, instruction.operand(0), lane), size * count,
-                           true);
+    uint8_t* to =
+        bytes_at(context, instruction, lane, address(context, instruction.operand(0), lane), size * count, true);
     for (uint32_t n = 0; to && n < count; n++) {
       const uint64_t stored = value(context, instruction.operand(1, n), lane);
       memcpy(to + size * n, &stored, size);

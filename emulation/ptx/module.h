@@ -6,8 +6,8 @@
 
 namespace ptx {
 
-void add_fat_binary(const void* wrapper);              // as given to __cudaRegisterFatBinary
-const Kernel& kernel_named(const std::string& name);   // throws Error if there is none
-int target_architecture();                             // of the PTX: 90 for sm_90a
+void add_fat_binary(const void* wrapper);             // as given to __cudaRegisterFatBinary
+const Kernel& kernel_named(const std::string& name);  // throws Error if there is none
+int target_architecture();                            // of the PTX: 90 for sm_90a
 
 }  // namespace ptx

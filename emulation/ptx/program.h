@@ -25,7 +25,7 @@ struct Instruction;
 using Handler = void (*)(Context&, const Instruction&, Mask);
 
 enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, f16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };
-int size_of(Type type);             // in bytes
+int size_of(Type type);  // in bytes
 bool type_named(const std::string& name, Type& type);
 
 enum class Space : uint8_t { generic, shared, local, global, param };
@@ -59,20 +59,20 @@ enum class Flow : uint8_t {
 struct Instruction {
   Handler execute = nullptr;
   Flow flow = Flow::straight;
-  Operand predicate;                          // reg -1: none
+  Operand predicate;  // reg -1: none
   std::vector<Operand> operands;
-  std::vector<std::pair<int, int>> groups;    // first operand, count: {a, b} and [map, {x, y}] are one group each
-  int destinations = 1;                       // leading groups that are written
-  int member_mask = -1;                       // the group that names the lanes; -1: all
-  int target = -1;                            // of a branch
-  std::vector<int> reads, writes;             // registers
+  std::vector<std::pair<int, int>> groups;  // first operand, count: {a, b} and [map, {x, y}] are one group each
+  int destinations = 1;                     // leading groups that are written
+  int member_mask = -1;                     // the group that names the lanes; -1: all
+  int target = -1;                          // of a branch
+  std::vector<int> reads, writes;           // registers
   // the modifiers, if one handler serves several of them
   Type type = Type::b32, from = Type::b32;
   Space space = Space::generic;
   int variant = 0;
-  int amount = 0;                             // bytes, groups, columns or registers
-  bool product = false;                       // wgmma: its registers are checked by wgmma.cpp
-  bool selects = false;                       // selp: reads only what it picks
+  int amount = 0;        // bytes, groups, columns or registers
+  bool product = false;  // wgmma: its registers are checked by wgmma.cpp
+  bool selects = false;  // selp: reads only what it picks
   std::string text;
   int location = -1;
 
@@ -82,8 +82,14 @@ struct Instruction {
 };
 
 struct Kernel {
-  struct Parameter { uint32_t offset, size; };
-  struct Register { std::string name; uint32_t offset; bool wide; };
+  struct Parameter {
+    uint32_t offset, size;
+  };
+  struct Register {
+    std::string name;
+    uint32_t offset;
+    bool wide;
+  };
 
   std::string name;
   std::vector<Instruction> code;
@@ -94,11 +100,11 @@ struct Kernel {
   std::vector<std::pair<std::string, int>> specials;  // special registers: name, register
   uint32_t shared_bytes = 0;                          // includes the bytes below SHARED_BASE, but not dynamic memory
   bool dynamic_shared = false;
-  uint32_t local_bytes = 0;                           // of a lane
-  uint32_t most_threads = 0;                          // .maxntid; 0: not given
-  bool has_products = false;                          // wgmma
+  uint32_t local_bytes = 0;   // of a lane
+  uint32_t most_threads = 0;  // .maxntid; 0: not given
+  bool has_products = false;  // wgmma
   std::deque<Constant> constants;
-  std::vector<std::string> locations;                 // "file:line"
+  std::vector<std::string> locations;  // "file:line"
 
   std::string where(const Instruction& instruction) const {
     std::string at = instruction.location >= 0 ? locations[instruction.location] : "?";

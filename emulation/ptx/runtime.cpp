@@ -93,9 +93,8 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* threads, size_t* shared
 }
 
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 threads, void** arguments, size_t shared, cudaStream_t) {
-  const bool possible = grid.x && grid.y && grid.z && threads.x && threads.y && threads.z &&
-                        grid.y <= MOST_BLOCKS_YZ && grid.z <= MOST_BLOCKS_YZ &&
-                        threads.x * threads.y * threads.z <= MOST_THREADS;
+  const bool possible = grid.x && grid.y && grid.z && threads.x && threads.y && threads.z && grid.y <= MOST_BLOCKS_YZ &&
+                        grid.z <= MOST_BLOCKS_YZ && threads.x * threads.y * threads.z <= MOST_THREADS;
   if (!possible) return answer(cudaErrorInvalidConfiguration);
   if (shared > SHARED_WITHOUT_ASKING && shared_limits()[stub] < shared) return answer(cudaErrorInvalidValue);
   try {

@@ -15,9 +15,11 @@ struct TensorMap {  // bf16, innermost dimension first, 128-byte swizzle, zeros 
   uint64_t stride[TENSOR_RANK - 1];  // bytes, from dimension 1 on
   uint32_t box[TENSOR_RANK];
   uint32_t box_bytes() const { return 2 * box[0] * box[1] * box[2] * box[3]; }
-  uint64_t bytes() const;            // from the first element to the end of the last
+  uint64_t bytes() const;  // from the first element to the end of the last
 };
-struct TileCoordinates { int32_t at[TENSOR_RANK]; };
+struct TileCoordinates {
+  int32_t at[TENSOR_RANK];
+};
 
 // The address at which the 128-byte swizzle puts a byte of shared memory: bits 4 to 6 are XORed with bits 7 to 9
 // (CUTLASS: Swizzle<3, 4, 3>).

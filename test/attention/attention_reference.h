@@ -20,8 +20,7 @@ template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(s
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
 
 // lssar's stages; w, q are not yet divided by W.
-template <class P>
-struct RefLssar {
+template <class P> struct RefLssar {
   using R = typename P::real;
   R s = 0, offset, m = 0, W = 0, t = 0;
   Numbers<P> f, r, w, q;
@@ -91,9 +90,8 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& z, typename P:
 }
 
 template <class P>
-Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, const Numbers<P>& dp,
-                               typename P::real dot, typename P::real sink, typename P::real* dsink,
-                               Numbers<P>& slope) {
+Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
+                               typename P::real sink, typename P::real* dsink, Numbers<P>& slope) {
   using R = typename P::real;
   size_t n = z.size();
   R sink_weight = 0, sum = 0;
@@ -143,14 +141,12 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
 
 // ---- attention: qkv [B, T, 3, H, D] prepared, sinks [H] or empty
 
-template <class P>
-typename P::real ref_sink(const AttentionSettings& s, const Numbers<P>& sinks, int h) {
+template <class P> typename P::real ref_sink(const AttentionSettings& s, const Numbers<P>& sinks, int h) {
   using R = typename P::real;
   return s.sink == Sink::none ? -std::numeric_limits<R>::infinity() : s.sink == Sink::one ? R(0) : sinks[h];
 }
 
-template <class P>
-Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
+template <class P> Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
   Numbers<P> z(i + 1);
   for (int j = 0; j <= i; j++) {
     typename P::real sum = 0;
@@ -230,8 +226,7 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
 
 // ---- preparation: rope [T, D/2] cosine and sine as the kernel reads them, or empty; scales [H] of ssmax or empty
 
-template <class P>
-typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
+template <class P> typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
   using R = typename P::real;
   R n = R(t + 1), alpha = 0;
   switch (s.scale) {
@@ -340,8 +335,7 @@ inline std::string describe(const AttentionSettings& s, const AttentionShape& sh
 }
 
 // Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
-template <class X>
-std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
+template <class X> std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
   std::vector<X> x;
   for (int b = 0; b < shape.B; b++)
     for (int t = 0; t < shape.T; t++)
@@ -350,8 +344,7 @@ std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, i
 }
 
 // Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
-template <class T>
-std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
+template <class T> std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
   auto x = random_normal<float>(shape.qkv_size(), seed);
   std::vector<T> qkv(x.size());
   for (size_t i = 0; i < x.size(); i++) {

@@ -17,8 +17,7 @@ static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten
 
 // Which kernels run_attention() runs, and in which precision.
 static Kernels family;
-template <class Type, Kernels kernels>
-struct Family {
+template <class Type, Kernels kernels> struct Family {
   using T = Type;
   static void choose() { family = kernels; }
 };
@@ -44,8 +43,7 @@ static bool has_kernels(int D) {
   return family == Kernels::general || D <= (family == Kernels::tensor ? softmax.tensor_D : softmax.hopper_D);
 }
 
-template <class T>
-struct Result {
+template <class T> struct Result {
   std::vector<T> out, dqkv;
   std::vector<float> stats, dsinks;
 };
@@ -93,8 +91,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
 
 // Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
 // little about the naive formula's error, so small shapes are compared over several draws, as one tensor.
-template <class T>
-struct Comparison {
+template <class T> struct Comparison {
   struct Values {
     std::vector<T> kernel;
     Numbers<Exact> exact;
@@ -105,8 +102,8 @@ struct Comparison {
   Numbers<Exact> exact_dsinks;
   Numbers<Naive<T>> naive_dsinks;
 
-  void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
-           const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0) {
+  void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
+           const std::vector<T>& sinks = {}, int shift = 0) {
     auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
     auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
@@ -152,8 +149,7 @@ double check_attention(const AttentionSetup& s, const AttentionShape& shape, con
 
 // Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /
 // m times, and the largest error of a tensor is that of its worst row.
-template <class T>
-void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
+template <class T> void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++) {
       float squares = 0;
@@ -166,8 +162,7 @@ void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
     }
 }
 
-template <class T>
-double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
+template <class T> double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
   AttentionShape shape = fit(wanted);
   if (!has_kernels(shape.D)) return 0;
   Comparison<T> comparison;
@@ -213,7 +208,8 @@ TYPED_TEST(AttentionTest, LongShapes) {
     for (int t = 0; t < 7; t++)
       for (int d = 0; d < 6; d++) {
         int choice = (t + d) % 4;
-        if (kind != Kind::softmax && choice != t % 2) continue;  // a quarter for the others, which share all but the policy
+        if (kind != Kind::softmax && choice != t % 2)
+          continue;  // a quarter for the others, which share all but the policy
         AttentionShape shape{choice % 2 ? 3 : 1, lengths[t], choice / 2 ? 3 : 1, dims[d]};
         used = std::max(used, check_random<typename TypeParam::T>(settings_of(kind, shape.T), shape));
       }
@@ -528,16 +524,14 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   for (Kind kind : built_kinds())
     for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
       for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
-        check_by_differences(
-            {{.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f},
-            shape, norm != QkNorm::rms);
+        check_by_differences({{.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f}, shape,
+                             norm != QkNorm::rms);
   for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({{.sink = sink}}, shape, true);
 }
 
 // ---- dispatch
 
-template <class F>
-static std::string error_text(F f) {
+template <class F> static std::string error_text(F f) {
   try {
     f();
   } catch (const UserError& error) {

@@ -7,8 +7,7 @@
 #include "attention/gate.cuh"
 #include "test/kernels/reference.h"
 
-template <class P>
-Real<P> ref_activation(GateActivation activation, Real<P> g, Real<P>* slope) {
+template <class P> Real<P> ref_activation(GateActivation activation, Real<P> g, Real<P>* slope) {
   using R = Real<P>;
   R sigmoid = P::round(g >= 0 ? 1 / (1 + std::exp(-g)) : std::exp(g) / (1 + std::exp(g)));
   R other =
@@ -41,8 +40,7 @@ struct GateCase {
   int logit(int column) const { return headwise() ? column / D : column; }
 };
 
-template <class P>
-Reals<P> ref_gate(const GateCase& c, const Reals<P>& x, const Reals<P>& g) {
+template <class P> Reals<P> ref_gate(const GateCase& c, const Reals<P>& x, const Reals<P>& g) {
   int W = c.H * c.D;
   Reals<P> y(x.size());
   for (int n = 0; n < c.N; n++)
@@ -53,10 +51,7 @@ Reals<P> ref_gate(const GateCase& c, const Reals<P>& x, const Reals<P>& g) {
   return y;
 }
 
-template <class P>
-struct GateGradients {
-  Reals<P> dx, dg;
-};
+template <class P> struct GateGradients { Reals<P> dx, dg; };
 
 template <class P>
 GateGradients<P> ref_gate_backward(const GateCase& c, const Reals<P>& dy, const Reals<P>& x, const Reals<P>& g) {

@@ -23,8 +23,7 @@ std::string name_of(const GateCase& c) {
 }
 
 // A [N, width] matrix in rows of ld, the rest NaN.
-template <class T>
-DeviceArray<T> strided(const std::vector<T>& values, int N, int width, int ld) {
+template <class T> DeviceArray<T> strided(const std::vector<T>& values, int N, int width, int ld) {
   std::vector<T> all(size_t(N) * ld, from_float<T>(NAN));
   for (int n = 0; n < N; n++)
     for (int i = 0; i < width; i++) all[size_t(n) * ld + i] = values[size_t(n) * width + i];
@@ -44,8 +43,7 @@ std::vector<T> dense(const DeviceArray<T>& array, int N, int width, int ld, bool
   return values;
 }
 
-template <class T>
-void check(const GateCase& c, int extra) {
+template <class T> void check(const GateCase& c, int extra) {
   int N = c.N, W = c.H * c.D, G = c.G(), padded = G + extra % 8;  // padding of any width, none too
   std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3),
                  dy = random_normal<T>(size_t(N) * W, 3);

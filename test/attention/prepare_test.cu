@@ -31,8 +31,7 @@ static void check_prepare(const AttentionSetup& s, const AttentionShape& shape, 
   const float2* table = rotate ? angles.get() : nullptr;
   float* norm = has_norm ? norms.get() : nullptr;
   prepare_forward<T>(x + shift, norm, table, s, shape, nullptr, learned);
-  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape, nullptr, learned,
-                      workspace);
+  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape, nullptr, learned, workspace);
   auto prepared = x.download(), result = dx.download();
   for (auto* values : {&qkv, &dprepared, &prepared, &result}) values->erase(values->begin(), values->begin() + shift);
 
@@ -64,9 +63,8 @@ TYPED_TEST(PrepareTest, NormsAndScales) {
   for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
     for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
       for (bool rotate : {false, true})
-        check_prepare<TypeParam>(
-            {{.qk_norm = norm, .scale = scale, .scale_number = 0.3}, 13, 0, 1.1f},
-            {2, 13, 3, 36}, rotate);
+        check_prepare<TypeParam>({{.qk_norm = norm, .scale = scale, .scale_number = 0.3}, 13, 0, 1.1f}, {2, 13, 3, 36},
+                                 rotate);
   check_prepare<TypeParam>({{.qk_norm = QkNorm::l2}}, {1, 7, 2, 64}, true, 1);
 }
 

@@ -18,12 +18,10 @@ static void expect_line(const std::string& line) {
   EXPECT_NE(readme.find("\n" + line + "\n"), std::string::npos) << "attention/README.md should have\n" << line;
 }
 
-template <class Tile>
-static std::string general_cell(int floats) {
+template <class Tile> static std::string general_cell(int floats) {
   return format("%d x %d, %d, %d", Tile::HELD, Tile::STREAM, Tile::THREADS, kilobytes(floats * sizeof(float)));
 }
-template <int WIDTH>
-static void expect_general_line() {
+template <int WIDTH> static void expect_general_line() {
   using Forward = GeneralTile<WIDTH, general_forward_size(WIDTH, SomeSoftmax::SWEEPS, false)>;
   using Lssar = GeneralTile<WIDTH, general_forward_size(WIDTH, SomeLssar::SWEEPS, false)>;
   using Backward = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
@@ -37,12 +35,10 @@ TEST(TileSizes, General) {
   expect_general_line<128>();
 }
 
-template <class Tile>
-static std::string tensor_cell(int held_tensors) {
+template <class Tile> static std::string tensor_cell(int held_tensors) {
   return format("%d x %d, %d", Tile::HELD, Tile::STREAM, kilobytes(Tile::shared_elements(held_tensors) * sizeof(bf16)));
 }
-template <int WIDTH>
-static void expect_tensor_line() {
+template <int WIDTH> static void expect_tensor_line() {
   expect_line(format("| %d | ", WIDTH) +
               tensor_cell<TensorTile<WIDTH, tensor_forward_size(WIDTH, SomeSoftmax::SWEEPS)>>(1) + " | " +
               tensor_cell<TensorTile<WIDTH, tensor_forward_size(WIDTH, SomeLssar::SWEEPS)>>(1) + " | " +
@@ -55,12 +51,10 @@ TEST(TileSizes, Tensor) {
   expect_tensor_line<128>();
 }
 
-template <class Tile>
-static std::string hopper_cell() {
+template <class Tile> static std::string hopper_cell() {
   return format("%d, %d, %d", Tile::STREAM, Tile::SLOTS, kilobytes(Tile::SHARED_BYTES));
 }
-template <int WIDTH>
-static void expect_hopper_line() {
+template <int WIDTH> static void expect_hopper_line() {
   expect_line(format("| %d | ", WIDTH) + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 1), 1>>() + " | " +
               hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 2), 1>>() + " | " +
               hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH), 2, SomeSoftmax::ROW_VALUES>>() + " | " +

@@ -257,13 +257,30 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
         _exit(save_requested() && !save_requested() ? 11 : 1);
       },
       testing::ExitedWithCode(11), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); _exit(stop_requested() && !save_requested() ? 11 : 1); },
-              testing::ExitedWithCode(11), "");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGTERM);
+        _exit(stop_requested() && !save_requested() ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
   auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
-  EXPECT_EXIT({ watch_signals(); raise(SIGTERM); std::this_thread::sleep_for(later); raise(SIGINT); },
-              testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT({ watch_signals(); raise(SIGINT); std::this_thread::sleep_for(later); raise(SIGTERM); },
-              testing::KilledBySignal(SIGTERM), "");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGTERM);
+        std::this_thread::sleep_for(later);
+        raise(SIGINT);
+      },
+      testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGINT);
+        std::this_thread::sleep_for(later);
+        raise(SIGTERM);
+      },
+      testing::KilledBySignal(SIGTERM), "");
 }
 
 TEST(Signals, OneRequestMayArriveSeveralTimes) {

@@ -32,7 +32,8 @@ static bool has(const std::string& text, const std::string& part) { return text.
 static Config small_config() {
   return parse_config(R"({"name": "a", "seed": 18446744073709551615, "batch": {"tokens": 2048, "micro": 2},
     "model": {"context": 16, "channels": 16, "heads": 2}, "optimizer": {"lr": 1e-7, "eps": 1.1e-9, "warmup_steps": 3},
-    "train": {"steps": 100}})", "test.json");
+    "train": {"steps": 100}})",
+                      "test.json");
 }
 
 struct Checkpoints : testing::Test {
@@ -142,13 +143,29 @@ TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
   json good = state_of(folder);
   write_state(folder, good);
   ASSERT_EQ(damage(folder), "");
-  for (auto* path : {"/format", "/step", "/tokens", "/data", "/data/next_window", "/data/windows", "/data/train",
-                     "/data/val", "/data/train/0/name", "/data/train/0/tokens", "/data/train/0/xxh64", "/spikes",
-                     "/spikes/loss", "/spikes/skipped", "/matmul_choices", "/config", "/files", "/files/model.safetensors",
-                     "/files/model.safetensors/bytes", "/files/model.safetensors/xxh64"}) {
+  for (auto* path : {"/format",
+                     "/step",
+                     "/tokens",
+                     "/data",
+                     "/data/next_window",
+                     "/data/windows",
+                     "/data/train",
+                     "/data/val",
+                     "/data/train/0/name",
+                     "/data/train/0/tokens",
+                     "/data/train/0/xxh64",
+                     "/spikes",
+                     "/spikes/loss",
+                     "/spikes/skipped",
+                     "/matmul_choices",
+                     "/config",
+                     "/files",
+                     "/files/model.safetensors",
+                     "/files/model.safetensors/bytes",
+                     "/files/model.safetensors/xxh64"}) {
     json::json_pointer at(path);
-    std::vector<json> wrong = {nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}),
-                               std::numeric_limits<uint64_t>::max()};
+    std::vector<json> wrong = {
+        nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}), std::numeric_limits<uint64_t>::max()};
     if (!good[at].is_string()) wrong.push_back("text");
     for (auto& value : wrong) {
       if (std::string(path) == "/config" && value.is_object()) continue;  // the settings are checked themselves
@@ -204,7 +221,8 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
     if (random() % 4 == 0) begin.resize(random() % begin.size());
     put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
     std::string error = error_of([&] { damage(folder); });
-    EXPECT_TRUE(error.empty() || error.starts_with("user: checkpoint: ") || error.starts_with("user: config: ")) << error;
+    EXPECT_TRUE(error.empty() || error.starts_with("user: checkpoint: ") || error.starts_with("user: config: "))
+        << error;
   }
 }
 
@@ -310,7 +328,9 @@ struct SameRun : Checkpoints {
     train = checkpoint.state.train;
     val = checkpoint.state.val;
   }
-  std::string error() { return error_of([&] { check_same_run(checkpoint, now, train, val); }); }
+  std::string error() {
+    return error_of([&] { check_same_run(checkpoint, now, train, val); });
+  }
   void began_with(const Config& config) { checkpoint.state.config = config; }
 };
 
@@ -360,9 +380,13 @@ TEST_F(SameRun, RefusedChanges) {
 }
 
 TEST_F(SameRun, StepsMayChangeIfTheScheduleSoFarStays) {
-  for (auto& [schedule, steps, fine] : std::vector<std::tuple<const char*, int64_t, bool>>{
-         {"constant", 1000, true}, {"constant", 20, true}, {"cosine", 1000, false}, {"linear", 101, false},
-         {"wsd", 1000, true}, {"wsd", 26, true}, {"wsd", 22, false}}) {
+  for (auto& [schedule, steps, fine] : std::vector<std::tuple<const char*, int64_t, bool>>{{"constant", 1000, true},
+                                                                                           {"constant", 20, true},
+                                                                                           {"cosine", 1000, false},
+                                                                                           {"linear", 101, false},
+                                                                                           {"wsd", 1000, true},
+                                                                                           {"wsd", 26, true},
+                                                                                           {"wsd", 22, false}}) {
     now = small_config();
     now.optimizer.schedule = schedule;
     began_with(now);

@@ -133,12 +133,14 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   EXPECT_EQ(bytes_of(run_path + "/old_metrics.jsonl"), "{}\n");
   for (auto* name : {"/old_steps_notes/step_00000001", "/old_steps_", "/old_steps_3"})  // a user's own
     std::filesystem::create_directories(run_path + name);
-  std::vector<std::string> kept = {".lock",           "old_metrics.jsonl", "old_steps_", "old_steps_3",
-                                   "old_steps_notes", "picture.png"};
+  std::vector<std::string> kept = {".lock",       "old_metrics.jsonl", "old_steps_",
+                                   "old_steps_3", "old_steps_notes",   "picture.png"};
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
     std::filesystem::create_directories(run_path + name + "/step_00000001");
-    EXPECT_EQ(error_of([&] { run.start_fresh(false); }).rfind("user: runs: " + run_path + " already has checkpoints in " +
-                                                             (name + 1) + "; replace", 0), 0u);
+    EXPECT_EQ(error_of([&] {
+                run.start_fresh(false);
+              }).rfind("user: runs: " + run_path + " already has checkpoints in " + (name + 1) + "; replace", 0),
+              0u);
     run.start_fresh(true);
     EXPECT_EQ(names(), kept);
   }
@@ -147,8 +149,8 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   write_text_file(run.metrics_path(), "{}\n");
   EXPECT_EQ(error_of([&] { run.start_fresh(false); }),
             "user: runs: " + run_path +
-              " already has checkpoints up to step 20; continue it with --resume, replace it with "
-              "--overwrite, or choose another name (--set name=...)");
+                " already has checkpoints up to step 20; continue it with --resume, replace it with "
+                "--overwrite, or choose another name (--set name=...)");
   EXPECT_EQ(steps(), (std::vector<int64_t>{20, 10}));
   EXPECT_EQ(bytes_of(run.metrics_path()), "{}\n");
   run.start_fresh(true);
@@ -160,10 +162,10 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
   {
     RunDir run("a", root);
     EXPECT_EQ(
-      open_again(),
-      format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock); wait for it or stop it, "
-             "or choose another name (--set name=...)",
-             getpid(), run_path.c_str(), run_path.c_str()));
+        open_again(),
+        format("user: runs: another process, pid %d, is writing to %s (it holds %s/.lock); wait for it or stop it, "
+               "or choose another name (--set name=...)",
+               getpid(), run_path.c_str(), run_path.c_str()));
     EXPECT_EQ(error_of([&] { RunDir other("b", root); }), "");
     // The refused process has not changed the text of the lock.
     EXPECT_EQ(bytes_of(run_path + "/.lock"), format("pid %d\n", getpid()));
@@ -193,13 +195,13 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
   write_text_file(root + "/a", "a file");
   EXPECT_EQ(error_of([&] { RunDir run("a", root); }),
             "user: runs: " + run_path +
-              " cannot be created, because a file of that name is in the way; remove it, or choose another name "
-              "(--set name=...)");
+                " cannot be created, because a file of that name is in the way; remove it, or choose another name "
+                "(--set name=...)");
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
   without_root([&] {
-    EXPECT_EQ(error_of([&] { RunDir run("c", root); }),
-              "user: runs: cannot create the folder " + root + "/c: Permission denied; change that, or start in a folder "
-              "whose runs/ you may read and write");
+    EXPECT_EQ(error_of([&] { RunDir run("c", root); }), "user: runs: cannot create the folder " + root +
+                                                            "/c: Permission denied; change that, or start in a folder "
+                                                            "whose runs/ you may read and write");
   });
   { RunDir run("d", root); }
   std::filesystem::permissions(root + "/d", std::filesystem::perms(0555));
@@ -213,8 +215,7 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
 TEST(Metrics, LinesAreAsDocumented) {
   TempDir dir;
   MetricsLog log(dir / "m");
-  log.start("abc123", "./train \"x\"\n",
-            {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
+  log.start("abc123", "./train \"x\"\n", {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
             {{"nccl", "2.1"}, {"cuda", "12"}});
   log.train({.step = 3,
              .steps = 10,
@@ -237,20 +238,20 @@ TEST(Metrics, LinesAreAsDocumented) {
   log.val(250, 1024, 3.25, 10485760);
   log.eval(1000, 2048, 3.5, 4096, 3.75, {1, NAN, 0.5});
   EXPECT_EQ(
-    bytes_of(dir / "m"),
-    R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":)"
-    R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
-    R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
-    "\n"
-    R"({"type":"train","step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
-    R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
-    "\n"
-    R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
-    "\n"
-    R"({"type":"val","step":250,"length":1024,"loss":3.25,"tokens":10485760})"
-    "\n"
-    R"({"type":"eval","step":1000,"length":2048,"loss":3.5,"tokens":4096,"last_loss":3.75,"by_position":[1.0,null,0.5]})"
-    "\n");
+      bytes_of(dir / "m"),
+      R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":)"
+      R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
+      R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
+      "\n"
+      R"({"type":"train","step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
+      R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
+      "\n"
+      R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
+      "\n"
+      R"({"type":"val","step":250,"length":1024,"loss":3.25,"tokens":10485760})"
+      "\n"
+      R"({"type":"eval","step":1000,"length":2048,"loss":3.5,"tokens":4096,"last_loss":3.75,"by_position":[1.0,null,0.5]})"
+      "\n");
 }
 
 TEST(Metrics, AppendsAfterDroppingATornLine) {

@@ -46,9 +46,9 @@ TEST_F(Safetensors, WriterWritesTheFormat) {
   writer.write(values + 2, 5);
   writer.finish();
   std::string header =
-    R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
-    R"("a\"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]},)"
-    R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[28,28]}})";
+      R"({"__metadata__":{"format":"pt"},"wte.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("a\"b":{"dtype":"F32","shape":[],"data_offsets":[24,28]},)"
+      R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[28,28]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   EXPECT_EQ(bytes_of(path), with_length(header, std::string(reinterpret_cast<const char*>(values), 28)));
 }
@@ -90,9 +90,9 @@ TEST_F(Safetensors, HalfTypesBecomeFloat) {
     for (int i = 0; i < copies; i++)
       for (auto& c : cases) data.append(reinterpret_cast<const char*>(&c.bits), 2);
     int64_t count = static_cast<int64_t>(cases.size()) * copies;
-    write_file(
-      path, with_length(format(R"({"x":{"dtype":"%s","shape":[%ld],"data_offsets":[0,%ld]}})", dtype, count, 2 * count),
-                        data));
+    write_file(path, with_length(format(R"({"x":{"dtype":"%s","shape":[%ld],"data_offsets":[0,%ld]}})", dtype, count,
+                                        2 * count),
+                                 data));
     SafetensorsReader reader(path);
     std::vector<float> read(count);
     reader.read(reader.tensors()[0], 0, count, read.data());
@@ -101,7 +101,7 @@ TEST_F(Safetensors, HalfTypesBecomeFloat) {
       if (std::isnan(expected)) EXPECT_TRUE(std::isnan(read[i])) << dtype << i;
       else
         EXPECT_TRUE(read[i] == expected && std::signbit(read[i]) == std::signbit(expected))
-          << dtype << " " << i << " " << read[i];
+            << dtype << " " << i << " " << read[i];
     }
   };
   check("F16",
@@ -118,10 +118,15 @@ TEST_F(Safetensors, HalfTypesBecomeFloat) {
          {0xFC00, -INFINITY},
          {0x7E01, NAN}},
         1);
-  check(
-    "BF16",
-    {{0x0000, 0.f}, {0x8000, -0.f}, {0x3F80, 1}, {0xC040, -3}, {0x0001, 0x1p-133f}, {0x7F80, INFINITY}, {0x7FC0, NAN}},
-    1);
+  check("BF16",
+        {{0x0000, 0.f},
+         {0x8000, -0.f},
+         {0x3F80, 1},
+         {0xC040, -3},
+         {0x0001, 0x1p-133f},
+         {0x7F80, INFINITY},
+         {0x7FC0, NAN}},
+        1);
   check("F16", {{0x3C00, 1}, {0x4000, 2}, {0x4200, 3}}, 50000);  // more than one chunk
 }
 
@@ -191,15 +196,15 @@ TEST_F(Safetensors, BrokenTensors) {
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0),
             "tensor \"x\" takes 0 bytes of data, which does not fit F32 [4611686018427387904]");
   EXPECT_EQ(
-    header_error(
-      R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-      8),
-    "tensor \"y\" begins at byte 0 of the data, the previous one ends at 4: they overlap");
+      header_error(
+          R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+          8),
+      "tensor \"y\" begins at byte 0 of the data, the previous one ends at 4: they overlap");
   EXPECT_EQ(
-    header_error(
-      R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
-      12),
-    "tensor \"y\" begins at byte 8 of the data, the previous one ends at 4: they leave a gap");
+      header_error(
+          R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
+          12),
+      "tensor \"y\" begins at byte 8 of the data, the previous one ends at 4: they leave a gap");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8),
             "tensor \"x\" begins at byte 4 of the data, the previous one ends at 0: they leave a gap");
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5),

@@ -17,7 +17,9 @@
 
 namespace {
 
-struct Header { int magic = 20240520, version = 1, count = -1; };
+struct Header {
+  int magic = 20240520, version = 1, count = -1;
+};
 
 std::string shard_bytes(const std::vector<int>& tokens, Header h = {}) {
   int32_t header[256] = {h.magic, h.version, h.count == -1 ? int32_t(tokens.size()) : h.count};
@@ -154,9 +156,11 @@ TEST_F(Shards, TokensBeyondTheVocabularyAreFoundWhereTheyAre) {
   EXPECT_EQ(open({"good.bin"}, 256).size(), 1u);
   tokens[1000] = 256;
   add("early.bin", tokens);  // found when the file is opened
-  expect_user_error([&] { open({"good.bin", "early.bin"}, 256); },
-                    {"data.train", dir / "early.bin", "token 256 at position 1000", "model.vocab = 256",
-                     "another tokenizer"});
+  expect_user_error(
+      [&] {
+        open({"good.bin", "early.bin"}, 256);
+      },
+      {"data.train", dir / "early.bin", "token 256 at position 1000", "model.vocab = 256", "another tokenizer"});
   tokens[1000] = 0;
   tokens[3000] = 50256;
   add("late.bin", tokens);
@@ -231,8 +235,7 @@ TEST(Order, UnshuffledIsTheFormula) {
   LoaderSettings s{.T = 1, .micro = 3, .micro_steps = 2, .rank = 1, .ranks = 4, .shuffle = false, .seed = 9};
   for (int64_t step : {0, 1, 7, 1000000000})
     for (int m = 0; m < 2; m++)
-      for (int b = 0; b < 3; b++)
-        EXPECT_EQ(window_of(s, 101, step, m, b), (((step * 2 + m) * 4 + 1) * 3 + b) % 101);
+      for (int b = 0; b < 3; b++) EXPECT_EQ(window_of(s, 101, step, m, b), (((step * 2 + m) * 4 + 1) * 3 + b) % 101);
 }
 
 TEST(Order, EveryEpochTakesEveryWindowOnceInAnOrderOfItsOwn) {

@@ -45,8 +45,8 @@ struct Files {  // a small vocabulary: bytes are 0 to 255, then the results of m
   }
 };
 
-const Pairs hello_merges = {{"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {"Ġ", "w"},
-                            {"o", "r"}, {"Ġw", "or"}, {"l", "d"}, {"Ġwor", "ld"}};
+const Pairs hello_merges = {{"h", "e"}, {"l", "l"},   {"he", "ll"}, {"hell", "o"}, {"Ġ", "w"},
+                            {"o", "r"}, {"Ġw", "or"}, {"l", "d"},   {"Ġwor", "ld"}};
 constexpr int hello = 259, space_world = 264, separator = 265;
 
 struct Gpt2 : testing::Test {
@@ -67,7 +67,9 @@ TEST(Bytes, OneTokenPerByte) {
   const std::string text = std::string("a\0\xff\xc3\xa9", 5);
   EXPECT_EQ(tokenizer->encode(text), (Tokens{97, 0, 255, 195, 169}));
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
-  EXPECT_EQ(tokenizer->decode({65, 256, -1, 66}), "A\xef\xbf\xbd\xef\xbf\xbd" "B");
+  EXPECT_EQ(tokenizer->decode({65, 256, -1, 66}),
+            "A\xef\xbf\xbd\xef\xbf\xbd"
+            "B");
   EXPECT_EQ(tokenizer->vocab(), 256);
   EXPECT_EQ(tokenizer->end_of_text(), -1);
 }
@@ -81,13 +83,13 @@ TEST(Utf8, InvalidBytesAreReplacedOneByOne) {
   EXPECT_EQ(valid_utf8("a\u00e9\u20ac\U0001f600"), "a\u00e9\u20ac\U0001f600");
   EXPECT_EQ(valid_utf8(std::string("\0", 1)), std::string("\0", 1));
   EXPECT_EQ(valid_utf8("\x80x\xff"), r + "x" + r);
-  EXPECT_EQ(valid_utf8("x\xe2\x82"), "x" + r + r);                        // cut short at the end
-  EXPECT_EQ(valid_utf8("\xe2\x82z"), r + r + "z");                        // cut short by another character
-  EXPECT_EQ(valid_utf8("\xc0\xaf\xe0\x80\xaf"), r + r + r + r + r);       // overlong
-  EXPECT_EQ(valid_utf8("\xed\xa0\x80"), r + r + r);                       // a surrogate
+  EXPECT_EQ(valid_utf8("x\xe2\x82"), "x" + r + r);                                // cut short at the end
+  EXPECT_EQ(valid_utf8("\xe2\x82z"), r + r + "z");                                // cut short by another character
+  EXPECT_EQ(valid_utf8("\xc0\xaf\xe0\x80\xaf"), r + r + r + r + r);               // overlong
+  EXPECT_EQ(valid_utf8("\xed\xa0\x80"), r + r + r);                               // a surrogate
   EXPECT_EQ(valid_utf8("\xed\x9f\xbf\xee\x80\x80"), "\xed\x9f\xbf\xee\x80\x80");  // its neighbours
   EXPECT_EQ(valid_utf8("\xf4\x8f\xbf\xbf"), "\xf4\x8f\xbf\xbf");
-  EXPECT_EQ(valid_utf8("\xf4\x90\x80\x80\xf5"), r + r + r + r + r);       // beyond U+10FFFF
+  EXPECT_EQ(valid_utf8("\xf4\x90\x80\x80\xf5"), r + r + r + r + r);  // beyond U+10FFFF
   EXPECT_EQ(valid_utf8("\xf0\x8f\xbf\xbf"), r + r + r + r);
 }
 
@@ -142,7 +144,8 @@ TEST_F(Gpt2, DamagedVocabulariesAreRefused) {
   expect_user_error([&] { open_tokenizer("gpt2", dir.path); }, {name, "levels of nested JSON"});
   files.vocabulary = good;
   files.vocabulary[std::string(1 << 20, 'x')] = "y";
-  EXPECT_LT(error_of([&] { write_file(name, files.vocabulary.dump()), open_tokenizer("gpt2", dir.path); }).size(), 1000u);
+  EXPECT_LT(error_of([&] { write_file(name, files.vocabulary.dump()), open_tokenizer("gpt2", dir.path); }).size(),
+            1000u);
   files.vocabulary = good;
   files.vocabulary["hello"] = 7;
   expect_bad({name, "\"hello\"", "the same number 7"});
@@ -197,20 +200,20 @@ TEST(Split, AsGpt2Does) {
             (P{"It", "'s", " we", "'ve", " I", "'d", ",", " don", "'t", " you", "'ll"}));
   EXPECT_EQ(pieces("IT'S 'x 's''"), (P{"IT", "'", "S", " '", "x", " '", "s", "''"}));  // contractions are lower case
   EXPECT_EQ(pieces("a'x b'dd"), (P{"a", "'", "x", " b", "'d", "d"}));
-  EXPECT_EQ(pieces("a  b"), (P{"a", " ", " b"}));            // the last space goes with the word
+  EXPECT_EQ(pieces("a  b"), (P{"a", " ", " b"}));  // the last space goes with the word
   EXPECT_EQ(pieces("a \n b"), (P{"a", " \n", " b"}));
-  EXPECT_EQ(pieces("a\n\nb"), (P{"a", "\n", "\n", "b"}));    // a newline does not
+  EXPECT_EQ(pieces("a\n\nb"), (P{"a", "\n", "\n", "b"}));  // a newline does not
   EXPECT_EQ(pieces("a   "), (P{"a", "   "}));
   EXPECT_EQ(pieces("x2y 34 5.6"), (P{"x", "2", "y", " 34", " 5", ".", "6"}));
   EXPECT_EQ(pieces("$%^ &*"), (P{"$%^", " &*"}));
   EXPECT_EQ(pieces("na\u00efve \u4f60\u597d\u3002"), (P{"na\u00efve", " \u4f60\u597d", "\u3002"}));
-  EXPECT_EQ(pieces("e\u0301x"), (P{"e", "\u0301", "x"}));    // a combining mark is not a letter
-  EXPECT_EQ(pieces("x\u00b2\u2163\u0663"), (P{"x", "\u00b2\u2163\u0663"}));   // superscript, Roman, Arabic: numbers
+  EXPECT_EQ(pieces("e\u0301x"), (P{"e", "\u0301", "x"}));                    // a combining mark is not a letter
+  EXPECT_EQ(pieces("x\u00b2\u2163\u0663"), (P{"x", "\u00b2\u2163\u0663"}));  // superscript, Roman, Arabic: numbers
   EXPECT_EQ(pieces("\U0001d400\U0001f600!"), (P{"\U0001d400", "\U0001f600!"}));
-  EXPECT_EQ(pieces("a\u00a0b"), (P{"a", "\u00a0", "b"}));    // white space, but not the space that leads a word
+  EXPECT_EQ(pieces("a\u00a0b"), (P{"a", "\u00a0", "b"}));  // white space, but not the space that leads a word
   EXPECT_EQ(pieces("a\u3000\u2003 b"), (P{"a", "\u3000\u2003", " b"}));
   EXPECT_EQ(pieces("a\u0085\u2028b"), (P{"a", "\u0085", "\u2028", "b"}));
-  EXPECT_EQ(pieces("a\x1c\u200b\u180e!"), (P{"a", "\x1c\u200b\u180e!"}));     // none of these is white space
+  EXPECT_EQ(pieces("a\x1c\u200b\u180e!"), (P{"a", "\x1c\u200b\u180e!"}));  // none of these is white space
   EXPECT_EQ(pieces(std::string("a\0b", 3)), (P{"a", std::string("\0", 1), "b"}));
 }
 
@@ -219,8 +222,8 @@ TEST_F(Gpt2, MergesByRank) {
   EXPECT_EQ(tokenizer->encode("hello world"), (Tokens{hello, space_world}));
   EXPECT_EQ(tokenizer->encode("hell"), Tokens{258});
   EXPECT_EQ(tokenizer->encode("helo"), (Tokens{256, 'l', 'o'}));
-  EXPECT_EQ(tokenizer->encode("lll"), (Tokens{257, 'l'}));          // from the left
-  EXPECT_EQ(tokenizer->encode("lld"), (Tokens{257, 'd'}));          // "l l" comes before "l d"
+  EXPECT_EQ(tokenizer->encode("lll"), (Tokens{257, 'l'}));  // from the left
+  EXPECT_EQ(tokenizer->encode("lld"), (Tokens{257, 'd'}));  // "l l" comes before "l d"
   EXPECT_EQ(tokenizer->encode("world"), (Tokens{'w', 261, 263}));
   EXPECT_EQ(tokenizer->encode("\u20ac"), (Tokens{0xe2, 0x82, 0xac}));
 }
@@ -296,8 +299,8 @@ TEST_F(Gpt2, RandomVocabulariesAgreeWithTheDefinition) {
     for (int i = 0; i < 50; i++) {
       std::string piece(1 + random() % 40, ' ');
       for (char& c : piece) c = "abc"[random() % (1 + round % 3)];
-      EXPECT_EQ(tokenizer->encode(piece), merged_slowly(piece, merges, files.vocabulary))
-          << piece << "\n" << files.merges;
+      EXPECT_EQ(tokenizer->encode(piece), merged_slowly(piece, merges, files.vocabulary)) << piece << "\n"
+                                                                                          << files.merges;
     }
   }
 }
@@ -314,11 +317,12 @@ TEST_F(Gpt2, APieceOfAMegabyteIsQuick) {
 
 std::string random_text(std::mt19937& random, int length) {
   static const std::vector<std::pair<unsigned, unsigned>> blocks = {
-      {0x20, 0x7e}, {0x20, 0x7e}, {0x9, 0xd}, {0x1c, 0x20}, {0x80, 0x24f}, {0x300, 0x36f}, {0x370, 0x52f},
-      {0x5d0, 0x6ff}, {0x900, 0x97f}, {0x1680, 0x1690}, {0x1800, 0x1820}, {0x2000, 0x206f}, {0x2150, 0x218b},
-      {0x2460, 0x24ff}, {0x3000, 0x30ff}, {0x4e00, 0x4eff}, {0xac00, 0xacff}, {0xfe00, 0xfeff}};
-  static const char* const words[] = {"hello", " world", " hello", "'s", "'ll", "  ", "\n\n", " 12",
-                                      "<|endoftext", "<|", "\U0001f600", "\U0001d7d8", "\U00020000", "\U0001d400"};
+      {0x20, 0x7e},     {0x20, 0x7e},     {0x9, 0xd},       {0x1c, 0x20},     {0x80, 0x24f},    {0x300, 0x36f},
+      {0x370, 0x52f},   {0x5d0, 0x6ff},   {0x900, 0x97f},   {0x1680, 0x1690}, {0x1800, 0x1820}, {0x2000, 0x206f},
+      {0x2150, 0x218b}, {0x2460, 0x24ff}, {0x3000, 0x30ff}, {0x4e00, 0x4eff}, {0xac00, 0xacff}, {0xfe00, 0xfeff}};
+  static const char* const words[] = {"hello",      " world",     " hello",     "'s",          "'ll",
+                                      "  ",         "\n\n",       " 12",        "<|endoftext", "<|",
+                                      "\U0001f600", "\U0001d7d8", "\U00020000", "\U0001d400"};
   std::string text;
   while (length-- > 0) {
     if (random() % 2) {
@@ -346,7 +350,8 @@ TEST_F(Gpt2, WhereBlocksEndDoesNotMatter) {
   auto tokenizer = open();
   std::mt19937 random(3);
   std::string text = "hello world\xff hello\n";
-  for (int i = 0; i < 100; i++) text += random_text(random, 10) + (i % 9 ? "" : "<|endoftext|>") + (i % 7 ? "" : "\t  x");
+  for (int i = 0; i < 100; i++)
+    text += random_text(random, 10) + (i % 9 ? "" : "<|endoftext|>") + (i % 7 ? "" : "\t  x");
   const Tokens whole = documents(*tokenizer, text);
   EXPECT_EQ(std::count(whole.begin(), whole.end(), tokenizer->end_of_text()), 12);
   for (size_t block : {1, 2, 3, 7, 64, 1000}) EXPECT_EQ(documents(*tokenizer, text, block), whole) << block;

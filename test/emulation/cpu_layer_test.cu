@@ -55,26 +55,30 @@ __global__ void go_wrong(int how, int* alive) {
     explicit Count(int* n_) : n(n_) { __atomic_fetch_add(n, 1, __ATOMIC_RELAXED); }
     ~Count() { __atomic_fetch_sub(n, 1, __ATOMIC_RELAXED); }
   } count(alive);
-  if (how == 0 && t < 7) __syncthreads();                                                      // first_line + 8
-  if (how == 0 && t >= 7) __syncthreads();                                                     // first_line + 9
+  if (how == 0 && t < 7) __syncthreads();   // first_line + 8
+  if (how == 0 && t >= 7) __syncthreads();  // first_line + 9
   if (how == 1 && t == 3) return;
   if (how == 2 && t == 40) return;
-  if (how == 2) warp_sync();                                                                   // first_line + 12
-  if (how == 3 && t == 5) warp_sync();                                                         // first_line + 13
-  else if (how == 3) warp_ballot(true);                                                        // first_line + 14
-  if (how == 4 && t == 5) warp_sync();                                                         // first_line + 15
+  if (how == 2) warp_sync();             // first_line + 12
+  if (how == 3 && t == 5) warp_sync();   // first_line + 13
+  else if (how == 3) warp_ballot(true);  // first_line + 14
+  if (how == 4 && t == 5) warp_sync();   // first_line + 15
   if (how == 5 && t == 9) throw std::runtime_error("thrown by a kernel");
   if (how == 6 && t == 63) throw std::runtime_error("thrown late");
-  float v = shuffle_xor(1.0f, 1);                                                              // first_line + 18
-  __syncthreads();                                                                             // first_line + 19
+  float v = shuffle_xor(1.0f, 1);  // first_line + 18
+  __syncthreads();                 // first_line + 19
   if (how == 7 && v > 0) failure("thrown after barriers by %d", t);
 }
 
 TEST_F(CpuLayer, MistakesEndInErrorsThatNameKernelFileAndLine) {
-  struct { int how; std::vector<std::string> parts; } mistakes[] = {
+  struct {
+    int how;
+    std::vector<std::string> parts;
+  } mistakes[] = {
       {0, {"kernel go_wrong", "divergent barrier", at_line(first_line + 8), at_line(first_line + 9)}},
-      {1, {"kernel go_wrong", "returned", "31 threads wait at shuffle_xor", at_line(first_line + 18),
-           "32 threads wait at __syncthreads", at_line(first_line + 19)}},
+      {1,
+       {"kernel go_wrong", "returned", "31 threads wait at shuffle_xor", at_line(first_line + 18),
+        "32 threads wait at __syncthreads", at_line(first_line + 19)}},
       {2, {"kernel go_wrong", "returned", "31 threads wait at warp_sync", at_line(first_line + 12)}},
       {3, {"kernel go_wrong", "divergent warp", at_line(first_line + 13), at_line(first_line + 14)}},
       {4, {"kernel go_wrong", "divergent warp", at_line(first_line + 15), at_line(first_line + 18)}},
@@ -146,10 +150,12 @@ __global__ void recurse(int* out, int depth) {
 TEST_F(CpuLayer, StackOverflowNamesTheKernel) {
   if (sanitized) GTEST_SKIP() << "the sanitizers have reports of their own";
   testing::FLAGS_gtest_death_test_style = "threadsafe";
-  EXPECT_EXIT({
-    int out = 0;
-    LAUNCH(recurse, 1, 1, 0, nullptr, &out, 1 << 20);
-  }, testing::ExitedWithCode(1), "kernel recurse: .*stack");
+  EXPECT_EXIT(
+      {
+        int out = 0;
+        LAUNCH(recurse, 1, 1, 0, nullptr, &out, 1 << 20);
+      },
+      testing::ExitedWithCode(1), "kernel recurse: .*stack");
 }
 
 // ---- order and determinism ----------------------------------------------------------------------------------------

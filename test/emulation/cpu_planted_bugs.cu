@@ -177,14 +177,37 @@ template <bool bug> __global__ void miss_wgmma_wait(float* x) {
   x[threadIdx.x] = d[0][0];
 }
 
-struct Bug { const char* name; void (*kernels[2])(float*); };
-#define BUG(kernel) {#kernel, {kernel<false>, kernel<true>}}
+struct Bug {
+  const char* name;
+  void (*kernels[2])(float*);
+};
+#define BUG(kernel)                          \
+  {                                          \
+#kernel, { kernel<false>, kernel<true> } \
+  }
 constexpr Bug bugs[] = {
-    BUG(write_global), BUG(read_global), BUG(write_static), BUG(write_dynamic), BUG(copy_async),
-    BUG(miss_syncthreads), BUG(miss_second_syncthreads), BUG(miss_syncwarp), BUG(shuffle_for_syncwarp),
-    BUG(miss_sync_before_ldmatrix), BUG(update_unsynchronised), BUG(diverge), BUG(exit_early), BUG(lock_up),
-    BUG(miss_expect), BUG(miss_sync_after_init), BUG(miss_mbarrier_wait), BUG(miss_release), BUG(load_tile),
-    BUG(store_tile), BUG(miss_sync_before_wgmma), BUG(miss_wgmma_wait),
+    BUG(write_global),
+    BUG(read_global),
+    BUG(write_static),
+    BUG(write_dynamic),
+    BUG(copy_async),
+    BUG(miss_syncthreads),
+    BUG(miss_second_syncthreads),
+    BUG(miss_syncwarp),
+    BUG(shuffle_for_syncwarp),
+    BUG(miss_sync_before_ldmatrix),
+    BUG(update_unsynchronised),
+    BUG(diverge),
+    BUG(exit_early),
+    BUG(lock_up),
+    BUG(miss_expect),
+    BUG(miss_sync_after_init),
+    BUG(miss_mbarrier_wait),
+    BUG(miss_release),
+    BUG(load_tile),
+    BUG(store_tile),
+    BUG(miss_sync_before_wgmma),
+    BUG(miss_wgmma_wait),
 };
 
 }  // namespace

@@ -42,7 +42,8 @@ TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
     std::vector<float> losses(2 * T, NAN);
     model->set_rope(T);
     model->losses(losses.data(), inputs.data(), targets.data(), 2, T);
-    expect_close(format("losses, T = %d, RoPE's scaling %s", T, scaling), losses, exact.losses, naive.losses, unit_roundoff<float>);
+    expect_close(format("losses, T = %d, RoPE's scaling %s", T, scaling), losses, exact.losses, naive.losses,
+                 unit_roundoff<float>);
   }
 }
 
@@ -125,9 +126,9 @@ TEST(Generation, LogitsBelongToTheLastToken) {
 
 TEST(Generation, SamplingFollowsTheDistribution) {
   const float logits[] = {0, 1, 2, -50};
-  EXPECT_EQ(sample(logits, 4, 0, 0, 0.999), 2);   // temperature 0: the likeliest
+  EXPECT_EQ(sample(logits, 4, 0, 0, 0.999), 2);  // temperature 0: the likeliest
   EXPECT_EQ(sample(logits, 4, 1, 1, 0.999), 2);
-  EXPECT_EQ(sample(logits, 4, 1, 2, 0.999), 1);   // of the top two, likeliest first: e^2 / (e + e^2) = 0.731
+  EXPECT_EQ(sample(logits, 4, 1, 2, 0.999), 1);  // of the top two, likeliest first: e^2 / (e + e^2) = 0.731
   EXPECT_EQ(sample(logits, 4, 1, 2, 0.730), 2);
   EXPECT_EQ(sample(logits, 4, 1, 2, 0.732), 1);
   EXPECT_EQ(sample(logits, 4, 1, 0, 0.0), 0);

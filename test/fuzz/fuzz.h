@@ -26,8 +26,7 @@ class MemoryFile {
   int fd_;
 };
 
-template <class F>
-int expect_user_errors_only(F f) {
+template <class F> int expect_user_errors_only(F f) {
   try {
     f();
   } catch (const UserError&) {

@@ -11,11 +11,10 @@
 
 namespace {
 
-#ifdef __SANITIZE_THREAD__
-constexpr bool under_tsan = true;
-#else
-constexpr bool under_tsan = false;
+#ifndef __SANITIZE_THREAD__
+#define __SANITIZE_THREAD__ 0
 #endif
+constexpr bool under_tsan = __SANITIZE_THREAD__;
 
 struct Hopper : testing::Test {
   void SetUp() override {
@@ -38,7 +37,9 @@ std::vector<bf16> counted(size_t n) {  // all different, up to 2^16 elements
 
 // ---- copies -------------------------------------------------------------------------------------------------------
 
-struct Place { int batch, row, head, channel; };
+struct Place {
+  int batch, row, head, channel;
+};
 
 __global__ void load_one(const __grid_constant__ TensorMap map, Place from, int rows, bf16* out) {
   DYNAMIC_SHARED(bf16, tile);
@@ -80,8 +81,10 @@ struct Box {
 };
 
 // [B, T, 3, H, D] as attention's inputs, heads one after the other, channels with padding, and far apart
-const TensorShape shapes[] = {{2, 77, 3, 64, 77 * 576, 576, 64}, {2, 50, 2, 128, 50 * 432, 432, 144},
-                              {1, 9, 2, 36, 800, 80, 40}, {2, 130, 1, 8, 130 * 16, 16, 8}};
+const TensorShape shapes[] = {{2, 77, 3, 64, 77 * 576, 576, 64},
+                              {2, 50, 2, 128, 50 * 432, 432, 144},
+                              {1, 9, 2, 36, 800, 80, 40},
+                              {2, 130, 1, 8, 130 * 16, 16, 8}};
 size_t elements(const TensorShape& s) {
   return s.batch_stride * size_t(s.batches) + s.row_stride * size_t(s.rows) + s.head_stride * size_t(s.heads);
 }
@@ -225,8 +228,7 @@ __device__ int sum_place(int n, int i, int columns) {
 }
 
 // d (+)= a b with a [64, 64] and b [64, 8 TILES], given as b^T where A is in shared memory.
-template <int TILES, bool FROM_REGISTERS>
-__global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
+template <int TILES, bool FROM_REGISTERS> __global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
   constexpr int N = 8 * TILES;
   DYNAMIC_SHARED(bf16, tiles);
   bf16 *a_tile = tiles, *b_tile = tiles + ROWS * TILE_COLUMNS;
@@ -252,10 +254,8 @@ __global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < DEPTH / 16; k++) {
-    if constexpr (FROM_REGISTERS)
-      wgmma(sums, registers[k], columns_operand(b_tile, DEPTH * TILE_ROW_BYTES) + 128 * k);
-    else
-      wgmma(sums, rows_operand(a_tile) + 2 * k, rows_operand(b_tile) + 2 * k, add || k > 0);
+    if constexpr (FROM_REGISTERS) wgmma(sums, registers[k], columns_operand(b_tile, DEPTH * TILE_ROW_BYTES) + 128 * k);
+    else wgmma(sums, rows_operand(a_tile) + 2 * k, rows_operand(b_tile) + 2 * k, add || k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>(sums);
@@ -289,8 +289,7 @@ std::vector<typename P::real> product_reference(const std::vector<typename P::re
   return d;
 }
 
-template <int TILES, bool FROM_REGISTERS>
-void check_products() {
+template <int TILES, bool FROM_REGISTERS> void check_products() {
   size_t n = 8 * TILES;
   // row i of A has its 1 at column (i + shift) % 64: so row i of D is that row of B, whose elements tell where they are
   for (int shift = 0; shift < DEPTH; shift++) {
@@ -299,7 +298,7 @@ void check_products() {
     for (size_t i = 0; i < DEPTH * n; i++)
       by_row[i] = from_float<bf16>(float(i / n) + 1), by_column[i] = from_float<bf16>(float(i % n) + 1);
     std::vector<float> zeros(ROWS * n), rows = product<TILES, FROM_REGISTERS>(a, by_row, zeros, true),
-                       columns = product<TILES, FROM_REGISTERS>(a, by_column, zeros, true);
+                                        columns = product<TILES, FROM_REGISTERS>(a, by_column, zeros, true);
     for (size_t i = 0; i < ROWS * n; i++) {
       ASSERT_EQ(rows[i], float((i / n + size_t(shift)) % DEPTH) + 1) << "row " << i / n << ", column " << i % n;
       ASSERT_EQ(columns[i], float(i % n) + 1) << "row " << i / n << ", column " << i % n;
@@ -338,7 +337,7 @@ __global__ void two_products(float* s_out, float* o_out, const bf16* a, const bf
   async_proxy_fence();
   named_barrier(1 + group, WARPGROUP);
   float s[8][4], again[8][4], o[8][4] = {};
-  auto start = [&](float (&sums)[8][4]) {
+  auto start = [&](float(&sums)[8][4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma(sums, rows_operand(a_tile) + 2 * k, rows_operand(a_tile) + 2 * k, k > 0);
     wgmma_commit();
@@ -402,8 +401,8 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
 // for the warp's own part of a product.
 constexpr int SLOTS = 2, SLOT_ROWS = 128 + 128;
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-ring(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
-     const __grid_constant__ TensorMap out, int depth, bool early) {
+    ring(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+         const __grid_constant__ TensorMap out, int depth, bool early) {
   DYNAMIC_SHARED(bf16, tiles);
   __shared__ Mbarrier full[SLOTS], empty[SLOTS];
   int group = threadIdx.x / WARPGROUP, t = threadIdx.x % WARPGROUP, row = blockIdx.x * 128;
@@ -474,8 +473,8 @@ TEST_F(Hopper, ARingOfTilesInAnyOrder) {
   auto reference = [&](auto policy) {
     using P = decltype(policy);
     using real = typename P::real;
-    std::vector<real> out = product_reference<P>(widen<P>(ring.x), widen<P>(right), std::vector<real>(ring.m * ring.n),
-                                                 ring.n, ring.depth);
+    std::vector<real> out =
+        product_reference<P>(widen<P>(ring.x), widen<P>(right), std::vector<real>(ring.m * ring.n), ring.n, ring.depth);
     for (real& v : out) v = P::round(v);
     return out;
   };
@@ -514,10 +513,11 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   EXPECT_NO_THROW(tensor_map(x, good, 256));
   EXPECT_THROW(tensor_map(x + 1, good, 64), Failure);
   for (int rows : {0, 257}) EXPECT_THROW(tensor_map(x, good, rows), Failure);
-  // no rows; a stride not a multiple of 8; strides not multiples of each other
-  for (const TensorShape& bad : {TensorShape{1, 0, 1, 64, 256, 64, 64}, {1, 4, 1, 64, 272, 68, 68},
-                                 {1, 4, 1, 64, 72, 64, 64}, {1, 4, 1, 64, 288, 72, 64}, {1, 4, 1, 64, 256, 64, 40}})
-    EXPECT_THROW(tensor_map(x, bad, 64), Failure);
+  auto refuse = [&](int rows, size_t batch, size_t row, size_t head) {
+    EXPECT_THROW(tensor_map(x, {1, rows, 1, 64, batch, row, head}, 64), Failure) << rows << " rows, stride " << batch;
+  };
+  // No rows; a stride that is no multiple of 8; strides that are no multiples of each other.
+  refuse(0, 256, 64, 64), refuse(4, 272, 68, 68), refuse(4, 72, 64, 64), refuse(4, 288, 72, 64), refuse(4, 256, 64, 40);
 }
 
 constexpr int first_line = __LINE__;
@@ -530,38 +530,41 @@ __global__ void go_wrong(const __grid_constant__ TensorMap map, int how, float* 
   if (how <= 3 && t == 0) {
     if (how == 1) mbarrier_arrive_expect(barrier, 64 * TILE_ROW_BYTES + 64);
     if (how >= 2) mbarrier_arrive_expect(barrier, 64 * TILE_ROW_BYTES);
-    tile_load(tile, map, 0, 0, 0, 0, barrier);                                                 // first_line + 10
+    tile_load(tile, map, 0, 0, 0, 0, barrier);  // first_line + 10
   }
-  if (how <= 1) mbarrier_wait(barrier, 0);                                                     // first_line + 12
-  if (how == 2) mbarrier_wait(barrier, 1);  // the wrong parity: passes at once
-  if (how == 4) mbarrier_wait(barrier, 0);                                                     // first_line + 14
-  if (how == 5) mbarrier_arrive(barrier), mbarrier_arrive_expect(forgotten, 8);                // first_line + 15
-  if (how == 6) mbarrier_arrive_expect(barrier, 16);                                           // first_line + 16
-  if (how == 7) tile_load(tile + 64, map, 0, 0, 0, 0, barrier);                                // first_line + 17
+  if (how <= 1) mbarrier_wait(barrier, 0);                                       // first_line + 12
+  if (how == 2) mbarrier_wait(barrier, 1);                                       // the wrong parity: passes at once
+  if (how == 4) mbarrier_wait(barrier, 0);                                       // first_line + 14
+  if (how == 5) mbarrier_arrive(barrier), mbarrier_arrive_expect(forgotten, 8);  // first_line + 15
+  if (how == 6) mbarrier_arrive_expect(barrier, 16);                             // first_line + 16
+  if (how == 7) tile_load(tile + 64, map, 0, 0, 0, 0, barrier);                  // first_line + 17
   if (how == 8) tile_load(tile + 64 * 64, map, 0, 0, 0, 0, barrier);
-  if (how == 9 || how == 10) named_barrier(how == 9 ? 1 : 16, t < 64 ? 128 : 64);              // first_line + 19
+  if (how == 9 || how == 10) named_barrier(how == 9 ? 1 : 16, t < 64 ? 128 : 64);  // first_line + 19
   if (how == 11) named_barrier(3, 100);
-  if (how == 12 && t != 99) named_barrier(2, 128);                                             // first_line + 21
+  if (how == 12 && t != 99) named_barrier(2, 128);  // first_line + 21
   float d[8][4] = {};
   TileOperand rows = rows_operand(tile);
   if (how != 13) wgmma_fence();
-  if (how >= 13 && how <= 16) wgmma(d, rows, rows + (how == 14 && t == 40 ? 2 : 0), false);     // first_line + 25
-  out[blockIdx.x * WARPGROUP + t] = d[0][0];  // too early
+  if (how >= 13 && how <= 16) wgmma(d, rows, rows + (how == 14 && t == 40 ? 2 : 0), false);  // first_line + 25
+  out[blockIdx.x * WARPGROUP + t] = d[0][0];                                                 // too early
   if (how == 15) wgmma_commit();
-  if (how == 17) wgmma(d, rows, rows + 8, false);                                              // first_line + 28
+  if (how == 17) wgmma(d, rows, rows + 8, false);  // first_line + 28
   if (how == 18 && t == 70) return;
-  if (how == 18) wgmma_wait<0>(d);                                                             // first_line + 30
-  if (how == 19 && t < 64) wgmma_wait<0>(d);                                                   // first_line + 31
+  if (how == 18) wgmma_wait<0>(d);            // first_line + 30
+  if (how == 19 && t < 64) wgmma_wait<0>(d);  // first_line + 31
   if (how == 19 && t >= 64) wgmma_wait<1>(d);
   if (how == 20 && t == 0) bulk_load(tile, out, 8, barrier);
   if (how == 21) wgmma(d, rows, rows + 64, false);
-  if (how == 22 && t == 0) tile_store(map, tile, 0, -1, 0, 0);                                 // first_line + 35
+  if (how == 22 && t == 0) tile_store(map, tile, 0, -1, 0, 0);  // first_line + 35
 }
 
 TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
   if (!on_cpu) GTEST_SKIP() << "a GPU would hang, or worse";
   auto line = [](int n) { return "hopper_test.cu:" + std::to_string(first_line + n); };
-  struct { int how; std::vector<std::string> parts; } mistakes[] = {
+  struct {
+    int how;
+    std::vector<std::string> parts;
+  } mistakes[] = {
       {0, {"deadlock", "128 threads wait at mbarrier_wait", line(12), "for 1 arrivals and -8192 bytes"}},
       {1, {"deadlock", "128 threads wait at mbarrier_wait", line(12), "for 0 arrivals and 64 bytes"}},
       {2, {"copies under way when the block ended", "tile_load", line(10)}},
@@ -600,8 +603,8 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
       }
       mistake.parts.push_back("kernel go_wrong, block");
       for (const std::string& part : mistake.parts)
-        EXPECT_NE(what.find(part), std::string::npos) << "mistake " << mistake.how << ": " << what << ", without "
-                                                      << part;
+        EXPECT_NE(what.find(part), std::string::npos)
+            << "mistake " << mistake.how << ": " << what << ", without " << part;
       LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
       for (float v : out.download()) EXPECT_EQ(v, 0);
     }

@@ -22,13 +22,11 @@
 
 static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
-template <class T>
-class KernelTest : public testing::Test {};
+template <class T> class KernelTest : public testing::Test {};
 using StorageTypes = testing::Types<float, bf16>;
 TYPED_TEST_SUITE(KernelTest, StorageTypes);
 
-template <class T>
-constexpr double u = unit_roundoff<T>;
+template <class T> constexpr double u = unit_roundoff<T>;
 constexpr double u32 = unit_roundoff<float>;
 
 // More rows than there are warps, 4 per block, with that many blocks per multiprocessor: some warps take several rows.
@@ -138,16 +136,14 @@ static std::vector<RowShape> layernorm_shapes() {
   return shapes;
 }
 
-template <class T>
-struct LayernormInputs {
+template <class T> struct LayernormInputs {
   std::vector<T> x, residual, gamma, beta;
   LayernormInputs(int N, int C, float offset, unsigned seed)
       : x(random_normal<T>(size_t(N) * C, seed, 2, offset)),
         residual(random_normal<T>(size_t(N) * C, seed + 1)),
         gamma(random_normal<T>(C, seed + 2, 0.3f, 1)),
         beta(random_normal<T>(C, seed + 3)) {}
-  template <class P>
-  RefLayernorm<P> reference(bool with_residual, int N, int C) const {
+  template <class P> RefLayernorm<P> reference(bool with_residual, int N, int C) const {
     return ref_layernorm<P>(widen<P>(x), with_residual ? widen<P>(residual) : Reals<P>(), widen<P>(gamma),
                             widen<P>(beta), N, C);
   }
@@ -169,7 +165,8 @@ TYPED_TEST(KernelTest, LayernormForward) {
         outs.add(out.download(), exact.out, naive.out);
         means.add(mean.download(), exact.mean, naive.mean);
         rstds.add(rstd.download(), exact.rstd, naive.rstd);
-        layernorm_forward<T>(again, nullptr, nullptr, x, gamma, beta, N, C, nullptr);  // evaluation stores no statistics
+        layernorm_forward<T>(again, nullptr, nullptr, x, gamma, beta, N, C,
+                             nullptr);  // evaluation stores no statistics
         expect_same_bits("layernorm_forward without statistics", out.download(), again.download());
       }
     }
@@ -196,10 +193,7 @@ TYPED_TEST(KernelTest, ResidualLayernormForward) {
     }
 }
 
-template <class P>
-struct LayernormGradients {
-  Reals<P> dx, dgamma, dbeta;
-};
+template <class P> struct LayernormGradients { Reals<P> dx, dgamma, dbeta; };
 
 TYPED_TEST(KernelTest, LayernormBackward) {
   using T = TypeParam;
@@ -255,8 +249,7 @@ TYPED_TEST(KernelTest, LayernormReproducible) {
 struct GeluBackward {
   __device__ float operator()(float dout, float x) const { return dout * gelu_grad(x); }
 };
-template <class T>
-static void gelu_backward(T* dx, const T* dout, const T* x, size_t n) {
+template <class T> static void gelu_backward(T* dx, const T* dout, const T* x, size_t n) {
   elementwise(GeluBackward(), dx, n, nullptr, dout, x);
 }
 
@@ -307,8 +300,7 @@ TYPED_TEST(KernelTest, GeluFarOut) {
   EXPECT_TRUE(std::isnan(as_double(dx.download()[7])));
 }
 
-template <class TOut, class TIn>
-static void test_convert() {
+template <class TOut, class TIn> static void test_convert() {
   for (size_t n : lengths)
     for (size_t shift : {0, 1}) {
       auto in = random_normal<TIn>(n + shift, 1);
@@ -405,8 +397,9 @@ TYPED_TEST(KernelTest, CrossEntropy) {
   using T = TypeParam;
   struct {
     int n, V, Vp;
-  } shapes[] = {{1, 1, 8},     {3, 2, 8},       {31, 65, 128},   {113, 256, 256},
-                {5, 250, 256}, {3, 1000, 1024}, {2, 4097, 4224}, {3, 50257, 50304}, {rows_that_loop(16), 30, 32}};
+  } shapes[] = {{1, 1, 8},       {3, 2, 8},         {31, 65, 128},
+                {113, 256, 256}, {5, 250, 256},     {3, 1000, 1024},
+                {2, 4097, 4224}, {3, 50257, 50304}, {rows_that_loop(16), 30, 32}};
   for (auto [n, V, Vp] : shapes)
     for (auto [scale, mean] : {std::pair(2.0f, 0.0f), std::pair(30.0f, -500.0f), std::pair(0.0f, 1.0f)})
       for (float dloss : {0.0f, 1.0f / n}) {
@@ -425,10 +418,8 @@ TYPED_TEST(KernelTest, CrossEntropy) {
           auto exact = ref_cross_entropy<Exact>(widen<Exact>(logits), targets, dloss, V, Vp);
           auto naive = ref_cross_entropy<Naive<T>>(widen<Naive<T>>(logits), targets, dloss, V, Vp);
           all_losses.add(losses.download(), exact.losses, naive.losses);
-          if (dloss == 0)
-            expect_same_bits("cross_entropy leaves the logits alone", device.download(), logits);
-          else
-            gradients.add(device.download(), exact.dlogits, naive.dlogits);
+          if (dloss == 0) expect_same_bits("cross_entropy leaves the logits alone", device.download(), logits);
+          else gradients.add(device.download(), exact.dlogits, naive.dlogits);
         }
       }
 }
@@ -513,10 +504,8 @@ TYPED_TEST(KernelTest, AdamW) {
             scale(std::vector<float>{0.25f});
         DeviceArray<T> stored(n + shift);
         T* param;
-        if constexpr (same)
-          param = master + shift;
-        else
-          param = stored + shift;
+        if constexpr (same) param = master + shift;
+        else param = stored + shift;
         AdamW a{.lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = 0};
         for (a.step = 1; a.step <= 20; a.step++) {
           auto grad = random_normal<float>(n, seed + 10 + a.step, a.step % 7 == 0 ? 0.0f : 0.1f);
@@ -555,10 +544,8 @@ TYPED_TEST(KernelTest, UpdateReproducible) {
     DeviceArray<float> partial(square_sums_count(n)), norm(1), scale(1), total(std::vector<float>{1.0f});
     DeviceArray<T> stored(n);
     T* param;
-    if constexpr (std::is_same_v<T, float>)
-      param = master;
-    else
-      param = stored;
+    if constexpr (std::is_same_v<T, float>) param = master;
+    else param = stored;
     square_sums(partial, device_grad, n, nullptr);
     clip_scale(norm, scale, partial, int(partial.size()), 1.0f, nullptr);
     sum_to(total, device_grad, n, nullptr);

@@ -19,22 +19,19 @@ struct Case {
 };
 
 // Elements [shift, end) of a device array: its part of the test's matrices.
-template <class T>
-static std::vector<T> tail(const DeviceArray<T>& array, size_t shift) {
+template <class T> static std::vector<T> tail(const DeviceArray<T>& array, size_t shift) {
   auto values = array.download();
   values.erase(values.begin(), values.begin() + shift);
   return values;
 }
 
-template <class T>
-static std::vector<T> shifted(std::vector<T> values, size_t shift) {
+template <class T> static std::vector<T> shifted(std::vector<T> values, size_t shift) {
   values.insert(values.begin(), shift, from_float<T>(NAN));
   return values;
 }
 
 // The gaps between rows hold NaN: in inputs it must not be read, in D it must stay.
-template <class T>
-static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
+template <class T> static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
   auto dense = random_normal<T>(size_t(rows) * columns, seed, scale);
   std::vector<T> padded(size_t(rows) * (columns + pad), from_float<T>(NAN));
   for (int r = 0; r < rows; r++)
@@ -42,8 +39,7 @@ static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned see
   return padded;
 }
 
-template <class T>
-static std::vector<T> without_padding(const std::vector<T>& padded, int columns, int pad) {
+template <class T> static std::vector<T> without_padding(const std::vector<T>& padded, int columns, int pad) {
   std::vector<T> dense;
   for (size_t at = 0; at < padded.size(); at += columns + pad)
     dense.insert(dense.end(), padded.begin() + at, padded.begin() + at + columns);
@@ -67,8 +63,7 @@ struct Chopped {
   static real round(real x) { return x; }
 };
 
-template <class TIn, class TOut>
-static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
+template <class TIn, class TOut> static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
   std::string name = format("matmul %dx%dx%d %c%c pad %d beta %g epilogue %d", c.m, c.n, c.k, trans_a ? 'T' : 'N',
                             trans_b ? 'T' : 'N', c.pad, c.beta, int(c.epilogue));
   Pool products(name, unit_roundoff<TOut>), kept(name + " aux", unit_roundoff<TIn>);
@@ -123,8 +118,7 @@ static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
   }
 }
 
-template <class TIn, class TOut>
-static void test_all(const std::vector<Case>& cases) {
+template <class TIn, class TOut> static void test_all(const std::vector<Case>& cases) {
   for (const Case& c : cases)
     for (bool trans_a : {false, true})
       for (bool trans_b : {false, true}) test_matmul<TIn, TOut>(c, trans_a, trans_b);
@@ -170,8 +164,7 @@ TEST(Matmul, Bf16IntoFloat) {
   test_all<bf16, float>(adding);
 }
 
-template <class TIn, class TOut>
-static void test_reproducible() {
+template <class TIn, class TOut> static void test_reproducible() {
   int m = 300, n = 130, k = 700;
   auto a = random_normal<TIn>(size_t(m) * k, 1), b = random_normal<TIn>(size_t(k) * n, 2),
        bias = random_normal<TIn>(n, 3);

@@ -28,7 +28,9 @@ template <class T> unsigned bits_of(T v) {
 }
 
 // The value of 16 bits, from the definition of the format.
-struct Format { int exponent_bits, mantissa_bits, bias; };
+struct Format {
+  int exponent_bits, mantissa_bits, bias;
+};
 template <class T> constexpr Format format_of = Format{8, 7, 127};  // bf16
 
 template <class T> double value_of(unsigned bits) {
@@ -160,8 +162,10 @@ template <class F> std::string failure_of(F f) {
 }
 __global__ void nothing() {}
 TEST(Launch, ImpossibleOnesNameTheKernel) {
-  struct { dim3 grid, block; size_t shared; } impossible[] = {
-      {1, 1025, 0}, {1, 0, 0}, {0, 32, 0}, {dim3(1, 70000), 32, 0}, {1, 32, 300000}};
+  struct {
+    dim3 grid, block;
+    size_t shared;
+  } impossible[] = {{1, 1025, 0}, {1, 0, 0}, {0, 32, 0}, {dim3(1, 70000), 32, 0}, {1, 32, 300000}};
   for (auto& i : impossible) {
     std::string what = failure_of([&] { LAUNCH(nothing, i.grid, i.block, i.shared, nullptr); });
     EXPECT_NE(what.find("kernel nothing"), std::string::npos) << what;
@@ -226,7 +230,11 @@ TEST(Packs, SixteenBytesAtATime) { check_packs<float>(), check_packs<bf16>(); }
 
 // ---- warp operations ----------------------------------------------------------------------------------------------
 
-struct Shuffled { int at, mixed, up, from_lane; unsigned vote; float real; };
+struct Shuffled {
+  int at, mixed, up, from_lane;
+  unsigned vote;
+  float real;
+};
 __global__ void shuffle_all(Shuffled* out, int lane, int mask, int delta) {
   int t = threadIdx.x, v = 100 * (t / WARP) + t % WARP;
   Shuffled s;
@@ -302,7 +310,9 @@ TEST(Warp, ReductionsGiveEveryLaneTheSameBits) { check_reductions<1>(), check_re
 
 // PTX manual, "Matrix Fragments for mma.m16n8k16 with floating point type": the place of element i of a lane's
 // fragment.
-struct Place { int row, column; };
+struct Place {
+  int row, column;
+};
 Place place_of_a(int lane, int i) {  // a0 .. a7
   int group = lane >> 2, in_group = lane % 4;
   return {(0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8, in_group * 2 + (i & 1) + (i < 4 ? 0 : 8)};
@@ -466,8 +476,9 @@ TEST(CpAsync, ArrivesAtItsWaitAndNotBeforeOnTheCpu) {
       for (int t = 0; t < WARP; ++t) {
         bool arrived = i == 0 ? step >= 1 : step == 2;
         if (!arrived && !on_cpu) continue;  // on a GPU it may arrive early
-        float4 expected = !arrived ? make_float4(-1, -1, -1, -1)
-                          : i == 2 && t % 2 ? make_float4(0, 0, 0, 0) : values[i * WARP + t];
+        float4 expected = !arrived          ? make_float4(-1, -1, -1, -1)
+                          : i == 2 && t % 2 ? make_float4(0, 0, 0, 0)
+                                            : values[i * WARP + t];
         EXPECT_EQ(memcmp(&seen[(step * 3 + i) * WARP + t], &expected, 16), 0) << "step " << step << " copy " << i;
       }
 }
@@ -499,9 +510,9 @@ __global__ void all_maths(float* out, const float* in, int n) {
   out[6 * n + i] = fmaxf(x, 1.0f), out[7 * n + i] = fminf(x, 1.0f), out[8 * n + i] = rsqrtf(x);
 }
 TEST(Maths, CloseToExact) {
-  std::vector<float> inputs = {0.0f, -0.0f, 1.0f, INFINITY, -INFINITY, NAN, 1e-40f, 88.7f, 89.0f, -87.0f, -100.0f,
-                               -104.5f, 3.4e38f, -3.4e38f, 127.9f, 128.0f, -126.0f, -149.0f, -150.0f,
-                               0.99999994f, 1.0000001f};
+  std::vector<float> inputs = {0.0f,   -0.0f,  1.0f,    INFINITY, -INFINITY, NAN,         1e-40f,
+                               88.7f,  89.0f,  -87.0f,  -100.0f,  -104.5f,   3.4e38f,     -3.4e38f,
+                               127.9f, 128.0f, -126.0f, -149.0f,  -150.0f,   0.99999994f, 1.0000001f};
   std::mt19937 random(1);
   while (inputs.size() < 1 << 14) inputs.push_back(std::uniform_real_distribution<float>(-110, 95)(random));
   while (inputs.size() < 1 << 15) inputs.push_back(std::exp(std::uniform_real_distribution<float>(-80, 80)(random)));
@@ -514,7 +525,8 @@ TEST(Maths, CloseToExact) {
   auto check = [&](const char* name, int which, int i, double exact, double relative, double absolute) {
     float y = seen[static_cast<size_t>(which) * n + i], rounded = static_cast<float>(exact);
     bool ok = std::isfinite(rounded) ? std::fabs(y - exact) <= relative * std::fabs(exact) + absolute
-                                     : std::isnan(rounded) ? std::isnan(y) : y == rounded;
+              : std::isnan(rounded)  ? std::isnan(y)
+                                     : y == rounded;
     if (!ok && ++wrong < 10) ADD_FAILURE() << name << "(" << inputs[i] << ") = " << y << ", not " << exact;
   };
   double ulp = 0x1p-23;

@@ -8,10 +8,8 @@
 
 #include "test/support/compare.h"
 
-template <class P>
-using Real = typename P::real;
-template <class P>
-using Reals = std::vector<typename P::real>;
+template <class P> using Real = typename P::real;
+template <class P> using Reals = std::vector<typename P::real>;
 
 // ---- embedding
 
@@ -39,10 +37,7 @@ void ref_embedding_backward(Reals<P>& dwte, Reals<P>& dwpe /* or empty */, const
 
 // ---- layernorm
 
-template <class P>
-struct RefLayernorm {
-  Reals<P> sum, out, mean, rstd;
-};
+template <class P> struct RefLayernorm { Reals<P> sum, out, mean, rstd; };
 
 // residual empty: normalizes x, otherwise x + residual. Statistics are kept in float32, not in the storage type.
 template <class P>
@@ -96,20 +91,15 @@ void ref_layernorm_backward(Reals<P>& dx, Reals<P>& dgamma, Reals<P>& dbeta, con
 
 inline constexpr double GELU_SCALE = 2 * 0.7978845608028654;  // 2 sqrt(2 / pi)
 
-template <class P>
-Real<P> ref_gelu_sigmoid(Real<P> x) {
+template <class P> Real<P> ref_gelu_sigmoid(Real<P> x) {
   using R = Real<P>;
   R cube = P::round(P::round(x * x) * x), u2 = P::round(R(GELU_SCALE) * P::round(x + P::round(R(0.044715) * cube)));
   return P::round(R(1) / P::round(R(1) + P::round(std::exp(-u2))));
 }
 
-template <class P>
-Real<P> ref_gelu(Real<P> x) {
-  return P::round(x * ref_gelu_sigmoid<P>(x));
-}
+template <class P> Real<P> ref_gelu(Real<P> x) { return P::round(x * ref_gelu_sigmoid<P>(x)); }
 
-template <class P>
-Real<P> ref_gelu_grad(Real<P> x) {
+template <class P> Real<P> ref_gelu_grad(Real<P> x) {
   using R = Real<P>;
   R sigmoid = ref_gelu_sigmoid<P>(x), slope = P::round(sigmoid * P::round(R(1) - sigmoid));
   R du2 = P::round(R(GELU_SCALE) * P::round(R(1) + P::round(R(3 * 0.044715) * P::round(x * x))));
@@ -118,16 +108,14 @@ Real<P> ref_gelu_grad(Real<P> x) {
 
 // ---- bias
 
-template <class P>
-void ref_bias_backward(Reals<P>& dbias, const Reals<P>& dout, int N, int n, int ld) {
+template <class P> void ref_bias_backward(Reals<P>& dbias, const Reals<P>& dout, int N, int n, int ld) {
   for (int row = 0; row < N; row++)
     for (int c = 0; c < n; c++) dbias[c] += dout[size_t(row) * ld + c];
 }
 
 // ---- matrix products; the epilogue as 0 none, 1 bias, 2 bias and GELU, 3 GELU's derivative
 
-template <class P>
-struct RefMatmul {
+template <class P> struct RefMatmul {
   Reals<P> d, aux;  // rows of ldd; the gaps between them keep their values
 };
 
@@ -156,10 +144,7 @@ RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b
 
 // ---- cross-entropy
 
-template <class P>
-struct RefCrossEntropy {
-  Reals<P> losses, dlogits;
-};
+template <class P> struct RefCrossEntropy { Reals<P> losses, dlogits; };
 
 template <class P>
 RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<int>& targets, double dloss, int V,
@@ -183,8 +168,7 @@ RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<i
 
 // ---- gradient norm
 
-template <class P>
-Reals<P> ref_square_sums(const Reals<P>& x, size_t block) {
+template <class P> Reals<P> ref_square_sums(const Reals<P>& x, size_t block) {
   Reals<P> partial((x.size() + block - 1) / block, 0);
   for (size_t i = 0; i < x.size(); i++) partial[i / block] += x[i] * x[i];
   return partial;
@@ -192,8 +176,7 @@ Reals<P> ref_square_sums(const Reals<P>& x, size_t block) {
 
 // ---- AdamW: one step, in place
 
-template <class P>
-struct RefAdamW {
+template <class P> struct RefAdamW {
   Reals<P> param, master, m, v;  // param: master as the kernel stores it
 
   void step(const Reals<P>& grad, double grad_scale, double lr, double beta1, double beta2, double eps,

@@ -12,14 +12,12 @@
 #include "test/kernels/reference.h"
 #include "train_gpt2.h"
 
-template <class P>
-struct WideOf {
+template <class P> struct WideOf {
   using type = P;
 };  // the arithmetic of parameter gradients, which are float32 in any precision
 template <class T> struct WideOf<Naive<T>> { using type = Naive<float>; };
 
-template <class P>
-class ReferenceModel {
+template <class P> class ReferenceModel {
  public:
   using R = Real<P>;
   using Array = Reals<P>;
@@ -94,7 +92,7 @@ class ReferenceModel {
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .sum is the residual stream that they normalise
     Array qkv, prepared, att, gated_att, logits, ungated;
-    RefMatmul<P> mlp;          // .aux before GELU, .d after
+    RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
 
   // ---- the gate
@@ -147,7 +145,8 @@ class ReferenceModel {
     ref_bias_backward<P>(dbias, doutput, N, out, out);
     gradients[name + ".bias"] = dbias;
     return ref_matmul<P>(dinput, doutput, parameters[name + ".weight"], N, in, out, false, true, in, out, out, 0,
-                         before_gelu.empty() ? 0 : 3, none, before_gelu).d;
+                         before_gelu.empty() ? 0 : 3, none, before_gelu)
+        .d;
   }
 
   void layernorm_backward(Array& dx, const Array& dout, const RefLayernorm<P>& norm, const std::string& name, int N) {

@@ -44,14 +44,11 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
 
 // Compares losses and gradients of small models with the float64 reference by their largest errors over all tensors,
 // batches and added models: a single error, also of the naive formula, is a matter of chance (see Pool in compare.h).
-template <class T>
-class GradientPool {
+template <class T> class GradientPool {
  public:
   explicit GradientPool(std::string precision) : precision_(std::move(precision)) {}
   GradientPool(const GradientPool&) = delete;
-  ~GradientPool() {
-    EXPECT_LE(worst_kernel_, 2 * worst_naive_ + 2 * unit_roundoff<T>) << precision_ << " " << where_;
-  }
+  ~GradientPool() { EXPECT_LE(worst_kernel_, 2 * worst_naive_ + 2 * unit_roundoff<T>) << precision_ << " " << where_; }
 
   void add(const std::vector<std::string>& sets, const std::string& what = "") {
     Config config = small_config(precision_, sets);
@@ -258,12 +255,12 @@ TEST(Model, InitialWeightsFollowTheTable) {
 
 // The reference model takes them from the same place and would not notice.
 TEST(Settings, EveryKeyOfAttentionReachesItsField) {
-  AttentionSettings s =
-      small_config("fp32", {"attention.kind=lssar", "attention.qk_norm=rms", "attention.scale=0.25", "attention.power=3",
-                            "attention.offset=0.5", "attention.offset_free_rows=7", "attention.gate.activation=silu",
-                            "attention.gate.position=key", "attention.gate.granularity=headwise",
-                            "attention.gate.op=add", "attention.gate.weight_init=zero"})
-          .attention;
+  AttentionSettings s = small_config("fp32", {"attention.kind=lssar", "attention.qk_norm=rms", "attention.scale=0.25",
+                                              "attention.power=3", "attention.offset=0.5",
+                                              "attention.offset_free_rows=7", "attention.gate.activation=silu",
+                                              "attention.gate.position=key", "attention.gate.granularity=headwise",
+                                              "attention.gate.op=add", "attention.gate.weight_init=zero"})
+                            .attention;
   EXPECT_EQ(s.kind, Kind::lssar);
   EXPECT_EQ(s.qk_norm, QkNorm::rms);
   EXPECT_EQ(s.scale, Scale::number);
@@ -405,7 +402,7 @@ TEST(Memory, GoesWithTheModel) {
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
     return double(free);
   };
-  double once = free_memory_after(1);  // less what the library keeps for the whole process
+  double once = free_memory_after(1);           // less what the library keeps for the whole process
   EXPECT_LT(once - free_memory_after(3), 1e6);  // a stream's workspace is 32 MiB
 }
 

@@ -189,10 +189,10 @@ template <char NAME, auto KERNEL, class Call> void noted(const Call& call) {
 // What attention's calls spare in a step of two micro steps on three layers and an evaluation after it, at each rank.
 std::vector<std::string> spared_by(int size, const std::string& recompute) {
   std::string tokens = std::to_string(size * 2 * 8);
-  Config config = parse_config("{}", "test", {"model.layers=3", "model.heads=2", "model.channels=128", "model.vocab=50",
-                                              "model.context=8", "batch.micro=1", "batch.tokens=" + tokens,
-                                              "precision=fp32", "data.train=x", "data.val=x",
-                                              "train.recompute=" + recompute});
+  Config config = parse_config(
+      "{}", "test",
+      {"model.layers=3", "model.heads=2", "model.channels=128", "model.vocab=50", "model.context=8", "batch.micro=1",
+       "batch.tokens=" + tokens, "precision=fp32", "data.train=x", "data.val=x", "train.recompute=" + recompute});
   Ranks first;
   first.size = size;
   first.address = "127.0.0.1";
@@ -282,11 +282,25 @@ TEST(Buckets, BeginWhereTheyMay) {
 
 // ---- the environment
 
-const char* const VARIABLES[] = {
-  "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
-  "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-  "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS",
-  "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST"};
+const char* const VARIABLES[] = {"RANK",
+                                 "WORLD_SIZE",
+                                 "LOCAL_RANK",
+                                 "MASTER_ADDR",
+                                 "MASTER_PORT",
+                                 "TORCHELASTIC_USE_AGENT_STORE",
+                                 "TORCHELASTIC_RUN_ID",
+                                 "OMPI_COMM_WORLD_RANK",
+                                 "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK",
+                                 "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "PMIX_NAMESPACE",
+                                 "SLURM_JOB_ID",
+                                 "SLURM_STEP_ID",
+                                 "SLURM_PROCID",
+                                 "SLURM_NTASKS",
+                                 "SLURM_STEP_NUM_TASKS",
+                                 "SLURM_LOCALID",
+                                 "SLURM_STEP_NODELIST"};
 
 using Environment = std::map<std::string, std::string>;
 
@@ -305,13 +319,18 @@ TEST(Environment, OneRankAlone) {
   EXPECT_EQ(ranks_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size, 1);
   // The script of a batch job, and an interactive shell in it: this process is none of the job's tasks.
   EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
-  EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"},
-                      {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);
+  EXPECT_EQ(ranks_in({{"SLURM_JOB_ID", "7"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_STEP_NUM_TASKS", "1"},
+                      {"SLURM_NTASKS", "4"},
+                      {"SLURM_PROCID", "0"}})
+                .size,
+            1);
 }
 
 TEST(Environment, Torchrun) {
-  Environment e = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node1"},
-                   {"MASTER_PORT", "29400"}};
+  Environment e = {
+      {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29400"}};
   Ranks ranks = ranks_in(e);
   EXPECT_EQ(ranks.rank, 5);
   EXPECT_EQ(ranks.size, 8);
@@ -325,8 +344,11 @@ TEST(Environment, Torchrun) {
 }
 
 TEST(Environment, Mpirun) {
-  Environment e = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"PMIX_NAMESPACE", "job@1"}};
+  Environment e = {{"OMPI_COMM_WORLD_RANK", "3"},
+                   {"OMPI_COMM_WORLD_SIZE", "4"},
+                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                   {"PMIX_NAMESPACE", "job@1"}};
   Ranks ranks = ranks_in(e);
   EXPECT_EQ(ranks.rank, 3);
   EXPECT_EQ(ranks.size, 4);
@@ -342,8 +364,8 @@ TEST(Environment, Mpirun) {
 }
 
 TEST(Environment, Srun) {
-  Environment e = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}, {"SLURM_STEP_NUM_TASKS", "16"}, {"SLURM_PROCID", "9"},
-                   {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NODELIST", "gpu[07-08,11]"}};
+  Environment e = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}, {"SLURM_STEP_NUM_TASKS", "16"},
+                   {"SLURM_PROCID", "9"}, {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NODELIST", "gpu[07-08,11]"}};
   Ranks ranks = ranks_in(e);
   EXPECT_EQ(ranks.rank, 9);
   EXPECT_EQ(ranks.size, 16);

@@ -34,7 +34,7 @@ TEST(ConfigErrors, EveryNumberHasLimits) {
       if (value == "0" && row.automatic) continue;
       if (value == "" && std::holds_alternative<std::vector<int>*>(row.value)) continue;  // the empty list
       EXPECT_EQ(error_in("{}", {key + "=" + value}).rfind("user: config: " + key + " = ", 0), 0u)
-        << key << "=" << value;
+          << key << "=" << value;
       checked++;
     }
     if (!std::holds_alternative<double*>(row.value)) {
@@ -115,20 +115,20 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(R"({"eval": {"lengths": [0]}})", {},
                "eval.lengths = [0] must be a list of integers in [1, 16777216]  [x.json]");
   expect_error(
-    R"({"attention": {"scale": "number"}})", {},
-    "attention.scale = \"number\" is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])  [x.json]");
+      R"({"attention": {"scale": "number"}})", {},
+      "attention.scale = \"number\" is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])  [x.json]");
   expect_error(R"({"attention": {"scale": 1e7}})", {},
                "attention.scale = 10000000.0 must be a name or a number in [-1e6, 1e6]  [x.json]");
-  expect_error(
-    R"({"attention": {"variant": "lssr"}})", {},
-    "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
+  expect_error(R"({"attention": {"variant": "lssr"}})", {},
+               "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
   for (auto* name : {".", "..", "a/b", "/", "a\\nb", "\\u007f"})
-    expect_error(std::string(R"({"name": ")") + name + "\"}", {},
-                 "name = " +
-                   json_quote(name == std::string("a\\nb")     ? "a\nb"
-                              : name == std::string("\\u007f") ? "\x7f"
-                                                               : name) +
-                   " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
+    expect_error(
+        std::string(R"({"name": ")") + name + "\"}", {},
+        "name = " +
+            json_quote(name == std::string("a\\nb")     ? "a\nb"
+                       : name == std::string("\\u007f") ? "\x7f"
+                                                        : name) +
+            " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
   for (auto* file : {"a/...json", "\xff.json"})  // the name comes from there
     EXPECT_TRUE(error_of([&] { parse_config("{}", file); }).starts_with("user: config: name = \"")) << file;
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
@@ -158,11 +158,11 @@ TEST(ConfigErrors, RefusalsOfKeys) {
 
 TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
   expect_error(
-    "{\n  \"name\": \"x\",\n  \"model\": {\"layers\": 4,,}\n}", {},
-    "not valid JSON at line 3, column 25: while parsing object key - unexpected ','; expected string literal  "
-    "[x.json]\n"
-    "      \"model\": {\"layers\": 4,,}\n"
-    "                            ^");
+      "{\n  \"name\": \"x\",\n  \"model\": {\"layers\": 4,,}\n}", {},
+      "not valid JSON at line 3, column 25: while parsing object key - unexpected ','; expected string literal  "
+      "[x.json]\n"
+      "      \"model\": {\"layers\": 4,,}\n"
+      "                            ^");
   expect_error("", {},
                "not valid JSON at line 1, column 1: while parsing value - unexpected end of input; expected '[', '{', "
                "or a literal  [x.json]\n    \n    ^");
@@ -177,9 +177,9 @@ TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
                "not valid JSON at line 1, column 22: the number 1e999 is too large  [x.json]\n"
                "    {\"optimizer\": {\"lr\": 1e999}}\n                         ^");
   expect_error(
-    "{\"name\": \"\xff\"}", {},
-    "not valid JSON at line 1, column 11: while parsing value - invalid string: ill-formed UTF-8 byte  [x.json]\n"
-    "    {\"name\": \"?\"}\n              ^");
+      "{\"name\": \"\xff\"}", {},
+      "not valid JSON at line 1, column 11: while parsing value - invalid string: ill-formed UTF-8 byte  [x.json]\n"
+      "    {\"name\": \"?\"}\n              ^");
   expect_error("{} {}", {},
                "not valid JSON at line 1, column 4: while parsing value - unexpected '{'; expected end of input  "
                "[x.json]\n    {} {}\n       ^");
@@ -206,43 +206,43 @@ TEST(ConfigErrors, NestingAndSizeAreLimited) {
 }
 
 TEST(ConfigErrors, CrossChecks) {
-  expect_error(
-    R"({"model": {"channels": 104}})", {},
-    "model.channels = 104 is not divisible by model.heads = 12; change one of them, or give model.head_dim  [x.json]");
+  expect_error(R"({"model": {"channels": 104}})", {},
+               "model.channels = 104 is not divisible by model.heads = 12; change one of them, or give model.head_dim  "
+               "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"channels": 104, "head_dim": 36}})"), "");
   expect_error(
-    R"({"model": {"heads": 1}})", {},
-    "model.head_dim would be channels / heads = 768, at most 512 are possible; use more heads or give it  [x.json]");
+      R"({"model": {"heads": 1}})", {},
+      "model.head_dim would be channels / heads = 768, at most 512 are possible; use more heads or give it  [x.json]");
   expect_error(R"({"model": {"head_dim": 513}})", {},
                "model.head_dim = 513 must be an integer in [1, 512], or 0 for channels / heads  [x.json]");
   expect_error(
-    R"({"model": {"head_dim": 63}})", {},
-    "model.head_dim = 63 must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"  "
-    "[x.json]");
+      R"({"model": {"head_dim": 63}})", {},
+      "model.head_dim = 63 must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"  "
+      "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"head_dim": 63, "position": "learned"}})"), "");
   expect_error(R"({"model": {"channels": 36}})", {}, "model.channels = 36 must be a multiple of 8  [x.json]");
   expect_error(
-    R"({"model": {"mlp_ratio": 3.3}})", {},
-    "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(3.3 x 768) = 2534  "
-    "[x.json]");
+      R"({"model": {"mlp_ratio": 3.3}})", {},
+      "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(3.3 x 768) = 2534  "
+      "[x.json]");
   expect_error(
-    R"({"model": {"mlp_ratio": 1e-9}})", {},
-    "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(1e-09 x 768) = 0  "
-    "[x.json]");
+      R"({"model": {"mlp_ratio": 1e-9}})", {},
+      "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(1e-09 x 768) = 0  "
+      "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.501}})"),
             "user: config: the MLP width must be a multiple of 8, but "
             "round(model.mlp_ratio x model.channels) = round(3.501 x 768) = 2689  [x.json]");
   EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
   expect_error(
-    R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
-    "attention.sink = \"learned\" exists for attention.kind = \"softmax\" only, not \"lssa\"; use sink \"none\"  "
-    "[x.json]");
+      R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
+      "attention.sink = \"learned\" exists for attention.kind = \"softmax\" only, not \"lssa\"; use sink \"none\"  "
+      "[x.json]");
   expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
                "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
   expect_error(
-    R"({"attention": {"gate": {"granularity": "headwise", "position": "output"}}})", {},
-    "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
-    "heads are mixed already; use \"elementwise\" or another position  [x.json]");
+      R"({"attention": {"gate": {"granularity": "headwise", "position": "output"}}})", {},
+      "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
+      "heads are mixed already; use \"elementwise\" or another position  [x.json]");
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
                "train.steps = 100 and train.tokens = 5000 are both given; give one of them  [x.json]");
   EXPECT_EQ(error_in(R"({"train": {"steps": 100, "tokens": 0}})"), "");
@@ -256,13 +256,12 @@ TEST(ConfigErrors, CrossChecks) {
 TEST(ConfigErrors, BatchMustDivide) {
   expect_error(R"({"batch": {"tokens": 1000}})", {},
                "batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [x.json]");
+  expect_error(R"({"batch": {"tokens": 524288, "micro": 3}})", {},
+               "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
+               "or batch.micro = 0 for one that divides  [x.json]");
   expect_error(
-    R"({"batch": {"tokens": 524288, "micro": 3}})", {},
-    "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
-    "or batch.micro = 0 for one that divides  [x.json]");
-  expect_error(
-    R"({"batch": {"micro": 65535}, "model": {"context": 65536}})", {},
-    "batch.micro x model.context = 65535 x 65536 tokens at once are too many (at most 2147483647)  [x.json]");
+      R"({"batch": {"micro": 65535}, "model": {"context": 65536}})", {},
+      "batch.micro x model.context = 65535 x 65536 tokens at once are too many (at most 2147483647)  [x.json]");
   Config c = parse_config(R"({"batch": {"tokens": 6144, "micro": 2}})", "x.json");
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
             "user: config: batch.tokens = 6144 must be a multiple of micro x context x ranks = 2 x 1024 x 2 = 4096; "
@@ -275,23 +274,23 @@ TEST(ConfigErrors, BatchMustDivide) {
 
 TEST(ConfigErrors, EvaluationLengths) {
   expect_error(
-    R"({"model": {"position": "learned"}, "eval": {"lengths": [1024, 2048]}})", {},
-    "eval.lengths = 2048 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
-    "\"rope\" and \"none\" go further  [x.json]");
+      R"({"model": {"position": "learned"}, "eval": {"lengths": [1024, 2048]}})", {},
+      "eval.lengths = 2048 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
+      "\"rope\" and \"none\" go further  [x.json]");
   expect_error(
-    R"({"eval": {"tokens": 1000}})", {},
-    "eval.lengths = 1024 is longer than eval.tokens = 1000, so that not one window would be evaluated; raise "
-    "eval.tokens  [x.json]");
+      R"({"eval": {"tokens": 1000}})", {},
+      "eval.lengths = 1024 is longer than eval.tokens = 1000, so that not one window would be evaluated; raise "
+      "eval.tokens  [x.json]");
   EXPECT_EQ(error_in(R"({"eval": {"tokens": 1000, "every": 0}})"), "");  // never evaluated
   expect_error(R"({"eval": {"lengths": [65536], "batch": 65535}})", {},
                "eval.lengths = 65536 x eval.batch = 65535 tokens at once are too many (at most 2147483647)  [x.json]");
   Config c = parse_config(R"({"model": {"position": "learned"}})", "x.json");
   EXPECT_EQ(
-    error_of([&] {
-      check_lengths(c, {1024, 1025}, "--lengths");
-    }),
-    "user: --lengths = 1025 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
-    "\"rope\" and \"none\" go further  [x.json]");
+      error_of([&] {
+        check_lengths(c, {1024, 1025}, "--lengths");
+      }),
+      "user: --lengths = 1025 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
+      "\"rope\" and \"none\" go further  [x.json]");
   EXPECT_EQ(parse_lengths("1024,2048", "--lengths"), (std::vector<int>{1024, 2048}));
   for (auto* bad : {"", ",", "1024,", "12a", "-5", "0", "1.5"})
     EXPECT_EQ(error_of([&] { parse_lengths(bad, "--lengths"); }),
@@ -334,14 +333,9 @@ TEST(ConfigErrors, UntrustedBytes) {
     for (int edits = 1 + random() % 3; edits > 0; edits--) {
       size_t at = random() % bytes.size();
       switch (random() % 3) {
-        case 0:
-          bytes[at] = static_cast<char>(random());
-          break;
-        case 1:
-          bytes.insert(at, 1, pieces[random() % pieces.size()]);
-          break;
-        default:
-          bytes.erase(at, 1 + random() % 8);
+        case 0: bytes[at] = static_cast<char>(random()); break;
+        case 1: bytes.insert(at, 1, pieces[random() % pieces.size()]); break;
+        default: bytes.erase(at, 1 + random() % 8);
       }
       if (bytes.empty()) bytes.assign(1, ' ');
     }

@@ -124,7 +124,8 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
             std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
                                      "\"rope\"  [x.json]"});
-  EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(), 3u);
+  EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(),
+            3u);
   EXPECT_EQ(warnings({"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
                       "optimizer.schedule=constant", "optimizer.final_lr_fraction=0.5"}),
             (std::vector<std::string>{"config: attention.gate.bias_init = 1 has no effect: it needs a gate with "
@@ -150,8 +151,9 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_EQ(changes({"attention.power=3"}, {"attention.variant=lssa"}),
             "attention.qk_norm \"none\" \"l2\"; attention.scale \"rsqrt_d\" \"logd_logn\"; attention.kind \"softmax\" "
             "\"lssa\"; ");
-  EXPECT_EQ(changes({"attention.variant=lssar", "attention.power=3"}, {"attention.variant=lssar", "model.context=2048"}),
-            "model.context 1024 2048; attention.power 3 15; ");
+  EXPECT_EQ(
+      changes({"attention.variant=lssar", "attention.power=3"}, {"attention.variant=lssar", "model.context=2048"}),
+      "model.context 1024 2048; attention.power 3 15; ");
 
   auto text = [](const std::vector<std::string>& sets) { return mechanism(parse_config("{}", "x.json", sets)); };
   EXPECT_EQ(text({}), "softmax attention");
@@ -197,10 +199,10 @@ TEST(Config, TheNameIsTheFilesUnlessGiven) {
 
 TEST(Config, SetParsesByType) {
   Config c =
-    parse_config(R"({"name": "file", "eval": {"lengths": [5]}})", "x.json",
-                 {"name=true", "seed=7", "model.context=2e3", "model.layers=2", "model.layers=4", "batch.tokens=4000",
-                  "optimizer.lr=1e-3", "attention.gate.bias=false", "data.train=a.bin,b_*.bin", "data.val=v",
-                  "eval.lengths=1000,2000", "attention.scale=-0.5", "generate.prompt=a=b, c", "init="});
+      parse_config(R"({"name": "file", "eval": {"lengths": [5]}})", "x.json",
+                   {"name=true", "seed=7", "model.context=2e3", "model.layers=2", "model.layers=4", "batch.tokens=4000",
+                    "optimizer.lr=1e-3", "attention.gate.bias=false", "data.train=a.bin,b_*.bin", "data.val=v",
+                    "eval.lengths=1000,2000", "attention.scale=-0.5", "generate.prompt=a=b, c", "init="});
   EXPECT_EQ(changes(c), (Changes{{"name", "\"true\""},
                                  {"seed", "7"},
                                  {"model.context", "2000"},
@@ -232,18 +234,18 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
     return a;
   };
   const std::map<std::string, Changes> expected = {
-    {"softmax", {}},
-    {"sigmoid_gated", {{"attention.gate.activation", "\"sigmoid\""}, {"attention.gate.bias", "false"}}},
-    {"softplus_gated", softplus},
-    {"lssa", with(lssa, {{"attention.kind", "\"lssa\""}})},
-    {"lssar", with(lssa, {{"attention.kind", "\"lssar\""}})},
-    {"lssar_softplus_gated", with(with(lssa, softplus), {{"attention.kind", "\"lssar\""}})},
-    {"softmax_qknorm", lssa},
-    {"ssmax", {{"attention.scale", "\"ssmax\""}}},
-    {"softmax_sink", {{"attention.sink", "\"learned\""}}},
-    {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
-    {"relu", {{"attention.kind", "\"relu\""}}},
-    {"relu2", {{"attention.kind", "\"relu2\""}}}};
+      {"softmax", {}},
+      {"sigmoid_gated", {{"attention.gate.activation", "\"sigmoid\""}, {"attention.gate.bias", "false"}}},
+      {"softplus_gated", softplus},
+      {"lssa", with(lssa, {{"attention.kind", "\"lssa\""}})},
+      {"lssar", with(lssa, {{"attention.kind", "\"lssar\""}})},
+      {"lssar_softplus_gated", with(with(lssa, softplus), {{"attention.kind", "\"lssar\""}})},
+      {"softmax_qknorm", lssa},
+      {"ssmax", {{"attention.scale", "\"ssmax\""}}},
+      {"softmax_sink", {{"attention.sink", "\"learned\""}}},
+      {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
+      {"relu", {{"attention.kind", "\"relu\""}}},
+      {"relu2", {{"attention.kind", "\"relu2\""}}}};
   EXPECT_EQ(variants().size(), expected.size());
   for (auto& [name, change] : expected) {
     Changes whole = change;
@@ -255,8 +257,8 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
 
 TEST(Config, KeysBesideAVariantOverrideIt) {
   Config c =
-    parse_config(R"({"attention": {"kind": "lssa", "variant": "lssar_softplus_gated", "gate": {"bias_init": 2}}})",
-                 "x.json", {"attention.qk_norm=rms"});
+      parse_config(R"({"attention": {"kind": "lssa", "variant": "lssar_softplus_gated", "gate": {"bias_init": 2}}})",
+                   "x.json", {"attention.qk_norm=rms"});
   EXPECT_EQ(c.attention.kind, Kind::lssa);
   EXPECT_EQ(c.attention.qk_norm, QkNorm::rms);
   EXPECT_EQ(c.attention.scale, Scale::logd_logn);
@@ -264,8 +266,8 @@ TEST(Config, KeysBesideAVariantOverrideIt) {
   EXPECT_EQ(c.attention.gate.weight_init, GateWeights::zero);
   EXPECT_TRUE(c.warnings.empty());
   // A variant from the command line cannot win over what the file spells out, and says so.
-  c =
-    parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json", {"attention.variant=lssar"});
+  c = parse_config(R"({"attention": {"kind": "softmax", "scale": "logd_logn"}})", "x.json",
+                   {"attention.variant=lssar"});
   EXPECT_EQ(c.attention.kind, Kind::softmax);
   EXPECT_EQ(c.warnings,
             std::vector<std::string>{"config: attention.kind = \"softmax\" in the file wins over \"lssar\" of --set "
@@ -323,14 +325,14 @@ TEST(Config, LongWarmupIsAWarning) {
 
 TEST(Config, ResolvedJsonLoadsBackToTheSame) {
   Config c;
-  std::vector<Sets> cases = {
-    {},
-    {"train.tokens=1e9"},
-    {"attention.scale=0.1"},
-    {"attention.variant=lssar_softplus_gated"},
-    {"name=\"q\\u \xC3\xA4", "generate.prompt=line\nline\ttab\x01", "data.train=a b,\"c\""},
-    {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-30", "model.rope_base=1e12", "seed=18446744073709551615"},
-    {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
+  std::vector<Sets> cases = {{},
+                             {"train.tokens=1e9"},
+                             {"attention.scale=0.1"},
+                             {"attention.variant=lssar_softplus_gated"},
+                             {"name=\"q\\u \xC3\xA4", "generate.prompt=line\nline\ttab\x01", "data.train=a b,\"c\""},
+                             {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-30", "model.rope_base=1e12",
+                              "seed=18446744073709551615"},
+                             {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
   for (auto& sets : cases) {
     Config first = parse_config("{}", "", sets);
     Config second = config_from_json(config_json(first), "resolved.json");

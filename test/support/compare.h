@@ -27,19 +27,15 @@ struct Exact {
   static double round(double x) { return x; }
 };
 
-template <class T>
-struct Naive {
+template <class T> struct Naive {
   using real = float;
   static float round(float x) { return to_float(from_float<T>(x)); }
 };
 
 // Half the distance from 1 to the next larger number.
-template <class T>
-inline constexpr double unit_roundoff = 0;
-template <>
-inline constexpr double unit_roundoff<float> = 0x1p-24;
-template <>
-inline constexpr double unit_roundoff<bf16> = 0x1p-8;
+template <class T> inline constexpr double unit_roundoff = 0;
+template <> inline constexpr double unit_roundoff<float> = 0x1p-24;
+template <> inline constexpr double unit_roundoff<bf16> = 0x1p-8;
 
 inline double as_double(double x) { return x; }
 inline double as_double(float x) { return x; }
@@ -47,8 +43,7 @@ inline double as_double(int x) { return x; }
 inline double as_double(bf16 x) { return to_float(x); }
 
 // The inputs of a reference of policy P: the kernel's own (already rounded) inputs, widened.
-template <class P, class T>
-std::vector<typename P::real> widen(const std::vector<T>& x) {
+template <class P, class T> std::vector<typename P::real> widen(const std::vector<T>& x) {
   std::vector<typename P::real> wide(x.size());
   for (size_t i = 0; i < x.size(); i++) wide[i] = typename P::real(as_double(x[i]));
   return wide;
@@ -60,8 +55,7 @@ struct Deviation {
 };
 
 // cancels: if an output is a difference of larger terms (or exactly zero), the size of those terms.
-template <class X>
-Deviation deviation(const std::vector<X>& x, const std::vector<double>& ref, double cancels = 0) {
+template <class X> Deviation deviation(const std::vector<X>& x, const std::vector<double>& ref, double cancels = 0) {
   double largest = cancels, difference = 0;
   Deviation result;
   for (double r : ref) largest = std::max(largest, std::fabs(r));

@@ -19,8 +19,7 @@ inline constexpr size_t GUARD = 0;
 inline constexpr size_t GUARD = 256;  // bytes; keeps cudaMalloc's alignment
 #endif
 
-template <class T>
-class DeviceArray {
+template <class T> class DeviceArray {
  public:
   explicit DeviceArray(size_t n) : n_(n) {
     CUDA_CHECK(cudaMalloc(&base_, bytes() + 2 * GUARD + 1));  // + 1: an empty array still has an address
@@ -75,8 +74,7 @@ class DeviceArray {
 };
 
 // The bits of any number of arrays, one after the other.
-template <class... T>
-std::vector<unsigned char> bits_of(const DeviceArray<T>&... arrays) {
+template <class... T> std::vector<unsigned char> bits_of(const DeviceArray<T>&... arrays) {
   std::vector<unsigned char> bits;
   auto append = [&](const auto& values) {
     auto bytes = reinterpret_cast<const unsigned char*>(values.data());
@@ -106,8 +104,7 @@ inline void expect_reproducible(const std::string& name, const std::function<std
 }
 
 // Normal random numbers, the same for one seed on every machine with the same standard library.
-template <class T>
-std::vector<T> random_normal(size_t n, unsigned seed, float scale = 1, float mean = 0) {
+template <class T> std::vector<T> random_normal(size_t n, unsigned seed, float scale = 1, float mean = 0) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
   std::vector<T> values(n);

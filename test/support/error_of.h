@@ -4,8 +4,7 @@
 
 #include "base/error.h"
 
-template <class F>
-std::string error_of(F call) {
+template <class F> std::string error_of(F call) {
   try {
     call();
   } catch (const UserError& e) {

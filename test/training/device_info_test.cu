@@ -7,18 +7,28 @@
 namespace {
 
 TEST(DeviceInfo, PeaksByName) {
-  const std::pair<const char*, double> peaks[] = {
-      {"NVIDIA GB200", 2500},         {"NVIDIA B200", 2250},
-      {"NVIDIA H200", 989},           {"NVIDIA H200 NVL", 836},
-      {"NVIDIA GH200 480GB", 989},    {"NVIDIA H100 80GB HBM3", 989},
-      {"NVIDIA H100 PCIe", 756},      {"NVIDIA H100 NVL", 836},
-      {"NVIDIA A100-SXM4-80GB", 312}, {"NVIDIA A100-PCIE-40GB", 312},
-      {"NVIDIA A800 80GB PCIe", 312}, {"NVIDIA A10", 125},
-      {"NVIDIA A10G", 70},            {"NVIDIA L4", 121},
-      {"NVIDIA L40", 181},            {"NVIDIA L40S", 362},
-      {"NVIDIA RTX A6000", 155},      {"NVIDIA RTX 6000 Ada Generation", 364},
-      {"NVIDIA GeForce RTX 3090", 71}, {"NVIDIA GeForce RTX 4090", 165},
-      {"NVIDIA GeForce RTX 5090", 209.5}, {"Tesla T4", 0}};
+  const std::pair<const char*, double> peaks[] = {{"NVIDIA GB200", 2500},
+                                                  {"NVIDIA B200", 2250},
+                                                  {"NVIDIA H200", 989},
+                                                  {"NVIDIA H200 NVL", 836},
+                                                  {"NVIDIA GH200 480GB", 989},
+                                                  {"NVIDIA H100 80GB HBM3", 989},
+                                                  {"NVIDIA H100 PCIe", 756},
+                                                  {"NVIDIA H100 NVL", 836},
+                                                  {"NVIDIA A100-SXM4-80GB", 312},
+                                                  {"NVIDIA A100-PCIE-40GB", 312},
+                                                  {"NVIDIA A800 80GB PCIe", 312},
+                                                  {"NVIDIA A10", 125},
+                                                  {"NVIDIA A10G", 70},
+                                                  {"NVIDIA L4", 121},
+                                                  {"NVIDIA L40", 181},
+                                                  {"NVIDIA L40S", 362},
+                                                  {"NVIDIA RTX A6000", 155},
+                                                  {"NVIDIA RTX 6000 Ada Generation", 364},
+                                                  {"NVIDIA GeForce RTX 3090", 71},
+                                                  {"NVIDIA GeForce RTX 4090", 165},
+                                                  {"NVIDIA GeForce RTX 5090", 209.5},
+                                                  {"Tesla T4", 0}};
   for (auto& [name, tflops] : peaks) EXPECT_EQ(peak_bf16_flops(name), tflops * 1e12) << name;
 }
 
