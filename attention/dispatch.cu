@@ -19,7 +19,7 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
   user_error(
       "config: attention.kind = \"%s\" has no kernels in this build (attention/instances/general_%s.cu, left out by "
       "make "
-      "ATTN=...); choose one of %s, or build with that file.",
+      "ATTN=...); choose one of %s, or build with that file",
       name, name, built.c_str());
 }
 
@@ -40,11 +40,11 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf1
   switch (s.kernels) {
     case Kernels::general: return k.general_bf16;
     case Kernels::tensor:
-      if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build.", D);
+      if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build", D);
       return k.tensor_bf16;
     case Kernels::hopper:
       if (!hopper)
-        failure("attention: no Hopper kernels for %s, heads of %d channels, or these addresses and strides.",
+        failure("attention: no Hopper kernels for %s, heads of %d channels, or these addresses and strides",
                 kind_names[int(s.kind)], D);
       return k.hopper_bf16;
     case Kernels::automatic: break;
@@ -65,7 +65,7 @@ PolicySettings policy_settings(const AttentionSetup& s) {
 
 template <class T> const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
   if (s.sink == Sink::learned && !learned.sink)
-    failure("attention: the sink is learned, but no array of sinks was given.");
+    failure("attention: the sink is learned, but no array of sinks was given");
   return s.sink == Sink::learned ? learned.sink : nullptr;
 }
 
@@ -79,7 +79,7 @@ KindKernels& kernels_of(Kind kind, PowerClass power) {
 bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
 
 void attention_check(const AttentionSettings& settings, int D) {
-  if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have.", D, LARGEST_D);
+  if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
   kernels_for(settings);
 }
 

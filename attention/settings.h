@@ -56,5 +56,5 @@ Enum from_name(const char* what, const char* const (&names)[N], const std::strin
     if (name == names[i]) return Enum(i);
     allowed += (i ? ", " : "") + std::string(names[i]);
   }
-  user_error("config: %s = \"%s\" is unknown; choose one of %s.", what, name.c_str(), allowed.c_str());
+  user_error("config: %s = \"%s\" is unknown; choose one of %s", what, name.c_str(), allowed.c_str());
 }

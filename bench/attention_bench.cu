@@ -97,7 +97,7 @@ static void bench(int argc, char** argv) {
     else if (a == "--kernels") settings.kernels = from_name<Kernels>("--kernels", kernels_names, value());
     else if (a == "--json") json = value();
     else if (list < 3 && a[0] != '-') lists[list++] = a;
-    else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
+    else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
   }
   std::vector<std::string> kinds;
   for (size_t kind = 0; kind < std::size(kind_names); kind++)

@@ -91,12 +91,12 @@ template <class Policy> static void stagger_all(Kind kind, int forward_products)
 static void bench(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     std::string a = argv[i];
-    if (a[0] == '-') user_error("bench_hopper: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
+    if (a[0] == '-') user_error("bench_hopper: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
     lengths.clear();
     for (const std::string& length : split(a)) lengths.push_back(number_above_0(argv[0], length));
   }
   if (!on_cpu && device_properties().major != 9)
-    user_error("bench_hopper: %s lacks what these kernels need, compute capability 9.0; use bench_attention.",
+    user_error("bench_hopper: %s lacks what these kernels need, compute capability 9.0; use bench_attention",
                device_info().name.c_str());
   using Usual = Softmax<FastMaths>;
   print_trial_head();

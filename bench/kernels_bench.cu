@@ -250,7 +250,7 @@ static void bench(int argc, char** argv) {
         workspaces.push_back(number_above_0(argv[0], mib));
       if (workspaces.size() != 2) user_error("%s: --workspaces needs two numbers of MiB, as in 32,256.", argv[0]);
     } else if (a[0] != '-') filters.push_back(a);
-    else user_error("bench_kernels: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
+    else user_error("bench_kernels: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
   }
   ceilings = measure_ceilings();
   printf("%s, %s\n\n", model.name, type.c_str());

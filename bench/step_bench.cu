@@ -178,7 +178,7 @@ static void bench(int argc, char** argv) {
     else if (a == "--variants") variants = option_value(argc, argv, i);
     else if (a == "--json") json = option_value(argc, argv, i);
     else if (a[0] != '-') path = a;
-    else user_error("bench_step: unknown argument \"%s\"; its first lines say how to use it.", a.c_str());
+    else user_error("bench_step: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
   }
   Ceilings ceilings = measure_ceilings();
   Json report = report_head(argc, argv, ceilings);

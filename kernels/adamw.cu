@@ -83,7 +83,7 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
                   const AdamW& a, cudaStream_t stream) {
   if (n == 0) return;
   if (std::is_same_v<T, float> && static_cast<void*>(param) != static_cast<void*>(master))
-    failure("adamw_update: with float32 parameters the master weights must be the parameters themselves.");
+    failure("adamw_update: with float32 parameters the master weights must be the parameters themselves");
   AdamWStep s;
   s.decay = float(double(a.lr) * a.weight_decay);
   s.one_minus_beta1 = float(1.0 - double(a.beta1));

@@ -240,7 +240,7 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
                        cudaStream_t stream) {
   size_t units = size_t(B) * T_ * C / UNIT;
   if (units == 0) return;
-  if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call.", B, T_, C);
+  if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call", B, T_, C);
   LAUNCH(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
          unsigned(units), T_, C);
 }

@@ -55,7 +55,7 @@ inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_ro
     cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
 #endif
     if (!function || found != cudaDriverEntryPointSuccess)
-      failure("the CUDA driver has no cuTensorMapEncodeTiled: Hopper's kernels need a driver for CUDA 12.0 or newer.");
+      failure("the CUDA driver has no cuTensorMapEncodeTiled: Hopper's kernels need a driver for CUDA 12.0 or newer");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   TensorMap result;
@@ -68,7 +68,7 @@ inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_ro
                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS)
-    failure("cuTensorMapEncodeTiled refused a tensor of %d x %d x %d x %d bf16: error %d.", shape.batches, shape.rows,
+    failure("cuTensorMapEncodeTiled refused a tensor of %d x %d x %d x %d bf16: error %d", shape.batches, shape.rows,
             shape.heads, shape.channels, int(error));
   return result;
 }

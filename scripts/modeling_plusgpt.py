@@ -1,4 +1,4 @@
-"""GPT-2 with every attention mechanism that plusgpt trains, for Hugging Face transformers.
+"""GPT-2 with every kind of attention that plusgpt trains, for Hugging Face transformers.
 
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 

@@ -137,7 +137,7 @@ std::vector<ChangedSetting> changed_settings(const Config& before, const Config&
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
 
 // "lssar attention", "lssar attention with power = 3": the variant, and what else was set.
-std::string mechanism(const Config& config);
+std::string attention_text(const Config& config);
 
 std::string print_config(const Config& config);  // one line a key: value and origin
 // The resolved settings as JSON that loads back to the same Config; with `sections` ("model") only those.

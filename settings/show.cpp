@@ -106,7 +106,7 @@ static std::set<std::string> idle_keys(const Config& config) {
   return idle;
 }
 
-std::string mechanism(const Config& config) {
+std::string attention_text(const Config& config) {
   std::string changes;
   std::set<std::string> idle = idle_keys(config);
   for (const ChangedSetting& change : changed_settings(plain_variant(config.variant), config))

@@ -67,7 +67,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
 
-    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to a known mechanism's values"},
+    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to the values of a known variant"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "what a row's scores are multiplied by"},

@@ -155,7 +155,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
       changes({"attention.variant=lssar", "attention.power=3"}, {"attention.variant=lssar", "model.context=2048"}),
       "model.context 1024 2048; attention.power 3 15; ");
 
-  auto text = [](const std::vector<std::string>& sets) { return mechanism(parse_config("{}", "x.json", sets)); };
+  auto text = [](const std::vector<std::string>& sets) { return attention_text(parse_config("{}", "x.json", sets)); };
   EXPECT_EQ(text({}), "softmax attention");
   EXPECT_EQ(text({"attention.variant=lssar_softplus_gated"}), "lssar_softplus_gated attention");
   EXPECT_EQ(text({"attention.variant=lssar", "attention.power=3", "attention.gate.activation=tanh"}),
