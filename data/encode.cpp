@@ -50,7 +50,7 @@ void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out,
       begins = ends;
     }
     text.erase(0, cut);
-    if (std::fwrite(tokens.data(), 2, tokens.size(), out) != tokens.size())
+    if (!tokens.empty() && std::fwrite(tokens.data(), 2, tokens.size(), out) != tokens.size())
       failure("standard output: not everything could be written (is its disk full?)");
   }
 }
