@@ -77,7 +77,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
                       "subtracted in lssar's second stage, in units of the mean weight"}),
     only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                       "first rows without that offset"}),
-    {"attention.sink", choice(a.sink, sink_names), "", no, "a further term in softmax's denominator"},
+    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none disables it"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
