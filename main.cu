@@ -1,5 +1,5 @@
-// The program: ./train CONFIG.json. Flags and settings, then a training run, an evaluation, a text, a dry run or a dump
-// of gradients. Exit codes: 0, 2 for what the user can fix, 1 for what failed.
+// The program: ./train CONFIG.json. Flags and settings, then a training run, an evaluation, generated text, a dry run
+// or a dump of gradients. Exit codes: 0, 2 for errors that the user can fix, 1 for other failures.
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -27,8 +27,8 @@
 #include "training/start.h"
 #include "version.h"
 
-// The run's metrics, which begin with a line that names this program, its settings and the device. A rank without a
-// folder writes nothing.
+// Starts the run's metrics with a line that names this program, its settings and the device. A rank without a folder
+// writes nothing.
 static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& model, const DeviceInfo& device) {
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   int ranks = model.comm().size();
@@ -51,7 +51,7 @@ static void check_folder_of(const std::string& file) {
 static StepResult one_step(Model& model, Loader& loader) {
   StepResult result = next_gradients(model, loader);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    failure("this step has the loss %g and the gradient norm %g: nothing can be trained from here", result.loss,
+    failure("this step's loss is %g and its gradient norm %g: training cannot start from here", result.loss,
             result.grad_norm);
   return result;
 }
@@ -121,7 +121,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
     if (!evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics))
-      failure("a loss is not finite: the weights, or what they compute from these data, are not");
+      failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
   }
   Loader loader(*windows, {.T = config.model.context,
@@ -135,7 +135,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader);
 
-  comm.barrier();  // all have read what they begin from: rank 0 may remove it now
+  comm.barrier();  // all ranks have read their starting point: rank 0 may remove it now
   if (comm.first()) {
     model->allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
@@ -151,7 +151,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   train(*model, device, loader, data.val, run_dir.get(), state, metrics);
 }
 
-// The end of this process: 0, or why not. Where there are several ranks, rank 0 says it for all of them.
+// Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.
 static int ended(Links* links, int code, const char* text) {
   if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && code == 0)
     code = 1, text = "standard output: not everything could be written (is its disk full?)";
@@ -160,8 +160,8 @@ static int ended(Links* links, int code, const char* text) {
   return code;
 }
 
-// Rank 0 prints. NCCL and cuBLASLt print to stdout too, what their variables ask for: then it becomes stderr, with this
-// rank's lines among theirs. (Naming /dev/stderr in NCCL_DEBUG_FILE would not do: a log file would be emptied.)
+// Only rank 0 prints. But NCCL and cuBLASLt log to stdout if their variables say so: then stdout becomes stderr, and
+// this rank's lines appear too. (/dev/stderr as NCCL_DEBUG_FILE would not do: NCCL would empty a log file there.)
 static void turn_off_stdout() {
   auto set = [](const char* name) { return std::getenv(name) != nullptr; };
   bool wanted = (set("NCCL_DEBUG") && !set("NCCL_DEBUG_FILE")) ||
@@ -169,18 +169,18 @@ static void turn_off_stdout() {
   if (!wanted && !std::freopen("/dev/null", "w", stdout)) failure("cannot open /dev/null");
   if (!wanted) return;
   dup2(STDERR_FILENO, STDOUT_FILENO);
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what is said before a crash must be seen
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines printed before a crash must be seen
 }
 
 int main(int argc, char** argv) {
-  // Whoever started this may have closed standard input or output: no file of a run may take their numbers.
+  // If standard input or output is closed, no file of the run may take its number.
   for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)
     if (file > 2) {
       close(file);
       break;
     }
   std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that is longer than this user may write is an error of that write
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the user's limit of file size fails, and does not end the process
   std::unique_ptr<Links> links;
   auto connect = [&](const Ranks& ranks) {
     if (ranks.size == 1 || links) return;
@@ -189,10 +189,10 @@ int main(int argc, char** argv) {
     links = std::make_unique<Links>(ranks);
   };
   try {
-    for (std::string flag : {"--help", "-h", "--version"})  // answered by each rank at once: it prints and exits
+    for (std::string flag : {"--help", "-h", "--version"})  // answered by each rank alone: it prints and exits
       if (std::find(argv, argv + argc, flag) != argv + argc) parse_flags(argc, argv, PLUSGPT_VERSION);
     Ranks ranks = ranks_of_environment();
-    connect(ranks);  // before anything can go wrong at all ranks: one of them will say it
+    connect(ranks);  // before anything can go wrong at all ranks, so that only one prints it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
     if (!flags.encode.empty()) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);

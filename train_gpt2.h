@@ -25,7 +25,7 @@ class Model {
   virtual ~Model() = default;
   virtual const Config& config() const = 0;
   virtual Comm& comm() = 0;        // the ranks that train it together
-  virtual void init_random() = 0;  // from config.seed; all ranks
+  virtual void init_random() = 0;  // from config.seed, on all ranks
 
   // The parameters: parameters.h says what these do, and which of them all ranks must call.
   virtual const std::vector<Tensor>& tensors() const = 0;
@@ -39,12 +39,12 @@ class Model {
 
   virtual void set_rope(int length) = 0;  // rotation for this length, by eval.rope_scaling
 
-  // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless the gradients are to
-  // be skipped. Ranks reduce their gradients during the last micro step.
+  // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless this step is
+  // skipped. Ranks reduce their gradients during the last micro step.
   virtual void begin_step() = 0;                                             // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const int* targets) = 0;  // += ; [micro, context], host
-  virtual StepResult finish(float grad_clip) = 0;  // loss, norm of all ranks; waits for the device
-  virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped as finish() found
+  virtual StepResult finish(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
+  virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to finish()'s grad_clip
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
     update(settings);

@@ -8,6 +8,6 @@
 inline constexpr int64_t SAME_REQUEST_MS = 2000;
 int64_t milliseconds_now();  // of a clock that never goes back
 
-void watch_signals();  // before it main() ignores SIGUSR1, and the others end the process as usual
+void watch_signals();  // until then main() ignores SIGUSR1, and the others end the process as usual
 bool stop_requested();
 bool save_requested();  // whether SIGUSR1 came since the last call

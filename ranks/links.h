@@ -1,9 +1,9 @@
-// The TCP connections that hold the ranks of a run together: one of every other rank to rank 0. NCCL moves the numbers;
-// the links carry one text before training (NCCL's id), and then tell every rank when the run ends and why.
+// The TCP connections that hold the ranks of a run together: one from every other rank to rank 0. NCCL moves the
+// tensors; the links carry one text before training (NCCL's id), and then tell every rank when the run ends and why.
 //
-// Connecting. Rank 0 listens at Ranks::address and port until all ranks are connected. Another rank tries again and
-// again until it is accepted: it sends its number, the number of ranks and the job's name, and rank 0 answers with its
-// patience, which from then on counts for that rank too. Rank 0 closes connections of other programs and other jobs.
+// Connecting. Rank 0 listens at Ranks::address and port until all ranks are connected. Another rank retries until it is
+// accepted: it sends its number, the number of ranks and the job's name, and rank 0 answers with its patience,
+// which from then on counts for that rank too. Rank 0 closes connections of other programs and other jobs.
 //
 // Messages: one byte of kind, four bytes of length, at most 64 KiB of text.
 //   'i'  rank 0 -> all      the text of share()
@@ -21,7 +21,7 @@
 //   - A rank has ended with code 0, but the rank at the other end of the link has not by the end of the patience: they
 //     were started differently, and the run ends with 1.
 // The connections to a machine that disappears break within 30 seconds. A process that is stopped does not count the
-// others' silence meanwhile, so a whole job can be stopped and continued.
+// others' silence while it is stopped, so a whole job can be stopped and continued.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -40,11 +40,11 @@ class Links {
   Links(const Links&) = delete;
 
   std::string share(const std::string& text);  // rank 0's text, at every rank; to be called once
-  // Calls health() about once a second. A text other than "" is an error that ends the run; empty function: stops that.
+  // Calls health() about once a second; an empty function stops that. A text other than "" is an error: the run ends.
   void watch(std::function<std::string()> health);
 
   // The end of this rank's program: code 0, or the code and text of an error. Rank 0 prints the text (another rank does
-  // only if rank 0 does not answer within 10 seconds). Returns `code`, if the process has not ended by then. Ranks that
+  // only if rank 0 does not answer within 10 seconds). Returns `code` if the process has not ended by then. Ranks that
   // end with 0 must do so within the patience of each other.
   int end(int code, const std::string& text);
 

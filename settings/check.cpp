@@ -1,4 +1,4 @@
-// Values that follow from others, and the rules between keys.
+// Derived values, and the rules between keys.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -33,19 +33,19 @@ static void complete(Config& c) {
   if (m.head_dim == 0) {
     if (m.channels % m.heads != 0)
       refuse(source_of(c, {"model.channels", "model.heads"}),
-             "model.channels = %d is not divisible by model.heads = %d; change one of them, or give model.head_dim",
+             "model.channels = %d is not divisible by model.heads = %d; change one of them, or set model.head_dim",
              m.channels, m.heads);
     m.head_dim = m.channels / m.heads;
     if (m.head_dim > 512)
       refuse(source_of(c, {"model.channels", "model.heads"}),
-             "model.head_dim would be channels / heads = %d, at most 512 are possible; use more heads or give it",
+             "model.head_dim would be channels / heads = %d, at most 512 is possible; use more heads or set it",
              m.head_dim);
     c.origins["model.head_dim"] = "channels / heads";
   }
   if (c.train.tokens > 0) {
     if (c.origins.count("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
-             "train.steps = %ld and train.tokens = %ld are both given; give one of them", c.train.steps,
+             "train.steps = %ld and train.tokens = %ld are both given; remove one of them", c.train.steps,
              c.train.tokens);
     c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
     if (!interval(config_row(c, "train.steps").allowed).contains(double(c.train.steps)))
@@ -65,7 +65,7 @@ static void complete(Config& c) {
 // A limit on one key's value that depends on other keys, or that an interval cannot express.
 struct Rule {
   const char* key;
-  std::vector<const char*> others;        // that it depends on too
+  std::vector<const char*> others;        // that the limit depends on too
   std::string (*problem)(const Config&);  // what is wrong, to follow "config: KEY = VALUE "; "" if nothing is
 };
 
@@ -80,7 +80,7 @@ static const Rule RULES[] = {
    }},
   {"attention.sink", {"attention.kind", "attention.variant"}, [](const Config& c) -> std::string {
      if (c.attention.sink == Sink::none || c.attention.kind == Kind::softmax) return "";
-     return format("exists for attention.kind = \"softmax\" only, not \"%s\"; use sink \"none\"",
+     return format("needs attention.kind = \"softmax\", not \"%s\"; use sink \"none\"",
                    kind_names[int(c.attention.kind)]);
    }},
   {"attention.scale", {"model.context"}, [](const Config& c) -> std::string {
@@ -158,7 +158,7 @@ static void check_batch(const Config& c, int ranks) {
          nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
-// Warns of keys that were changed but have no effect.
+// Warns about keys that were changed but have no effect.
 static void warn_without_effect(Config& c) {
   Config plain = plain_variant(c.variant);
   std::vector<ConfigRow> rows = config_rows(c), plain_rows = config_rows(plain);
@@ -179,7 +179,7 @@ void complete_and_check(Config& c, bool trains) {
   if (trains && (c.eval.every > 0 || lengths_given)) check_lengths(c, c.eval.lengths, "eval.lengths");
   if (c.optimizer.warmup_steps > c.train.steps)
     c.warnings.push_back(
-        format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so that the learning "
+        format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "
                "rate never reaches optimizer.lr%s",
                c.optimizer.warmup_steps, c.train.steps,
                source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
@@ -221,9 +221,8 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
           "only \"rope\" and \"none\" go further%s",
           name.c_str(), length, config.model.context, tag.c_str());
     if (length > config.eval.tokens)
-      user_error(
-          "%s = %d is longer than eval.tokens = %ld, so that not one window would be evaluated; raise eval.tokens%s",
-          name.c_str(), length, config.eval.tokens, tag.c_str());
+      user_error("%s = %d is longer than eval.tokens = %ld, so no window would be evaluated; raise eval.tokens%s",
+                 name.c_str(), length, config.eval.tokens, tag.c_str());
     if (static_cast<int64_t>(length) * config.eval.batch > std::numeric_limits<int>::max())
       user_error("%s = %d x eval.batch = %d tokens at once are too many (at most 2147483647)%s", name.c_str(), length,
                  config.eval.batch, tag.c_str());

@@ -33,7 +33,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--remeasure", flags.remeasure,
                "measure algorithms for matrix products again instead of using those that earlier runs or the "
-               "checkpoint have kept (GPUs only; a resumed run then rounds differently)");
+               "checkpoint kept (GPUs only; a resumed run then rounds differently)");
   auto* print_config =
       app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
@@ -45,7 +45,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
       app.add_option("--encode", flags.encode,
-                     "write the GPT-2 tokens (uint16) of the text on standard input to standard output, by the "
+                     "write the GPT-2 tokens (uint16) of the text on standard input to standard output, with the "
                      "vocabulary in DIR, and exit; takes no CONFIG")
           ->type_name("DIR");
   app.set_version_flag("--version", "plusgpt " + version);
@@ -74,10 +74,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   }
   if (!flags.encode.empty()) return flags;
   if (flags.config.empty())
-    user_error("command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
-               resume->count() && !flags.resume.empty()
-                   ? format(" (%s was taken for --resume's folder: write it first)", flags.resume.c_str()).c_str()
-                   : "");
+    user_error(
+        "command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
+        resume->count() && !flags.resume.empty()
+            ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
+            : "");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";

@@ -12,6 +12,5 @@ struct Flags {
   std::string command;  // as typed
 };
 
-// What the command line asks for. Prints and exits for --help and --version ("plusgpt VERSION"); a user_error for what is
-// wrong with it.
+// Reads the command line; mistakes are a user_error. Prints and exits for --help and --version ("plusgpt VERSION").
 Flags parse_flags(int argc, char** argv, const std::string& version);

@@ -1,8 +1,8 @@
 // The settings of a run: read from JSON and --set, checked, completed.
-// Defaults are the initialisers below; what each key may be and means is THE table in table.cpp, which drives
-// reading, --set, --print-config, the resolved JSON and the documentation. Choices that are text here have been checked
-// against the table, so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. What is wrong
-// with a configuration is a user_error naming key, value, what is allowed, and file.
+// Defaults are the initialisers below; the table in table.cpp says what each key means and allows, and drives reading,
+// --set, --print-config, the resolved JSON and --help. Choices that are text here have been checked against the table,
+// so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. An error in a configuration is a
+// user_error that names key, value, what is allowed, and file.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -19,7 +19,7 @@ struct Config {
   std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
   std::string init;       // folder with model.safetensors to start from; "" = fresh
-  std::string precision;  // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by who knows the device
+  std::string precision;  // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by prepare_device()
   int threads = 0;        // CPU only; 0 = auto: cores / ranks
 
   struct Model {
@@ -98,14 +98,14 @@ struct Config {
     int64_t every = 1;
   } log;
 
-  // Not settings: where they came from.
+  // Not settings, but where they came from.
   std::string file;                            // as the user named it
   std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
   std::vector<std::string> warnings;           // complete sentences, to be printed once
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived.
-// trains: eval.lengths is checked too, against the rest.
+// trains: also check eval.lengths.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
 Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets = {},
@@ -113,19 +113,20 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
 Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
                         bool trains = true);
 
-// What depends on the ranks and on the memory. `fits`: the largest micro batch that the memory plan allows.
-// Where batch.micro is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
-// micro x context x ranks. A batch.micro that was given is only checked to divide.
+// Chooses or checks batch.micro, which depends on the ranks and on the memory. `fits`: the largest that the memory plan
+// allows. If it is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
+// micro x context x ranks; a given value is only checked to divide.
 void resolve_batch(Config& config, int ranks, int64_t fits);
 int64_t micro_steps(const Config& config, int ranks);  // per optimizer step; needs batch.micro > 0
 
-// Evaluation lengths, also those of --lengths: `what` is the key or the flag, for the error text.
+// Evaluation lengths, from eval.lengths or --lengths: `what` is the key or the flag, for the error text.
 std::vector<int> parse_lengths(const std::string& text, const char* what);  // "1024,2048" -> {1024, 2048}
-// Within the learned positions, and at least one window within eval.tokens. parse_config calls it for eval.lengths.
+// Checks that they lie within the learned positions, and that eval.tokens holds a window of each. parse_config calls it
+// for eval.lengths.
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
-// What an error about these keys names: "--set" where one of them was given there, else the file.
+// The source that an error about these keys names: "--set" where one of them was given there, else the file.
 std::string source_of(const Config& config, const std::vector<const char*>& keys);
 
 struct ChangedSetting {
@@ -133,13 +134,13 @@ struct ChangedSetting {
   bool may_change;           // in a continued run
 };
 std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now);  // all, in the table's order
-// Those of model and attention by which the same weights compute something else.
+// Those of model and attention that make the same weights compute something else.
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
 
-// "lssar attention", "lssar attention with power = 3": the variant, and what else was set.
+// "lssar attention", "lssar attention with power = 3": the variant, and what was set besides.
 std::string attention_text(const Config& config);
 
-std::string print_config(const Config& config);  // one line a key: value and origin
+std::string print_config(const Config& config);  // one line per key: value and origin
 // The resolved settings as JSON that loads back to the same Config; with `sections` ("model") only those.
 nlohmann::ordered_json config_json(const Config& config, const std::vector<std::string>& sections = {});
 std::string config_text(const Config& config);  // the same, indented: config.json of a run

@@ -21,7 +21,7 @@ constexpr size_t MAX_FILE_BYTES = 1 << 20;
 std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One value into one row. Each returns what is wrong with it, to stand behind "config: key = value ", or "".
+// One value into one row. Each returns what is wrong with it, to follow "config: key = value ", or "".
 
 std::string range_problem(const ConfigRow& row, const char* kind) {
   return std::string("must be ") + kind + " in " + row.allowed +
@@ -100,7 +100,7 @@ std::string assign(const ConfigRow& row, const Choice& target, const json& value
 std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {
   std::vector<std::string> items;
   for (auto& item : value.is_array() ? value : json::array({value})) {
-    if (std::string problem = text_problem(item); !problem.empty()) return "must be text or a list of texts";
+    if (std::string problem = text_problem(item); !problem.empty()) return "must be text or a list of text items";
     if (item.get_ref<const std::string&>().empty()) return "must not contain an empty name";
     items.push_back(item.get<std::string>());
   }
@@ -147,8 +147,8 @@ std::optional<json> number_of(const std::string& text) {
   return std::nullopt;
 }
 
-// What a --set text means, by the type of its row; a list is "a,b" or ["a", "b"]. What does not fit the type stays text,
-// so that `assign` refuses it.
+// The value of a --set text, by the type of its row; a list is "a,b" or ["a", "b"]. Text that does not fit the type
+// stays text, and `assign` refuses it.
 json value_of(const ConfigRow& row, const std::string& text) {
   bool texts = std::holds_alternative<std::vector<std::string>*>(row.value);
   if (texts || std::holds_alternative<std::vector<int>*>(row.value)) {
@@ -198,7 +198,7 @@ class Reader {
       if (name.rfind("_", 0) == 0) continue;
       std::string key = prefix + name;
       if (name.find('.') != std::string::npos)
-        refuse(file, "the key %s has a dot; write the objects out: \"model\": {\"layers\": 12}",
+        refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
                shortened(json_quote(name)).c_str());
       if (sections.count(key)) {
         if (!value.is_object())
@@ -270,7 +270,7 @@ class Reader {
     config.origins[key] = from.source;
   }
 
-  // What each key that any variant changes is in this one: its change, else the default. Empty for an unknown variant.
+  // The value that this variant gives to each key that any variant changes. Empty for an unknown variant.
   std::map<std::string, json> meaning_of(const json& name) {
     std::map<std::string, json> meaning;
     auto is_named = [&](const Variant& variant) { return name == variant.name; };
@@ -282,8 +282,8 @@ class Reader {
     return meaning;
   }
 
-  // --set attention.variant over a file that names a variant and spells out what it means, as a run's config.json does:
-  // what is spelled out goes. Keys that the file gives of its own accord stay, with a warning.
+  // --set attention.variant over a file that names a variant and also its values, as a run's config.json does: these
+  // values are dropped. Keys that the file sets to other values stay, with a warning.
   void replace_variant(const Given& next) {
     auto meaning = meaning_of(next.value);
     auto old = given.find("attention.variant");

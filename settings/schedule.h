@@ -1,5 +1,5 @@
 // The learning rate of optimizer step s = 0 .. steps-1: a linear warmup, then what optimizer.schedule says.
-// It depends on nothing but the settings and s, so that a resumed run continues it.
+// It depends on the settings and s alone, so a resumed run continues it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ inline double learning_rate(const Config& config, int64_t step) {
   if (o.schedule == "linear") return o.lr * (1 - (1 - f) * x);
   if (o.schedule == "cosine") return o.lr * (f + (1 - f) * (1 + std::cos(3.14159265358979323846 * x)) / 2);
   if (o.schedule == "wsd") {
-    double decay = o.decay_fraction * steps;  // the last so many steps
+    double decay = o.decay_fraction * steps;  // steps, the last of the run
     double into = s - (steps - decay);
     return into <= 0 ? o.lr : o.lr * (1 - (1 - f) * into / decay);
   }

@@ -1,4 +1,4 @@
-// A Config as text: --print-config, --help, JSON, and how two differ.
+// A Config as text: --print-config, --help, JSON, and the differences of two.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 
-// number: what the last enumerator stands for, which has no name in a configuration then.
+// number: the value of the last enumerator, which then has no name in a configuration.
 template <class Enum, size_t N>
 static Choice choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
   return {{names, names + N - (number ? 1 : 0)},
@@ -64,23 +64,23 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.context", &m.context, "[1, 16777216]", no, "tokens of a training sequence"},
     {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
-    {"model.position", &m.position, "rope | learned | none", no, "how positions enter"},
+    {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
 
-    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to the values of a known variant"},
+    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "what a row's scores are multiplied by"},
-    {"attention.kind", choice(a.kind, kind_names), "", no, "from scores to weights"},
+    {"attention.kind", choice(a.kind, kind_names), "", no, "how scores become weights"},
     only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
     only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
                       "subtracted in lssar's second stage, in units of the mean weight"}),
     only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                       "first rows without that offset"}),
-    {"attention.sink", choice(a.sink, sink_names), "", no, "a further term in softmax's denominator"},
-    {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none: no gate"},
+    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator"},
+    {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none disables it"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
-                     "a logit per channel, or per head"}),
+                     "one logit per channel, or per head"}),
     only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),
     only_with(GATE, {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"}),
     only_with(GATE, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
@@ -91,7 +91,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"data.train", &c.data.train, "", no,
      "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
     {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
-    {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or as they come"},
+    {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
      "tokens of an optimizer step over all ranks, a multiple of micro x context x ranks"},
@@ -106,17 +106,17 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
     {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
     {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
-    only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "of lr, reached at the end"}),
-    only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "of the steps, in which wsd decays"}),
+    only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "final rate / lr"}),
+    only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "share of steps in which wsd decays"}),
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
 
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
-     "instead of steps: train on at least so many; 0 = not used", may_change},
+     "instead of steps: train on at least this many; 0 = not used", may_change},
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,
      "what the backward pass computes again to save memory", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
-     "1: the ranks share the optimizer's state among them", may_change},
+     "1: each rank keeps its share of the optimizer's state", may_change},
 
     {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
     {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
@@ -125,7 +125,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
     {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
-     "of rope beyond the trained length", may_change},
+     "how rope is scaled beyond the trained length", may_change},
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
@@ -135,10 +135,10 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
     {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
     {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
-     "of sampling; 0 = always the likeliest token", may_change},
+     "of sampling; 0 = always the most likely token", may_change},
     {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
-     "sample from so many likeliest tokens; 0 = from all", may_change},
-    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "between text and tokens", may_change},
+     "sample from this many of the most likely tokens; 0 = all", may_change},
+    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
      "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
 

@@ -1,5 +1,5 @@
 // THE configuration table. A row's type is the type of the Config member that it points to, its default that member's
-// initialiser; everything else that is known about a key alone is in the row. Below it is what read.cpp, check.cpp and
+// initialiser; everything else that concerns one key alone is in the row. Below it is what read.cpp, check.cpp and
 // show.cpp share.
 #pragma once
 #include <functional>
@@ -31,7 +31,7 @@ struct ConfigRow {
                Choice>
       value;
   std::string allowed;    // numbers: an interval as "[0, 1)"; names: "a | b | c"; "" for free text and true/false
-  const char* automatic;  // nullptr, or what 0, "" or [] stands for: such a value is allowed beside `allowed`
+  const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
   bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
   bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
@@ -55,7 +55,7 @@ constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is
 
 nlohmann::json value_json(const ConfigRow& row);
 std::string value_text(const ConfigRow& row);  // value_json() as text: 12, "softmax", [1024,2048]
-bool is_automatic(const ConfigRow& row);       // 0, "" or [], where that stands for something
+bool is_automatic(const ConfigRow& row);       // 0, "" or [], where that has a meaning
 // The names in an `allowed` text: {"a", "b", "c"}.
 std::vector<std::string> choices(const std::string& allowed);
 struct Interval {

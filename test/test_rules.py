@@ -55,8 +55,8 @@ class Rules(unittest.TestCase):
              for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
     self.assertEqual(found, [])
 
-  def test_no_tabs_no_trailing_space(self):
-    self.nothing(r"\t|[ \t]$", sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".md"))
+  def test_no_tabs_no_trailing_space_no_conflict(self):
+    self.nothing(r"\t|[ \t]$|^(<<<<<<<|>>>>>>>) ", sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".md"))
 
   def test_only_the_portability_layer_knows_the_machine(self):
     self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),

@@ -1,5 +1,5 @@
-// Replaces libcudart (CUDA runtime API; nvcc's host code calls the functions with two underscores, crt/host_runtime.h).
-// Streams do their work at once, so waiting for one does nothing; memory is the host's.
+// Replaces libcudart, the CUDA runtime (nvcc's host code calls the functions with two underscores, crt/host_runtime.h).
+// Work on a stream runs immediately, so waiting for it does nothing; memory is the host's.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cstdio>

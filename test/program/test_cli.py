@@ -279,7 +279,7 @@ class BadFlags(Workspace):
   def test_gradients_that_are_not_numbers(self):
     done = self.call("--dry-run", attention__gate={"activation": "exp", "bias_init": 1e6})
     self.assertEqual(done.returncode, 1, done.stdout)
-    self.assertIn("nothing can be trained", done.stderr)
+    self.assertIn("training cannot start from here", done.stderr)
 
   def test_gradients_into_a_folder_that_is_not_there(self):
     self.bad("--dump-gradients", "absent/gradients.safetensors", names=["absent"])

@@ -104,9 +104,9 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error("{}", {"optimizer.lr=inf"}, "optimizer.lr = \"inf\" must be a number in [0, 1000]  [--set]");
   expect_error("{}", {"optimizer.lr=nan"}, "optimizer.lr = \"nan\" must be a number in [0, 1000]  [--set]");
   expect_error(R"({"data": {"shuffle": 1}})", {}, "data.shuffle = 1 must be true or false  [x.json]");
-  expect_error(R"({"data": {"train": [1]}})", {}, "data.train = [1] must be text or a list of texts  [x.json]");
+  expect_error(R"({"data": {"train": [1]}})", {}, "data.train = [1] must be text or a list of text items  [x.json]");
   expect_error(R"({"data": {"train": {"a": "b"}}})", {},
-               "data.train = {\"a\":\"b\"} must be text or a list of texts  [x.json]");
+               "data.train = {\"a\":\"b\"} must be text or a list of text items  [x.json]");
   expect_error("{}", {"data.train=a,,b"}, "data.train = [\"a\",\"\",\"b\"] must not contain an empty name  [--set]");
   expect_error(R"({"init": 5})", {}, "init = 5 must be text  [x.json]");
   expect_error(R"({"init": "a\u0000b"})", {}, "init = \"a\\u0000b\" must not contain a zero byte  [x.json]");
@@ -145,7 +145,7 @@ TEST(ConfigErrors, RefusalsOfKeys) {
   expect_error(R"({"attention": {"gate": "sigmoid"}})", {},
                "attention.gate = \"sigmoid\" must be an object: \"gate\": {...}  [x.json]");
   expect_error(R"({"model.layers": 12})", {},
-               "the key \"model.layers\" has a dot; write the objects out: \"model\": {\"layers\": 12}  [x.json]");
+               "the key \"model.layers\" has a dot; nest objects instead: \"model\": {\"layers\": 12}  [x.json]");
   expect_error("{}", {"optimiser.lr=1"}, "optimiser.lr is unknown; did you mean \"optimizer.lr\"?  [--set]");
   expect_error("{}", {"attention.gate=softplus"},
                "attention.gate is a group of keys; set one of attention.gate.activation, attention.gate.granularity, "
@@ -207,12 +207,12 @@ TEST(ConfigErrors, NestingAndSizeAreLimited) {
 
 TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"model": {"channels": 104}})", {},
-               "model.channels = 104 is not divisible by model.heads = 12; change one of them, or give model.head_dim  "
+               "model.channels = 104 is not divisible by model.heads = 12; change one of them, or set model.head_dim  "
                "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"channels": 104, "head_dim": 36}})"), "");
   expect_error(
       R"({"model": {"heads": 1}})", {},
-      "model.head_dim would be channels / heads = 768, at most 512 are possible; use more heads or give it  [x.json]");
+      "model.head_dim would be channels / heads = 768, at most 512 is possible; use more heads or set it  [x.json]");
   expect_error(R"({"model": {"head_dim": 513}})", {},
                "model.head_dim = 513 must be an integer in [1, 512], or 0 for channels / heads  [x.json]");
   expect_error(
@@ -233,10 +233,9 @@ TEST(ConfigErrors, CrossChecks) {
             "user: config: the MLP width must be a multiple of 8, but "
             "round(model.mlp_ratio x model.channels) = round(3.501 x 768) = 2689  [x.json]");
   EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
-  expect_error(
-      R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
-      "attention.sink = \"learned\" exists for attention.kind = \"softmax\" only, not \"lssa\"; use sink \"none\"  "
-      "[x.json]");
+  expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
+               "attention.sink = \"learned\" needs attention.kind = \"softmax\", not \"lssa\"; use sink \"none\"  "
+               "[x.json]");
   expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
                "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
   expect_error(
@@ -244,7 +243,7 @@ TEST(ConfigErrors, CrossChecks) {
       "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
       "heads are mixed already; use \"elementwise\" or another position  [x.json]");
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
-               "train.steps = 100 and train.tokens = 5000 are both given; give one of them  [x.json]");
+               "train.steps = 100 and train.tokens = 5000 are both given; remove one of them  [x.json]");
   EXPECT_EQ(error_in(R"({"train": {"steps": 100, "tokens": 0}})"), "");
   expect_error(R"({"eval": {"rope_scaling": "yarn"}, "model": {"position": "none"}})", {},
                "eval.rope_scaling = \"yarn\" needs model.position = \"rope\", not \"none\"  [x.json]");
@@ -277,10 +276,9 @@ TEST(ConfigErrors, EvaluationLengths) {
       R"({"model": {"position": "learned"}, "eval": {"lengths": [1024, 2048]}})", {},
       "eval.lengths = 2048 is beyond the 1024 positions that model.position = \"learned\" has (model.context); only "
       "\"rope\" and \"none\" go further  [x.json]");
-  expect_error(
-      R"({"eval": {"tokens": 1000}})", {},
-      "eval.lengths = 1024 is longer than eval.tokens = 1000, so that not one window would be evaluated; raise "
-      "eval.tokens  [x.json]");
+  expect_error(R"({"eval": {"tokens": 1000}})", {},
+               "eval.lengths = 1024 is longer than eval.tokens = 1000, so no window would be evaluated; raise "
+               "eval.tokens  [x.json]");
   EXPECT_EQ(error_in(R"({"eval": {"tokens": 1000, "every": 0}})"), "");  // never evaluated
   expect_error(R"({"eval": {"lengths": [65536], "batch": 65535}})", {},
                "eval.lengths = 65536 x eval.batch = 65535 tokens at once are too many (at most 2147483647)  [x.json]");

@@ -319,7 +319,7 @@ TEST(Config, LongWarmupIsAWarning) {
   Config c = parse_config(R"({"train": {"steps": 699}})", "x.json");
   EXPECT_EQ(c.warnings,
             std::vector<std::string>{"config: optimizer.warmup_steps = 700 is longer than the run's 699 steps, so "
-                                     "that the learning rate never reaches optimizer.lr  [x.json]"});
+                                     "the learning rate never reaches optimizer.lr  [x.json]"});
   EXPECT_TRUE(parse_config(R"({"train": {"steps": 700}})", "x.json").warnings.empty());
 }
 
