@@ -10,6 +10,13 @@ static CLI::Validator not_empty(const char* otherwise) {
   return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");
 }
 
+// Without the lists of the flags that exclude each other: an error names them.
+struct HelpFormatter : CLI::Formatter {
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
+  }
+};
+
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   Flags flags;
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
@@ -32,8 +39,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* dry_run =
       app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--remeasure", flags.remeasure,
-               "measure algorithms for matrix products again instead of using those that earlier runs or the "
-               "checkpoint kept (GPUs only; a resumed run then rounds differently)");
+               "time the algorithms for matrix products again, though earlier runs kept theirs (GPUs only)");
   auto* print_config =
       app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
@@ -45,14 +51,14 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
       app.add_option("--encode", flags.encode,
-                     "write the GPT-2 tokens (uint16) of the text on standard input to standard output, with the "
-                     "vocabulary in DIR, and exit; takes no CONFIG")
+                     "GPT-2 tokens (uint16) of standard input, by the vocabulary in DIR, and exit; needs no CONFIG")
           ->type_name("DIR");
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
   for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     app.get_option(flag)->disable_flag_override();
+  app.formatter(std::make_shared<HelpFormatter>());
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();
   std::vector<std::string> names;

@@ -44,6 +44,9 @@ class WritesNothing(Workspace):
       self.assertEqual(done.returncode, 0, done.stderr)
       for word in words:
         self.assertIn(word, done.stdout)
+      flags = done.stdout.split("Configuration keys")[0]
+      self.assertNotIn("Excludes", flags)
+      self.assertLessEqual(max(map(len, flags.splitlines())), 125)
     self.assertEqual(self.files(), ["train_000000.bin", "train_000001.bin", "val.bin"])
 
   def test_gradients(self):
