@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <vector>
@@ -27,11 +28,14 @@ std::string MatmulChoices::line_of(const std::string& key, const Choice& choice)
 void MatmulChoices::choose(const std::string& shape, const std::string& algorithm, bool measured) {
   Choice choice{algorithm, today()};
   choices_.insert_or_assign(device_ + shape, choice);
-  if (!measured || path_.empty()) return;
+  if (measured) append(line_of(device_ + shape, choice));
+}
+
+void MatmulChoices::append(const std::string& line) const {
+  if (path_.empty()) return;
   int file = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
   if (file < 0) return;
   // One write of a whole line at the end of the file: several runs may do so at once.
-  std::string line = line_of(device_ + shape, choice);
   [[maybe_unused]] ssize_t written = write(file, line.data(), line.size());
   close(file);
 }
@@ -68,7 +72,13 @@ MatmulChoices::Taken MatmulChoices::take(const std::string& text) {
 }
 
 MatmulChoices::Taken MatmulChoices::use_file(const std::string& path, bool read) {
+  std::error_code ignored;
+  auto type = std::filesystem::status(path, ignored).type();
+  if (type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found) return {};
   path_ = path;
   std::ifstream file(path);
-  return read && file ? take(file) : Taken{};
+  Taken taken = read && file ? take(file) : Taken{};
+  file.clear();
+  if (file.seekg(-1, std::ios::end) && file.get() != '\n') append("\n");  // a line was cut short: the next begins anew
+  return taken;
 }

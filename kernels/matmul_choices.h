@@ -35,6 +35,7 @@ class MatmulChoices {
   };
   static std::string line_of(const std::string& key, const Choice& choice);
   Taken take(std::istream& lines);
+  void append(const std::string& line) const;  // to the file, if there is one
 
   std::string device_, path_;
   std::map<std::string, Choice> choices_;  // by "device <tab> version <tab> shape"

@@ -161,7 +161,8 @@ class Gpt2:
             process.stdin.write(part)
             yield len(part), b""
         except BrokenPipeError:
-          pass
+          self._finish(process)  # says why, if it knows
+          raise Failure("%s ended before it had read the text" % process.args[0])
         self._finish(process)
       output.seek(0)
       while True:
@@ -288,6 +289,8 @@ def prepare(args, tokenizer, temporary):
     writer.close()
     if writer.counts:
       writers.append(writer)
+    elif first < last:
+      raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, last - first))
   progress.end()
   return writers
 

@@ -16,9 +16,10 @@ static void print(const MatmulChoices::Taken& taken, const DeviceInfo& device, c
 void use_product_cache(const DeviceInfo& device, bool remeasure) {
   MatmulChoices* choices = matmul_choices();
   const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-  if (!choices || (!xdg && !home)) return;
+  auto given = [](const char* value) { return value && *value; };
+  if (!choices || (!given(xdg) && !given(home))) return;
   std::filesystem::path folder =
-      (xdg ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
+      (given(xdg) ? std::filesystem::path(xdg) : std::filesystem::path(home) / ".cache") / "plusgpt";
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return;  // the products are measured again

@@ -2,6 +2,7 @@
 #include "kernels/matmul_choices.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <sstream>
@@ -75,4 +76,17 @@ TEST(MatmulChoices, KeepsWhatWasMeasuredInTheFile) {
   EXPECT_EQ(content(path).rfind(before, 0), 0u);  // appended
   EXPECT_EQ(second.use_file(path, true).count, 1);
   EXPECT_EQ(found(second, "m1"), "faster");
+}
+
+TEST(MatmulChoices, AFileThatIsCutShortOrNoFile) {
+  TempDir folder;
+  std::string path = folder / "matmul.txt";
+  write_file(path, "card\t12\tm1\tfa");
+  MatmulChoices first("card\t12"), second("card\t12"), third("card\t12");
+  EXPECT_EQ(first.use_file(path, true).count, 0);
+  first.choose("m2", "fast");
+  EXPECT_EQ(second.use_file(path, true).count, 1);  // not glued to the line before
+  EXPECT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(third.use_file(folder / "pipe", true).count, 0);  // opening a pipe would wait for a writer
+  third.choose("m1", "fast");
 }

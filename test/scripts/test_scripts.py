@@ -198,6 +198,15 @@ class PrepareGpt2(ScriptTest):
     self.prepare(self.write("bad", b"hello\xff"), "--val-fraction", "0", "--errors", "replace")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
 
+  def test_text_without_tokens_removes_nothing(self):
+    os.makedirs(self.path("out"))
+    old = self.write("out/a_train_000000.bin", "old")
+    empty = self.write("empty.txt", "<|endoftext|>" * 50)
+    self.run_script("prepare_text.py", empty, "--out", self.path("out"), "--name", "a", "--tokenizer", "gpt2",
+                    "--tokenizer-dir", self.dir, "--train", TRAIN, "--overwrite", code=2)
+    self.assert_error("gives no tokens")
+    self.assertTrue(os.path.exists(old))
+
   def test_what_train_refuses(self):
     text = self.write("text", "hello")
     del self.vocabulary["<|endoftext|>"]
