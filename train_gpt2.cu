@@ -15,7 +15,8 @@
 // report; collectives and snapshots for checkpoints have streams of their own.
 #include "train_gpt2.h"
 
-// clang-format off: the lines of this file are broken by hand, as a formula is, a product on two lines at most.
+// Lines are broken by hand here, as in a formula: a product takes two lines at most.
+// clang-format off
 
 #include <algorithm>
 #include <cmath>
@@ -35,26 +36,10 @@
 // Parameters
 
 enum Parameter : int {
-  WTE,
-  WPE,
-  LN1_W,
-  LN1_B,
-  QKV_W,
-  GATE_W,
-  QKV_B,
-  GATE_B,
-  SSMAX_SCALE,
-  SINK,
-  ATT_PROJ_W,
-  ATT_PROJ_B,
-  LN2_W,
-  LN2_B,
-  FC_W,
-  FC_B,
-  MLP_PROJ_W,
-  MLP_PROJ_B,
-  LNF_W,
-  LNF_B
+  WTE, WPE,
+  LN1_W, LN1_B, QKV_W, GATE_W, QKV_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
+  LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
+  LNF_W, LNF_B
 };
 
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -141,7 +126,8 @@ double flops_per_token(const Config& config) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-template <class Real> struct LayerActivations {
+template <class Real>
+struct LayerActivations {
   Real* x;        // [N, C]  the residual stream that enters the layer
   Real* ln1;      // [N, C]
   Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
@@ -158,17 +144,18 @@ template <class Real> struct LayerActivations {
 
 // What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
-template <class Real> struct Activations {
+template <class Real>
+struct Activations {
   std::vector<LayerActivations<Real>> layers;
-  Real* x_final;         // [N, C]  the residual stream that leaves the last layer
-  Real* lnf;             // [N, C]
-  float *meanf, *rstdf;  // [N]
-  Real* gated;           // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
+  Real* x_final;            // [N, C]  the residual stream that leaves the last layer
+  Real* lnf;                // [N, C]
+  float *meanf, *rstdf;     // [N]
+  Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
   Real* projected;  // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
-  Real* logits;     // [logit_rows, Vp]
+  Real* logits;             // [logit_rows, Vp]
   int logit_rows;
-  float* losses;          // [N]
-  int *inputs, *targets;  // [N]
+  float* losses;            // [N]
+  int *inputs, *targets;    // [N]
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
@@ -190,8 +177,7 @@ template <class Real> struct Activations {
     per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
     per_layer(&Layer::att, N * A, keep);
     bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
-    if (gated_att)
-      for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
+    if (gated_att) for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
     else
       per_layer(&Layer::ungated,
                 gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
@@ -218,14 +204,15 @@ template <class Real> struct Activations {
 };
 
 // Everything on the device but the parameters.
-template <class Real> struct Buffers {
-  float2* rope;     // [longest length, D/2]
-  float* loss_sum;  // [1]
+template <class Real>
+struct Buffers {
+  float2* rope;           // [longest length, D/2]
+  float* loss_sum;        // [1]
   Activations<Real> training, evaluation;
-  Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first
-  Real* dwide;      // [N, max(Q, F)]
-  Real* datt;       // [N, A]
-  void* workspace;  // bytes
+  Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
+  Real* dwide;            // [N, max(Q, F)]
+  Real* datt;             // [N, A]
+  void* workspace;        // bytes
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
@@ -272,7 +259,8 @@ static cudaStream_t new_stream() {
   return stream;
 }
 
-template <class Real> class Gpt2 final : public Model {
+template <class Real>
+class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
       : config_(config),
@@ -360,10 +348,7 @@ template <class Real> class Gpt2 final : public Model {
   int L, C, H, D, A, F, V, Vp, Q, G;
   Buffers<Real> b{};
   DeviceBlock memory_;
-  struct Staging {
-    int* tokens;
-    cudaEvent_t copied;
-  } staging_[2];  // pinned: a copy overlaps the micro step before it
+  struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
   float* report_;          // pinned [2]
   int64_t rows_seen_ = 0;  // of this step, by this rank
@@ -373,7 +358,8 @@ template <class Real> class Gpt2 final : public Model {
 // Forward
 
 // inputs, targets [N] -> device. The host waits only if the copy before the last one is unfinished.
-template <class Real> void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
+template <class Real>
+void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
   Staging& s = staging_[next_staging_];
   next_staging_ ^= 1;
   CUDA_CHECK(cudaEventSynchronize(s.copied));
@@ -386,7 +372,8 @@ template <class Real> void Gpt2<Real>::upload(Activations<Real>& act, const int*
 }
 
 // The gate on queries, keys or values, in place in a.qkv; a.ungated = what it acts on.
-template <class Real> void Gpt2<Real>::gate_qkv(Layer& a, int N) {
+template <class Real>
+void Gpt2<Real>::gate_qkv(Layer& a, int N) {
   if (gated_part() < 0) return;
   Real* x = a.qkv + gated_part() * A;
   CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
@@ -396,7 +383,8 @@ template <class Real> void Gpt2<Real>::gate_qkv(Layer& a, int N) {
 
 // The input of attention's projection: a.att, or with the gate at sdpa act.gated = the gated output, which both passes
 // compute rather than store.
-template <class Real> const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
+template <class Real>
+const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
   if (!gated(GatePosition::sdpa)) return a.att;
   gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
   return act.gated;
@@ -408,15 +396,8 @@ template <class Real>
 void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
   // 2  queries, keys, values and the gate's logits
-  matmul<Real, Real>({.d = a.qkv,
-                      .a = a.ln1,
-                      .b = weight(QKV_W, l),
-                      .m = N,
-                      .n = Q,
-                      .k = C,
-                      .epilogue = Epilogue::bias,
-                      .bias = weight(QKV_B, l)},
-                     stream);
+  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
+                      .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
   // 3  the gate, if it acts on queries, keys or values
   gate_qkv(a, N);
   // 4  queries and keys rotated by their positions, normalised, scaled
@@ -426,15 +407,8 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
   // 7  the projection of all heads into the residual stream
   Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  matmul<Real, Real>({.d = projected,
-                      .a = projection_input(a, act, N),
-                      .b = weight(ATT_PROJ_W, l),
-                      .m = N,
-                      .n = C,
-                      .k = A,
-                      .epilogue = Epilogue::bias,
-                      .bias = weight(ATT_PROJ_B, l)},
-                     stream);
+  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
+                      .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
   // 8  the gate, if it acts on the projection (output)
   if (gated(GatePosition::output))
     gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
@@ -442,20 +416,13 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
                              C, stream);
   // 10  the MLP's hidden layer: fc, gelu = GELU(fc)
-  matmul<Real, Real>({.d = a.gelu,
-                      .a = a.ln2,
-                      .b = weight(FC_W, l),
-                      .m = N,
-                      .n = F,
-                      .k = C,
-                      .epilogue = Epilogue::bias_gelu,
-                      .bias = weight(FC_B, l),
-                      .aux = a.fc},
-                     stream);
+  matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
+                      .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
 }
 
 // act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
-template <class Real> void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
+template <class Real>
+void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   int N = B * T;
   Layer& first = act.layers[0];
   embedding_forward(first.x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
@@ -465,15 +432,8 @@ template <class Real> void Gpt2<Real>::forward(Activations<Real>& act, int B, in
     Layer& a = act.layers[l];
     compute_activations(a, act, l, B, T, training);  // steps 2 to 10
     // 11  the MLP's output projection; x = mid + projected, and with it step 1 of the next layer
-    matmul<Real, Real>({.d = act.projected,
-                        .a = a.gelu,
-                        .b = weight(MLP_PROJ_W, l),
-                        .m = N,
-                        .n = C,
-                        .k = F,
-                        .epilogue = Epilogue::bias,
-                        .bias = weight(MLP_PROJ_B, l)},
-                       stream);
+    matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
+                        .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
     if (l + 1 < L) {
       Layer& next = act.layers[l + 1];
       residual_layernorm_forward(next.x, next.ln1, next.mean1, next.rstd1, a.mid, act.projected, weight(LN1_W, l + 1),
@@ -488,7 +448,8 @@ template <class Real> void Gpt2<Real>::forward(Activations<Real>& act, int B, in
 // act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
 // chunk of logits overwrites the one before: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the
 // losses.
-template <class Real> void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
+template <class Real>
+void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
   for (int row = 0; row < N; row += act.logit_rows) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
@@ -506,7 +467,8 @@ template <class Real> void Gpt2<Real>::classify(Activations<Real>& act, int N, f
 // Backward: the same steps from the last to the first. Gradients of parameters are +=, gradients of activations =.
 
 // In place in dqkv: the gradient of what the gate acted on, and of its logits.
-template <class Real> void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
+template <class Real>
+void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
   if (gated_part() < 0) return;
   Real* dx = dqkv + gated_part() * A;
   gate_backward<Real>({dx, Q}, {dqkv + 3 * A, Q}, Q - 3 * A, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
@@ -521,20 +483,13 @@ void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* 
   matmul<Real, float>(
       {.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
   bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
-  matmul<Real, Real>({.d = dinput,
-                      .a = doutput,
-                      .b = weight(w, l),
-                      .m = N,
-                      .n = in,
-                      .k = out,
-                      .trans_b = true,
-                      .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none,
-                      .aux = before_gelu},
-                     stream);
+  matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
+                      .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
 
 // From act.projected = d lnf, left by classify().
-template <class Real> void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
+template <class Real>
+void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   zero(b.dx, size_t(N) * C, stream);
   layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
@@ -560,8 +515,8 @@ template <class Real> void Gpt2<Real>::backward(Activations<Real>& act, int B, i
     Real* dprojected = b.dx;
     if (gated(GatePosition::output)) {
       dprojected = act.projected;
-      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1, C,
-                          stream);
+      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
+                          C, stream);
     }
     // 7  the projection
     linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
@@ -589,7 +544,8 @@ template <class Real> void Gpt2<Real>::backward(Activations<Real>& act, int B, i
 }
 
 // Gradients from this offset on are complete: the ranks sum them while the rest of the backward pass runs.
-template <class Real> void Gpt2<Real>::reduce_from(size_t offset) {
+template <class Real>
+void Gpt2<Real>::reduce_from(size_t offset) {
   if (!last_micro_step()) return;
   store_.reduce_from(offset);
   settings_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
@@ -598,14 +554,16 @@ template <class Real> void Gpt2<Real>::reduce_from(size_t offset) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
-template <class Real> void Gpt2<Real>::begin_step() {
+template <class Real>
+void Gpt2<Real>::begin_step() {
   phase("update", stream);
   store_.begin_step();
   zero(b.loss_sum, 1, stream);
   rows_seen_ = 0;
 }
 
-template <class Real> void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
+template <class Real>
+void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
   int B = config_.batch.micro, T = config_.model.context, N = B * T;
   Activations<Real>& act = b.training;
   phase("forward", stream);
@@ -623,7 +581,8 @@ template <class Real> void Gpt2<Real>::forward_backward(const int* inputs, const
   rows_seen_ += N;
 }
 
-template <class Real> StepResult Gpt2<Real>::finish(float grad_clip) {
+template <class Real>
+StepResult Gpt2<Real>::finish(float grad_clip) {
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
   settings_.spare_multiprocessors = 0;
@@ -634,7 +593,8 @@ template <class Real> StepResult Gpt2<Real>::finish(float grad_clip) {
   return {report_[0] / float(rows_seen_ * comm_.size()), report_[1]};
 }
 
-template <class Real> void Gpt2<Real>::update(const AdamW& settings) {
+template <class Real>
+void Gpt2<Real>::update(const AdamW& settings) {
   store_.update(settings);
   phase(nullptr, stream);
 }
@@ -642,7 +602,8 @@ template <class Real> void Gpt2<Real>::update(const AdamW& settings) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-template <class Real> void Gpt2<Real>::set_rope(int length) {
+template <class Real>
+void Gpt2<Real>::set_rope(int length) {
   if (!b.rope) return;
   const Config::Model& m = config_.model;
   RopeScaling scaling = config_.eval.rope_scaling;
@@ -653,7 +614,8 @@ template <class Real> void Gpt2<Real>::set_rope(int length) {
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-template <class Real> void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
+template <class Real>
+void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
   upload(act, inputs, targets, N);
@@ -663,7 +625,8 @@ template <class Real> void Gpt2<Real>::losses(float* losses, const int* inputs, 
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-template <class Real> void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
+template <class Real>
+void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
   int T = config_.model.context;
   // What follows cannot influence what precedes it, and one length means one set of matrix shapes.
   std::vector<int> padded(T, 0);
@@ -671,14 +634,8 @@ template <class Real> void Gpt2<Real>::next_token_logits(float* logits, const in
   Activations<Real>& act = b.evaluation;
   upload(act, padded.data(), padded.data(), T);
   forward(act, 1, T, false);
-  matmul<Real, Real>({.d = act.logits,
-                      .a = act.lnf + size_t(count - 1) * C,
-                      .b = weight(WTE),
-                      .m = 1,
-                      .n = Vp,
-                      .k = C,
-                      .trans_b = true},
-                     stream);
+  matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(count - 1) * C, .b = weight(WTE), .m = 1, .n = Vp, .k = C,
+                      .trans_b = true}, stream);
   std::vector<Real> row(V);
   CUDA_CHECK(cudaMemcpyAsync(row.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
