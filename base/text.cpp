@@ -1,9 +1,17 @@
 #include "base/text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "base/error.h"
+
+std::vector<std::string> split(const std::string& list, char separator) {
+  std::vector<std::string> parts;
+  for (size_t from = 0, to; from <= list.size(); from = to + 1)
+    parts.push_back(list.substr(from, (to = std::min(list.find(separator, from), list.size())) - from));
+  return parts;
+}
 
 std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
 

@@ -2,12 +2,14 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 std::string duration_text(double seconds);  // 43s, 12m05s, 1h34m, 2d03h
 std::string count_text(double count);       // 999, 52.4K, 1.76M, 10.0G
 std::string bytes_text(double bytes);       // 512 B, 1.2 GiB
 
 void append_item(std::string& list, std::string_view item, std::string_view separator = ", ");  // "a, b" from "a"
+std::vector<std::string> split(const std::string& list, char separator);  // {"a", ""} from "a,"; {""} from ""
 // "  [configs/x.json]", which ends an error text; "" without a file.
 std::string source_tag(const std::string& file);
 // The first `bytes` bytes of the text, then "..."; the cut is between characters. For quoting user input in errors.

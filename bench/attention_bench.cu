@@ -102,7 +102,7 @@ static void bench(int argc, char** argv) {
   std::vector<std::string> kinds;
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (attention_is_built(Kind(kind))) kinds.push_back(kind_names[kind]);
-  if (lists[0] != "all") kinds = split(lists[0]);
+  if (lists[0] != "all") kinds = split(lists[0], ',');
   Ceilings ceilings = measure_ceilings();
   const char* unit = on_cpu ? "GFLOP/s" : "TFLOP/s";
   printf(
@@ -111,8 +111,8 @@ static void bench(int argc, char** argv) {
       "|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       unit, unit, unit);
   for (const std::string& kind : kinds)
-    for (const std::string& d : split(lists[1]))
-      for (const std::string& t : split(lists[2])) {
+    for (const std::string& d : split(lists[1], ','))
+      for (const std::string& t : split(lists[2], ',')) {
         int D = atoi(d.c_str()), length = atoi(t.c_str());
         if (D < 1 || length < 1)
           user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "base/text.h"
 #include "kernels/convert.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
 #include "training/device.h"
-#include "base/text.h"
 #include "version.h"
 
 // Tokens as in text: low numbers are frequent.
@@ -224,13 +224,6 @@ inline void write_report(const std::string& path, const Json& report) {
 }
 
 // ---- command lines
-
-inline std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts;
-  for (size_t from = 0, to; from <= list.size(); from = to + 1)
-    parts.push_back(list.substr(from, (to = std::min(list.find(',', from), list.size())) - from));
-  return parts;
-}
 
 inline std::string option_value(int argc, char** argv, int& i) {
   if (i + 1 == argc) user_error("%s: %s needs a value", argv[0], argv[i]);

@@ -93,7 +93,7 @@ static void bench(int argc, char** argv) {
     std::string a = argv[i];
     if (a[0] == '-') user_error("bench_hopper: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
     lengths.clear();
-    for (const std::string& length : split(a)) lengths.push_back(number_above_0(argv[0], length));
+    for (const std::string& length : split(a, ',')) lengths.push_back(number_above_0(argv[0], length));
   }
   if (!on_cpu && device_properties().major != 9)
     user_error("bench_hopper: %s lacks what these kernels need, compute capability 9.0; use bench_attention",

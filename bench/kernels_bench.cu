@@ -246,7 +246,7 @@ static void bench(int argc, char** argv) {
     else if (a == "--type") type = option_value(argc, argv, i);
     else if (a == "--json") json = option_value(argc, argv, i);
     else if (a == "--workspaces") {
-      for (const std::string& mib : split(option_value(argc, argv, i)))
+      for (const std::string& mib : split(option_value(argc, argv, i), ','))
         workspaces.push_back(number_above_0(argv[0], mib));
       if (workspaces.size() != 2) user_error("%s: --workspaces needs two numbers of MiB, as in 32,256.", argv[0]);
     } else if (a[0] != '-') filters.push_back(a);

@@ -182,7 +182,7 @@ static void bench(int argc, char** argv) {
   }
   Ceilings ceilings = measure_ceilings();
   Json report = report_head(argc, argv, ceilings);
-  for (const std::string& variant : split(variants))
+  for (const std::string& variant : split(variants, ','))
     report["steps"].push_back(measure(path, variant, load(path, sets, variant, device), device, ceilings));
   write_report(json, report);
 }

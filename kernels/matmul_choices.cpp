@@ -9,6 +9,8 @@
 #include <sstream>
 #include <vector>
 
+#include "base/text.h"
+
 static std::string today() {  // UTC
   char text[sizeof "2026-11-21"];
   std::time_t now = std::time(nullptr);
@@ -49,10 +51,7 @@ std::string MatmulChoices::text() const {
 MatmulChoices::Taken MatmulChoices::take(std::istream& lines) {
   std::map<std::string, Choice> found;
   for (std::string line; std::getline(lines, line);) {
-    std::vector<std::string> fields(1);
-    for (char c : line)
-      if (c == '\t') fields.emplace_back();
-      else fields.back() += c;
+    std::vector<std::string> fields = split(line, '\t');
     if (fields.size() != 5) continue;
     found.insert_or_assign(fields[0] + '\t' + fields[1] + '\t' + fields[2], Choice{fields[3], fields[4]});
   }

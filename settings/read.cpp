@@ -155,12 +155,10 @@ json value_of(const ConfigRow& row, const std::string& text) {
     json list = json::parse(text, nullptr, false);
     if (list.is_array()) return list;
     list = json::array();
-    for (size_t begin = 0; !text.empty() && begin <= text.size();) {  // "a," has two items, the second is empty
-      size_t end = std::min(text.find(',', begin), text.size());
-      std::string item = text.substr(begin, end - begin);
+    if (text.empty()) return list;
+    for (const std::string& item : split(text, ',')) {
       auto number = texts ? std::nullopt : number_of(item);
       list.push_back(number ? *number : json(item));
-      begin = end + 1;
     }
     return list;
   }
