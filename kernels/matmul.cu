@@ -97,14 +97,8 @@ struct Device {
   std::map<Shape, std::unique_ptr<Plan>> plans;
   int plans_version = 0;  // of the choices that the plans were made from
 
-  Device() : choices(key()) { CUBLAS_CHECK(cublasLtCreate(&handle)); }
-
-  static std::string key() {
-    int device = 0;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return format("%s\t%zu", properties.name, cublasLtGetVersion());
+  Device() : choices(format("%s\t%zu", device_properties().name, cublasLtGetVersion())) {
+    CUBLAS_CHECK(cublasLtCreate(&handle));
   }
 };
 

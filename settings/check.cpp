@@ -160,13 +160,10 @@ static void check_batch(const Config& c, int ranks) {
 
 // Warns about keys that were changed but have no effect.
 static void warn_without_effect(Config& c) {
-  Config plain = plain_variant(c.variant);
-  std::vector<ConfigRow> rows = config_rows(c), plain_rows = config_rows(plain);
-  for (size_t i = 0; i < rows.size(); i++)
-    if (const Needs* needs = rows[i].needs; needs && !needs->met(c) && value_text(rows[i]) != value_text(plain_rows[i]))
-      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", rows[i].key,
-                                  value_text(rows[i]).c_str(), needs->what,
-                                  source_tag(source_of(c, {rows[i].key})).c_str()));
+  for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c))
+    if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c))
+      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", change.key.c_str(), change.is.c_str(),
+                                  needs->what, source_tag(source_of(c, {change.key.c_str()})).c_str()));
 }
 
 void complete_and_check(Config& c, bool trains) {

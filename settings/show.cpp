@@ -86,6 +86,7 @@ std::string config_help() {
   }
   return text;
 }
+
 std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now) {
   Config old_copy = before, new_copy = now;
   auto old_rows = config_rows(old_copy), new_rows = config_rows(new_copy);

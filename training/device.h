@@ -45,10 +45,7 @@ inline DeviceInfo device_info() {
   int count = 0;
   cudaError_t answer = cudaGetDeviceCount(&count);
   check_devices(answer, count);
-  int device = 0;
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  const cudaDeviceProp& properties = device_properties();
   DeviceInfo info{properties.name, !on_cpu, properties.multiProcessorCount, 0, 0};
   size_t total = 0;
   CUDA_CHECK(cudaMemGetInfo(&info.free_memory, &total));
