@@ -502,16 +502,8 @@ static void check_by_differences(const AttentionSetup& s, const AttentionShape& 
       ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
   auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
   auto check = [&](const char* name, double& x, double gradient) {
-    double kept = x, step = 2e-4;
-    auto difference = [&](double h) {
-      x = kept + h;
-      double above = loss();
-      x = kept - h;
-      double below = loss();
-      x = kept;
-      return (above - below) / (2 * h);
-    };
-    double slope = (4 * difference(step) - difference(2 * step)) / 3;  // the error is of fourth order
+    double h = 2e-4;  // the error is of fourth order
+    double slope = (4 * central_difference(x, h, loss) - central_difference(x, 2 * h, loss)) / 3;
     EXPECT_NEAR(slope, gradient, 1e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
   };
   for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);

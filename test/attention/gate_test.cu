@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "test/support/device.h"
 #include "test/attention/gate_reference.h"
+#include "test/support/device.h"
 
 namespace {
 
@@ -101,15 +101,7 @@ TEST(Gate, GradientsAreDerivatives) {
       for (size_t i = 0; i < y.size(); i++) sum += y[i] * dy[i];
       return sum;
     };
-    auto slope = [&](double& at) {
-      double kept = at, h = 1e-5;
-      at = kept + h;
-      double above = loss();
-      at = kept - h;
-      double below = loss();
-      at = kept;
-      return (above - below) / (2 * h);
-    };
+    auto slope = [&](double& at) { return central_difference(at, 1e-5, loss); };
     for (size_t i = 0; i < x.size(); i++) EXPECT_NEAR(gradients.dx[i], slope(x[i]), 1e-8) << name_of(c);
     for (size_t i = 0; i < g.size(); i++) EXPECT_NEAR(gradients.dg[i], slope(g[i]), 1e-8) << name_of(c);
   }

@@ -42,6 +42,17 @@ inline double as_double(float x) { return x; }
 inline double as_double(int x) { return x; }
 inline double as_double(bf16 x) { return to_float(x); }
 
+// The slope of loss() by x, which it reads, from x - h to x + h. x keeps its value.
+template <class Loss> double central_difference(double& x, double h, const Loss& loss) {
+  double kept = x;
+  x = kept + h;
+  double above = loss();
+  x = kept - h;
+  double below = loss();
+  x = kept;
+  return (above - below) / (2 * h);
+}
+
 // The inputs of a reference of policy P: the kernel's own (already rounded) inputs, widened.
 template <class P, class T> std::vector<typename P::real> widen(const std::vector<T>& x) {
   std::vector<typename P::real> wide(x.size());
