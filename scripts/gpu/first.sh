@@ -64,7 +64,7 @@ cases() { awk '/^\[  FAILED  \] / { sub(/,$/, "", $4); if ($4 ~ /\./ && !seen[$4
 # Objects of the kernels that a test program runs; of attention the families whose cases are among those given.
 objects_of() {
   case $1 in
-    hopper | cpu) find "$quick_build" -path "*/test/*$1_test.cu.o" ;;
+    hopper | portability) find "$quick_build" -path "*/test/*$1_test.cu.o" ;;
     attention)
       [[ "$2" != *AttentionTest/[01]* ]] || find "$quick_build" -path '*/attention/*general_*.cu.o'
       [[ "$2" != *AttentionTest/2* ]] || find "$quick_build" -path '*/attention/*tensor_*.cu.o'
