@@ -11,10 +11,10 @@
 #include <sstream>
 #include <tuple>
 
-#include "data/utf8.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "data/utf8.h"
 
 #ifndef HAVE_PCRE2
 #define HAVE_PCRE2 0
@@ -30,7 +30,7 @@ const char* const separator = "<|endoftext|>";
 
 uint64_t pair_key(int left, int right) { return uint64_t(left) << 32 | uint32_t(right); }
 
-// The vocabulary files write bytes as printable characters: a byte that is a visible Latin-1 character stands for
+// The vocabulary files write bytes as printable characters: a byte that is a visible Latin-1 character represents
 // itself; the others are U+0100, U+0101, ... in order, so a space is "Ġ".
 struct Alphabet {
   std::string of_byte[256];

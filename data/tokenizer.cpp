@@ -1,8 +1,8 @@
 #include "data/tokenizer.h"
 
+#include "base/error.h"
 #include "data/gpt2_bpe.h"
 #include "data/utf8.h"
-#include "base/error.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kernels/elementwise.cuh"
 #include "base/error.h"
+#include "kernels/elementwise.cuh"
 
 // AdamW's numbers that depend only on the step.
 struct AdamWStep {

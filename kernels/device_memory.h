@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gpu.cuh"
 #include "base/error.h"
+#include "kernels/gpu.cuh"
 
 class MemoryPlan {
  public:

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <type_traits>
 #include <utility>
-#include "kernels/profile.h"
 #include "base/error.h"
+#include "kernels/profile.h"
 
 using bf16 = __nv_bfloat16;
 constexpr int WARP = 32;

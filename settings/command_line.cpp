@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 
-#include "settings/config.h"
 #include "base/error.h"
+#include "settings/config.h"
 
 static CLI::Validator not_empty(const char* otherwise) {
   return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");

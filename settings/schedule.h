@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "settings/config.h"
 #include "base/error.h"
+#include "settings/config.h"
 
 inline double learning_rate(const Config& config, int64_t step) {
   const Config::Optimizer& o = config.optimizer;

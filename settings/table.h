@@ -34,7 +34,7 @@ struct ConfigRow {
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
   bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
-  bool of_a_rank = false;   // ranks may have values of their own: no result depends on it, or what it names is compared
+  bool of_a_rank = false;   // ranks may differ: results do not depend on the value, or the named files are compared
   const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);

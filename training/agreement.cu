@@ -4,10 +4,10 @@
 #include <sstream>
 
 #include "base/checksum.h"
-#include "settings/table.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "checkpoint/resume.h"
+#include "settings/table.h"
 
 Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
                const std::vector<DataFile>& val) {

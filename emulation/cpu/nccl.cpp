@@ -15,8 +15,8 @@
 #include <new>
 #include <string>
 #include <thread>
-#include "emulation/cpu/streams.h"
 #include "base/error.h"
+#include "emulation/cpu/streams.h"
 
 namespace {
 

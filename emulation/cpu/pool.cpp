@@ -9,9 +9,9 @@
 #include <mutex>
 #include <utility>
 #include <vector>
+#include "base/error.h"
 #include "emulation/cpu/fiber.h"
 #include "emulation/cpu/machine.h"
-#include "base/error.h"
 
 namespace cpu {
 namespace {

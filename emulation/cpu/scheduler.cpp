@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "base/error.h"
 #include "emulation/cpu/checks.h"
 #include "emulation/cpu/pool.h"
-#include "base/error.h"
 
 namespace cpu {
 namespace {

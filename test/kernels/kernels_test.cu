@@ -16,9 +16,9 @@
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/reduce.cuh"
+#include "test/kernels/reference.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
-#include "test/kernels/reference.h"
 
 static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 

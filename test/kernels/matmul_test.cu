@@ -5,9 +5,9 @@
 
 #include "kernels/gelu.cuh"
 #include "kernels/matmul.cuh"
+#include "test/kernels/reference.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
-#include "test/kernels/reference.h"
 
 struct Case {
   int m, n, k;

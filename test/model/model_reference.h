@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "settings/config.h"
 #include "attention/prepare.cuh"
+#include "settings/config.h"
 #include "test/attention/attention_reference.h"
 #include "test/attention/gate_reference.h"
 #include "test/kernels/reference.h"

@@ -4,9 +4,9 @@
 
 #include <random>
 
+#include "base/json.h"
 #include "settings/config.h"
 #include "settings/table.h"
-#include "base/json.h"
 #include "test/support/error_of.h"
 
 using Sets = std::vector<std::string>;
