@@ -277,7 +277,8 @@ TEST(Buckets, BeginWhereTheyMay) {
   Buckets buckets(1000, {100, 300, 305, 700, 2000}, 2, 10);
   std::vector<size_t> begins;
   for (size_t k = 0; k < buckets.count(); k++) begins.push_back(buckets.begin(k));
-  EXPECT_EQ(begins, (std::vector<size_t>{0, 100, 300, 320, 700}));  // rounded up, so that the gradients of a bucket are complete
+  EXPECT_EQ(begins, (std::vector<size_t>{0, 100, 300, 320,
+                                         700}));  // rounded up, so that the gradients of a bucket are complete
 }
 
 // ---- the environment
