@@ -316,7 +316,7 @@ class Products(Workspace):
 
   def weights(self, *flags):
     done = self.ok("--overwrite", *flags)
-    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (\S+), the oldest measured on (\S+)$", done.stdout,
+    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (.+), the oldest measured on (\S+)$", done.stdout,
                       re.MULTILINE)
     return self.bytes_of(self.model()), said
 

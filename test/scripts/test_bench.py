@@ -316,7 +316,7 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     os.symlink(os.path.realpath(train), self.path("build/train"))
     self.gtest_program("test_hopper")
     self.write("quick.json", json.dumps({"steps": [STEP]}))
-    self.program("make", f'case "$*" in *QUICK=1*) cp {self.path("quick.json")} {self.path("build")} ;; esac')
+    self.program("make", 'case "$*" in *QUICK=1*) cp "$BUILD/../quick.json" "$BUILD" ;; esac')
     self.session("--rehearse", "first", FIRST_TESTS="")
     for row in (r"test_hopper \| \d+ \| 5 passed \| ", r"dry run, bf16 \| \d+ \| one step: loss 5\.\d+ , norm",
                 r"ten steps, lssar \| \d+ \| [\d,]+ tokens/s \(median of steps 4 to 10\), loss 5\.\d+ to [45]\.\d+ \|",
