@@ -198,7 +198,7 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
                 " cannot be created, because a file of that name is in the way; remove it, or choose another name "
                 "(--set name=...)");
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
-  without_root([&] {
+  without_writing_to(root, [&] {
     EXPECT_EQ(error_of([&] { RunDir run("c", root); }), "user: runs: cannot create the folder " + root +
                                                             "/c: Permission denied; change that, or start in a folder "
                                                             "whose runs/ you may read and write");
