@@ -16,7 +16,7 @@ import compare_variants
 import plot
 from common import stop
 
-PAGES = ("README.md", "bench/README.md", "bench/TORCH.md")
+PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md")
 
 def variants(result):
   return (compare_variants.table(result) + f"\n\n{len(result['seeds'])} seeds, {result['steps']} steps of {result['tokens_per_step']} "

@@ -145,6 +145,42 @@ class Tables(ScriptTest):
     self.assertIn("| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |", text)
 
 
+class Floors(ScriptTest):
+  """bench/floors.py, and what the documents quote of it."""
+
+  def floors(self, *args):
+    text = self.run_script(os.path.join(ROOT, "bench/floors.py"), *args)
+    rows = [line.split(" | ") for line in text.splitlines() if re.search(r" \| [\d.]+ \|$", line)]
+    ms = [float(row[-1].strip(" |")) for row in rows]
+    totals = [int(n) for n in re.findall(r": (\d+) ms, ", text)]
+    self.assertEqual(len(totals), 3)
+    self.assertAlmostEqual(sum(ms), totals[2], delta=0.5 + 0.05 * len(ms))
+    self.assertAlmostEqual(sum(int(row[1]) * int(row[4]) for row in rows) / 1e3, totals[0],
+                           delta=0.5 + sum(int(row[1]) for row in rows) * 0.5e-3)
+    self.assertEqual(totals, sorted(totals))
+    return text, dict(zip((row[0].strip("| ") for row in rows), ms)), re.findall(r"(\d+) K tokens/s", text)
+
+  def test_the_documents_quote_it(self):
+    text, _, (_, _, softmax) = self.floors()
+    lssar = self.floors("--kind", "lssar")[2][2]
+    with open(os.path.join(ROOT, "bench/LOG.md"), encoding="utf-8") as file:
+      self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", file.read(),
+                    "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+      self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", file.read())
+
+  def test_lssar_and_other_sizes(self):
+    _, softmax, _ = self.floors()
+    _, lssar, _ = self.floors("--kind", "lssar")
+    self.assertEqual(set(lssar) - set(softmax), {"rows: dO . O2, in the same launch"})
+    self.assertGreater(lssar["attention"], 2 * softmax["attention"])  # two sweeps
+    self.assertEqual({name for name in softmax if lssar[name] != softmax[name]},
+                     {"attention", "attention, dK dV", "attention, dQ", "rope, norms, backward"})
+    _, twice, _ = self.floors("--layers", "24")
+    self.assertAlmostEqual(twice["MLP, dweight"], 2 * softmax["MLP, dweight"], delta=0.2)
+    self.assertEqual(twice["logits"], softmax["logits"])
+
+
 class Programs(ScriptTest):
   """The benchmark programs, where they have been built: JSON that bench_table.py reads."""
 
