@@ -89,6 +89,8 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
+  for (const std::string& warning : read_text_bytes(data.val))
+    if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
@@ -120,7 +122,10 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-    if (!evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics))
+    Weights weights{"random", step};
+    if (from) weights = {from->path, step, from->state.tokens};
+    else if (!config.init.empty()) weights.path = named_folder(config.init).path;
+    if (!evaluate_lengths(*model, data.val, data.val_files, data.lengths, "eval", weights, metrics))
       failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
   }

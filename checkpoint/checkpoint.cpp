@@ -45,12 +45,6 @@ ordered_json written_text(const std::string& path, const std::string& text) {
   return {{"bytes", text.size()}, {"xxh64", checksum_text(text)}};
 }
 
-ordered_json data_json(const std::vector<DataFile>& files) {
-  ordered_json list = ordered_json::array();
-  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
-  return list;
-}
-
 // The end of the file: the checksum of everything before it, so that every byte is covered.
 std::string seal(const std::string& begin) {
   return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
@@ -166,6 +160,12 @@ void verify_file(const std::string& folder, const std::string& name, const json&
 }
 
 }  // namespace
+
+ordered_json data_json(const std::vector<DataFile>& files) {
+  ordered_json list = ordered_json::array();
+  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
+  return list;
+}
 
 std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   int64_t step = content.state.step;

@@ -11,6 +11,7 @@
 // modeling_plusgpt.py, which no run reads, may be changed or missing.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct DataFile {  // a shard: its name without folders, because data may move
   std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
   bool operator==(const DataFile&) const = default;
 };
+nlohmann::ordered_json data_json(
+    const std::vector<DataFile>& files);  // [{"name": ..., "tokens": N, "xxh64": ...}, ...]
 
 // The losses and norms by which training/spikes.h detects spikes.
 struct SpikeHistory {

@@ -1,5 +1,6 @@
 #include "checkpoint/metrics.h"
 
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -17,8 +18,12 @@ MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(pat
   if (end < size) file_.truncate(end);
 }
 
-void MetricsLog::write(int64_t step, const ordered_json& line) {
+void MetricsLog::write(int64_t step, const char* type, const ordered_json& fields) {
   if (!file_) return;
+  auto now = std::chrono::system_clock::now().time_since_epoch();
+  double time = double(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1e3;
+  ordered_json line = {{"type", type}, {"time", time}};
+  line.update(fields);
   std::string text = line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   try {
     file_.write(text.data(), text.size());
@@ -32,43 +37,52 @@ void MetricsLog::start(const std::string& commit, const std::string& command, co
                        const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
   ordered_json list = ordered_json::object();
   for (auto& [name, version] : versions) list[name] = version;
-  write(0, {{"type", "start"},
-            {"commit", commit},
-            {"command", command},
-            {"config", config},
-            {"device", device},
-            {"versions", list}});
+  write(0, "start",
+        {{"commit", commit}, {"command", command}, {"config", config}, {"device", device}, {"versions", list}});
 }
 
 void MetricsLog::train(const TrainReport& r) {
-  write(r.step, {{"type", "train"},
-                 {"step", r.step},
-                 {"loss", r.loss},
-                 {"grad_norm", r.grad_norm},
-                 {"lr", r.lr},
-                 {"tokens", r.tokens},
-                 {"tokens_per_s", r.tokens_per_s},
-                 {"mfu", r.mfu},
-                 {"ms", r.ms}});
+  write(r.step, "train",
+        {{"step", r.step},
+         {"loss", r.loss},
+         {"grad_norm", r.grad_norm},
+         {"lr", r.lr},
+         {"tokens", r.tokens},
+         {"tokens_per_s", r.tokens_per_s},
+         {"mfu", r.mfu},
+         {"ms", r.ms}});
 }
 
-void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
-  write(step, {{"type", "val"}, {"step", step}, {"length", length}, {"loss", loss}, {"tokens", tokens}});
+// To 1e-6: enough to compare runs, and short.
+static std::vector<double> rounded(std::vector<double> values) {
+  for (double& x : values) x = std::round(x * 1e6) / 1e6;
+  return values;
+}
+
+void MetricsLog::evaluation(const char* type, const EvalReport& r) {
+  write(r.weights.step, type,
+        {{"step", r.weights.step},
+         {"tokens", r.weights.tokens},
+         {"length", r.length},
+         {"loss", r.loss},
+         {"stderr", r.standard_error},
+         {"perplexity", std::exp(r.loss)},
+         {"bits_per_byte", r.bits_per_byte},
+         {"last_loss", r.last_loss},
+         {"of",
+          {{"data", data_json(r.data)},
+           {"tokens_asked", r.tokens_asked},
+           {"tokens", r.tokens},
+           {"windows", r.windows},
+           {"rope_scaling", r.rope_scaling},
+           {"weights", r.weights.path}}},
+         {"position_edges", r.position_edges},
+         {"by_position", rounded(r.by_position)},
+         {"window_losses", rounded(r.window_losses)}});
 }
 
 void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) {
-  write(step, {{"type", "skip"}, {"step", step}, {"reason", reason}, {"skipped", skipped}});
-}
-
-void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
-                      const std::vector<double>& by_position) {
-  write(step, {{"type", "eval"},
-               {"step", step},
-               {"length", length},
-               {"loss", loss},
-               {"tokens", tokens},
-               {"last_loss", last_loss},
-               {"by_position", by_position}});
+  write(step, "skip", {{"step", step}, {"reason", reason}, {"skipped", skipped}});
 }
 
 // Calls f(line, type, step, length) for every whole line, with "", -1, 0 for missing values; a torn last line is left

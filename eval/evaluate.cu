@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <numeric>
 
 #include "base/progress.h"
 #include "base/text.h"
@@ -39,8 +41,50 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
   model.set_rope(config.model.context);
 }
 
-std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
-                                   const std::function<bool()>& stop) {
+// Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
+// round(2^(k / 8)) below the length, the length.
+static std::vector<int> position_edges(int length) {
+  std::vector<int> edges = {0};
+  for (int k = 0;; k++) {
+    int edge = int(std::lround(std::exp2(k / 8.0)));
+    if (edge >= length) break;
+    if (edge > edges.back()) edges.push_back(edge);
+  }
+  edges.push_back(length);
+  return edges;
+}
+
+// windows: the mean loss of each. Fills the standard error of their mean, and the means of groups of them.
+static void add_spread(EvalReport& report, const std::vector<double>& windows) {
+  size_t count = windows.size(), groups = std::min<size_t>(count, 256);
+  double mean = std::accumulate(windows.begin(), windows.end(), 0.0) / double(count), squares = 0;
+  for (double loss : windows) squares += (loss - mean) * (loss - mean);
+  if (count > 1) report.standard_error = std::sqrt(squares / double(count - 1) / double(count));
+  for (size_t g = 0; g < groups; g++) {
+    auto begin = windows.begin() + g * count / groups, end = windows.begin() + (g + 1) * count / groups;
+    report.window_losses.push_back(std::accumulate(begin, end, 0.0) / double(end - begin));
+  }
+}
+
+// Fills the shards that the windows come from, and bits per byte: the nats of a token in bits, times the tokens and
+// over the bytes of these whole shards, which for the evaluated windows alone are not known.
+static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
+                     const std::vector<DataFile>& files) {
+  double tokens = 0, bytes = 0;
+  size_t next = 0;  // shards before it have been counted
+  for (int64_t w = 0; w < report.windows; w++) {
+    size_t i = reader.shard_of(w);
+    if (i < next) continue;
+    next = i + 1;
+    report.data.push_back(files[i]);
+    tokens += double(shards[i].tokens);
+    bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
+  }
+  report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
+}
+
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                                   int length, int64_t tokens, const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
   WindowReader reader(shards, length, config.model.vocab, "data.val");
@@ -48,6 +92,7 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
   std::vector<double> by_position(length, 0.0);  // summed over the windows in order, then over the ranks
+  std::vector<double> by_window(windows, 0.0);   // means; each is 0 on all ranks but one, so their sum is exact
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -62,44 +107,59 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
-    for (int row = 0; row < count; row++)
-      for (int t = 0; t < length; t++) by_position[t] += losses[size_t(row) * length + t];
+    for (int row = 0; row < count; row++) {
+      const float* loss = &losses[size_t(row) * length];
+      for (int t = 0; t < length; t++) by_position[t] += loss[t];
+      by_window[window + row] = std::accumulate(loss, loss + length, 0.0) / length;
+    }
     if (progress) progress->update(window + count);
   }
   model.set_rope(config.model.context);
   if (stopped) return std::nullopt;
   comm.all_reduce_sum(by_position.data(), by_position.size());
+  comm.all_reduce_sum(by_window.data(), by_window.size());
 
-  LengthLoss result{length, 0, 0, windows * length, {}};
-  int bin = std::clamp(length / 32, 1, 256), last = std::min(1024, length);
+  EvalReport report;
+  report.length = length;
+  report.tokens_asked = tokens;
+  report.tokens = windows * length;
+  report.windows = windows;
+  report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
+  report.position_edges = position_edges(length);
+  int last = std::min(1024, length);
   for (int t = 0; t < length; t++) {
-    if (t % bin == 0) result.by_position.push_back(0);
-    result.by_position.back() += by_position[t];
-    result.loss += by_position[t];
-    if (t >= length - last) result.last_loss += by_position[t];
+    report.loss += by_position[t];
+    if (t >= length - last) report.last_loss += by_position[t];
   }
-  for (size_t i = 0; i < result.by_position.size(); i++)
-    result.by_position[i] /= double(windows) * std::min<double>(bin, length - double(i) * bin);
-  result.loss /= double(windows) * length;
-  result.last_loss /= double(windows) * last;
-  return result;
+  report.loss /= double(windows) * length;
+  report.last_loss /= double(windows) * last;
+  for (size_t i = 0; i + 1 < report.position_edges.size(); i++) {
+    int from = report.position_edges[i], to = report.position_edges[i + 1];
+    double sum = std::accumulate(&by_position[from], by_position.data() + to, 0.0);
+    report.by_position.push_back(sum / (double(windows) * (to - from)));
+  }
+  add_spread(report, by_window);
+  add_data(report, reader, shards, files);
+  return report;
 }
 
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
-                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop) {
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
+                      const std::function<bool()>& stop) {
   bool finite = true;
   for (int length : lengths) {
-    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
-    if (!loss) return finite;
-    LengthLoss& result = *loss;
-    finite = finite && std::isfinite(result.loss);
-    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
-                result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
+    std::optional<EvalReport> report = evaluate(model, shards, files, length, model.config().eval.tokens, stop);
+    if (!report) return finite;
+    EvalReport& r = *report;
+    finite = finite && std::isfinite(r.loss);
+    std::string error = std::isfinite(r.standard_error) ? format(" +- %.4f", r.standard_error) : "",
+                bits = std::isfinite(r.bits_per_byte) ? format(" | %.4f bits per byte", r.bits_per_byte) : "";
+    std::printf("%s  step %lld  length %5d | loss %.4f%s | last %d: %.4f%s | %s tokens\n", type,
+                (long long)weights.step, length, r.loss, error.c_str(), std::min(1024, length), r.last_loss,
+                bits.c_str(), count_text(double(r.tokens)).c_str());
     std::fflush(stdout);
-    if (!metrics) continue;
-    if (std::string(type) == "eval")
-      metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
-    else metrics->val(step, length, result.loss, result.tokens);
+    r.weights = weights;
+    metrics.evaluation(type, r);
   }
   return finite;
 }

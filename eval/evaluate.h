@@ -13,19 +13,12 @@
 #include "data/shards.h"
 #include "train_gpt2.h"
 
-struct LengthLoss {
-  int length;
-  double loss;                      // mean over all targets
-  double last_loss;                 // mean over the last min(1024, L) targets of every window
-  int64_t tokens;                   // targets used
-  std::vector<double> by_position;  // mean loss in bins of clamp(L / 32, 1, 256) positions; the last bin may be shorter
-};
-
-// A user_error if the shards or `tokens` hold less than one window. The model must have been made for at least
-// eval_rows(config, {length}) rows. stop, if given, is called before every batch, equally often on every rank, and must
-// return the same on all: true ends the evaluation without a result.
-std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
-                                   const std::function<bool()>& stop = {});
+// files: the names and checksums of the shards, for the report, whose weights the caller fills in. A user_error if the
+// shards or `tokens` hold less than one window. The model must have been made for at least eval_rows(config, {length})
+// rows. stop, if given, is called before every batch, equally often on every rank, and must return the same on all:
+// true ends the evaluation without a result.
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                                   int length, int64_t tokens, const std::function<bool()>& stop = {});
 
 // Makes every matrix product of evaluate() with these arguments at least once, on each rank, and discards the results.
 void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
@@ -36,8 +29,9 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);
 
-// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval") if
-// metrics are given. Returns whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed
-// run evaluates the lengths that are missing.
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
-                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop = {});
+// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). Returns
+// whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed run evaluates the lengths that
+// are missing.
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
+                      const std::function<bool()>& stop = {});

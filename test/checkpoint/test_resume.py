@@ -67,6 +67,18 @@ class Interrupted(Runs):
     steady, files = self.outcome()
     self.assertEqual(([entry for entry in steady if entry["type"] != "eval"], files), expected)
 
+  def test_lines_of_older_versions(self):
+    """Without a time, and val lines with few fields: they are kept, and tell what has been evaluated."""
+    self.run_ok(train__steps=40)
+    old = [{key: value for key, value in line.items() if key != "time" and
+            (line["type"] != "val" or key in ("type", "step", "length", "loss", "tokens"))} for line in self.metrics()]
+    self.write("runs/tiny/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in old))
+    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.run_ok("--resume", train__steps=40)
+    kept = [line for line in old if line.get("step", 0) <= 30]
+    self.assertEqual(self.metrics()[:len(kept)], kept)
+    self.assertEqual([line["step"] for line in self.metrics(kind="val")], list(range(0, 41, 5)))
+
   def test_going_back(self):
     expected = self.straight()
     self.run_ok()
