@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 
+import metrics
 import plot
 from common import stop
 
@@ -27,11 +28,11 @@ VARIANTS = "softmax,softmax_qknorm,lssa,lssar,sigmoid_gated,softplus_gated,lssar
 def complete(folder):
   """The run, if its metrics reach the last step and every length was evaluated there; else None."""
   try:
-    run = plot.Run(folder)
+    run = metrics.Run(folder)
     steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
   except (OSError, KeyError):
     return None
-  return run if all(run.by_length.get(length, (-1,))[0] == steps for length in lengths) else None
+  return run if all(run.step() == steps and length in run.row for length in lengths) else None
 
 
 def duration(seconds):
@@ -74,8 +75,8 @@ def summary(runs, arguments):
   first = next(iter(runs.values()))[0]
   with open(os.path.join(first.folder, "metrics.jsonl"), encoding="utf-8") as lines:
     start = json.loads(next(lines))
-  lengths = sorted(first.by_length)
-  losses = {variant: {length: [run.by_length[length][1] for run in seeds] for length in lengths} for variant, seeds in runs.items()}
+  lengths = sorted(first.row)
+  losses = {variant: {length: [run.row[length].loss for run in seeds] for length in lengths} for variant, seeds in runs.items()}
   return {"config": arguments.config, "set": arguments.set, "seeds": arguments.seeds, "commit": start.get("commit"),
           "device": start.get("device"), "context": first.context(), "steps": first.config["train"]["steps"],
           "tokens_per_step": first.config["batch"]["tokens"], "lengths": lengths, "losses": losses}
