@@ -70,7 +70,8 @@ def collect(arguments):
       settings = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
   except (OSError, UnicodeDecodeError) as error:
     stop(f"{arguments.config}: {error}")
-  folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}" for variant in arguments.variants for seed in arguments.seeds}
+  folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}"
+             for variant in arguments.variants for seed in arguments.seeds}
   runs = {key: None if arguments.overwrite else complete(os.path.join("runs", name)) for key, name in folders.items()}
   missing, failed, stopped, start = [key for key, run in runs.items() if not run], {}, False, time.monotonic()
   for number, (variant, seed) in enumerate(missing):
@@ -84,16 +85,17 @@ def collect(arguments):
       code, output = train(command)
     except OSError as error:
       stop(f"{program}: {error.strerror}; build it with make, or name it in $TRAIN")
-    run = runs[variant, seed] = None if code else complete(os.path.join("runs", name))
-    if code in STOPPED or (code == 0 and not run):  # 0: a program that ends well when it is told to stop
-      print(f"compare_variants.py: stopped in {name}; the same command continues", file=sys.stderr)
+    if code == 0 or code in STOPPED:
+      runs[variant, seed] = complete(os.path.join("runs", name))
+    if code in STOPPED or (code == 0 and not runs[variant, seed]):  # 0: a program that ends well when it is told to stop
+      print(f"compare_variants.py: stopped in {name}; run this again, without --overwrite, to continue", file=sys.stderr)
       stopped = True
       break
     if code:
       failed[name] = f"exit code {code}: {(output.strip().splitlines() or ['no output'])[-1]}"
       print(f"{output}\ncompare_variants.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
-  return ({variant: [runs[variant, seed] for seed in arguments.seeds if runs[variant, seed]] for variant in arguments.variants},
-          failed, stopped)
+  return {variant: [runs[variant, seed] for seed in arguments.seeds if runs[variant, seed]]
+          for variant in arguments.variants}, failed, stopped
 
 
 def spread(values):
@@ -103,7 +105,8 @@ def spread(values):
 def summary(runs, failed, arguments):
   first = next(run for seeds in runs.values() for run in seeds)
   lengths = sorted(first.config["eval"]["lengths"])
-  losses = {variant: {length: [run.row[length].loss for run in seeds] for length in lengths} for variant, seeds in runs.items() if seeds}
+  losses = {variant: {length: [run.row[length].loss for run in seeds] for length in lengths}
+            for variant, seeds in runs.items() if seeds}
   return {"config": arguments.config, "set": arguments.set, "seeds": arguments.seeds, "commit": first.start.get("commit"),
           "device": first.start.get("device"), "context": first.context(), "steps": first.config["train"]["steps"],
           "tokens_per_step": first.config["batch"]["tokens"], "lengths": lengths, "losses": losses, "failed": failed}
@@ -169,4 +172,4 @@ def main():
 
 
 if __name__ == "__main__":
-  run_main(main, "the same command continues")
+  run_main(main, "run this again, without --overwrite, to continue")

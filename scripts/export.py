@@ -21,13 +21,14 @@ from common import stop
 
 def points(run):
   """(axis, place on it, Unix time or None, {name: value}) of every line that is the run's own."""
-  found = [("step", entry["step"], entry.get("time"),
-            {f"{entry['type']}/{key}": value for key, value in entry.items() if key not in ("step", "time")}) for entry in run.lines]
+  found = [("step", line["step"], line.get("time"),
+            {f"{line['type']}/{key}": value for key, value in line.items() if key not in ("step", "time")})
+           for line in run.lines]
   found += [("step", e.step, e.time, losses(e)) for e in run.evaluations]
   found += [("position", last, e.time, {f"eval/by_position/{length}": loss})
             for length, e in run.row.items() for loss, last in zip(e.by_position, e.edges[1:])]
-  found = [(axis, place, metrics.finite(time), {name: value for name, value in values.items() if metrics.finite(value) is not None})
-           for axis, place, time, values in found]
+  numbers = lambda values: {name: value for name, value in values.items() if metrics.finite(value) is not None}
+  found = [(axis, place, metrics.finite(time), numbers(values)) for axis, place, time, values in found]
   return [point for point in found if point[3]]
 
 

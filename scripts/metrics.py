@@ -224,6 +224,6 @@ def differing(runs):
   configs = [flat(run.config) for run in runs]
   keys = [key for key in dict.fromkeys(key for config in configs for key in config)
           if key != "name" and len({config.get(key) for config in configs}) > 1]
-  variants = "attention.variant" in keys
-  return [key for key in keys if not (variants and key.startswith("attention.") and key != "attention.variant") or
-          len({(c.get("attention.variant"), c.get(key)) for c in configs}) > len({c.get("attention.variant") for c in configs})]
+  variants = {config.get("attention.variant") for config in configs}
+  follows = lambda key: len({(config.get("attention.variant"), config.get(key)) for config in configs}) == len(variants)
+  return [key for key in keys if not (key.startswith("attention.") and key != "attention.variant" and follows(key))]

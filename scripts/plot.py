@@ -66,7 +66,8 @@ def in_unit(unit, evaluation):
 
 
 def markdown(head, rows):
-  return "\n".join("| " + " | ".join(row) + " |" for row in [head, *rows]).replace("\n", "\n|---|" + "---|" * (len(head) - 1) + "\n", 1)
+  line = lambda cells: "| " + " | ".join(cells) + " |"
+  return "\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)])
 
 
 def table(runs, unit="nats"):
@@ -79,26 +80,29 @@ def table(runs, unit="nats"):
 
 def differences(runs, baseline):
   """{run: {length: (mean, standard error) of the run's loss less the baseline's}}, of runs that have any."""
-  found = {run: {length: metrics.difference(e, baseline.row[length]) for length, e in run.row.items() if length in baseline.row}
-           for run in runs if run is not baseline}
-  found = {run: {length: gap for length, gap in gaps.items() if gap} for run, gaps in found.items()}
+  found = {run: {length: gap for length, e in run.row.items() if length in baseline.row
+                 and (gap := metrics.difference(e, baseline.row[length]))} for run in runs if run is not baseline}
   return {run: gaps for run, gaps in found.items() if gaps}
 
 
 def difference_table(gaps, baseline):
   lengths = sorted({length for row in gaps.values() for length in row})
   return markdown(["difference in nats at length", *map(str, lengths)],
-                  [[f"{run.label} - {baseline.label}", *("%+.3f ± %.3f" % row[length] if length in row else "-" for length in lengths)]
+                  [[f"{run.label} - {baseline.label}",
+                    *("%+.3f ± %.3f" % row[length] if length in row else "-" for length in lengths)]
                    for run, row in gaps.items()])
 
 
 def settings_table(runs):
-  """The keys in which the runs differ, the step and the loss at the trained length; the lowest loss first."""
+  """The keys in which the runs differ, the step and the loss at the trained length; among comparable runs the lowest
+  loss first."""
   keys, configs = metrics.differing(runs), {run: metrics.flat(run.config) for run in runs}
+  groups = [*metrics.comparable(runs), [run for run in runs if not run.own]]
   loss = lambda run: run.row[run.context()].loss if run.context() in run.row else math.inf
+  ranked = [run for group in groups for run in sorted(group, key=loss)]
   return markdown(["run", *keys, "step", "loss at trained length"],
                   [[run.label, *(str(configs[run].get(key, "-")) for key in keys), str(run.step()),
-                    "%.3f" % loss(run) if loss(run) < math.inf else "-"] for run in sorted(runs, key=loss)])
+                    "%.3f" % loss(run) if loss(run) < math.inf else "-"] for run in ranked])
 
 
 def looks(runs):
@@ -107,7 +111,8 @@ def looks(runs):
             for number, run in enumerate(runs)}
   for number, group in enumerate(metrics.comparable(runs)):
     for run in group if number else ():
-      result[run].update(linestyle=LINES[number % len(LINES)], label=in_text(f"{run.label} (of {run.of()})"))
+      label = f"{run.label}\nof {run.of()}".replace(", ", ",\n")
+      result[run].update(linestyle=LINES[number % len(LINES)], label=in_text(label))
   return result
 
 
@@ -140,8 +145,8 @@ def draw_positions(runs, style, axes, ticker, unit):
   axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel=UNITS[unit][1])
   length_axis(axes, ticker)
   if without:
-    axes.text(0.5, 0.02, in_text("no loss by position: " + ", ".join(without)) + "\n(--eval --resume adds it)", ha="center",
-              va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
+    text = in_text("no loss by position: " + ", ".join(without)) + "\n(--eval --resume adds it)"
+    axes.text(0.5, 0.02, text, ha="center", va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
 
 
 def draw_differences(gaps, baseline, style, axes, ticker):
@@ -192,8 +197,8 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
       left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
       left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=in_text(run.label))
     if curve:
-      other = {} if style[run]["linestyle"] == LINES[0] else {"markerfacecolor": "white", "markeredgecolor": colour}
-      left.plot(*zip(*curve), "o", **{"color": colour, "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.6, **other},
+      inside, edge = (colour, "white") if style[run]["linestyle"] == LINES[0] else ("white", colour)
+      left.plot(*zip(*curve), "o", color=inside, markersize=4, markeredgecolor=edge, markeredgewidth=0.6,
                 label=None if train else style[run]["label"])
     points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
               for _, e in sorted(run.row.items()) if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf]
