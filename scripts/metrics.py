@@ -69,10 +69,10 @@ class Evaluation:
     if None in self.edges or len(self.edges) != len(self.by_position) + 1:
       self.by_position = []
     of, evaluation = section(entry, "of"), section(config, "eval")
-    self.shards = [(shard["tokens"], shard.get("xxh64") or shard["name"]) for shard in of.get("data", [])]
-    names = [shard["name"] for shard in of.get("data", [])] or section(config, "data").get("val")
-    self.names = names if isinstance(names, list) else [names]
+    self.shards = [(count(shard["tokens"]), str(shard.get("xxh64") or shard["name"])) for shard in of.get("data", [])]
     self.patterns = section(config, "data").get("val")
+    names = [shard["name"] for shard in of.get("data", [])] or self.patterns or "unknown data"
+    self.names = names if isinstance(names, list) else [names]
     self.asked = of.get("tokens_asked", evaluation.get("tokens"))
     self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
     self.settings = model_settings(config)
@@ -87,7 +87,7 @@ class Evaluation:
     return mine <= others or mine >= others if self.patterns == other.patterns else bool(mine) and mine == others
 
   def data(self):
-    """The name of its data, for people."""
+    """The names of its data, as text."""
     more = f" and {len(self.names) - 2} more" if len(self.names) > 2 else ""
     return " ".join(os.path.basename(str(name)) for name in self.names[:2]) + more
 
@@ -164,8 +164,8 @@ class Run:
     return max([e.step for e in self.row.values()] or [step for step, _ in self.train()] or [0])
 
   def of(self):
-    """What its evaluations are of, for people."""
-    return f"{self.own.data()}, {self.own.asked} tokens asked" if self.own else "not evaluated"
+    """What its evaluations are of, as text. The run must have some."""
+    return self.own.data() + (f", {self.own.asked} tokens asked" if self.own.asked else "")
 
   def note(self):
     """How many evaluations are left out, and what they are of; "" if none is."""

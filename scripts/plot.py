@@ -256,7 +256,7 @@ def main():
   gaps = differences(runs, baseline)
   tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
   tables += ["\n".join(filter(None, (run.note() for run in runs)))]
-  print("\n\n".join(filter(None, tables)), flush=True)
+  print("\n\n".join(filter(None, tables)))
   try:
     draw(runs, path, arguments.brief, arguments.unit, baseline)
   except OSError as error:

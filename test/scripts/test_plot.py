@@ -25,7 +25,8 @@ DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"
            '{"type":"val","step":8,"length":"16","loss":1}', '{"type":"val","step":8,"length":0,"loss":1}',
            '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
            '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}',
-           *('{"type":"eval","step":9,"length":16,"loss":1,"of":%s}' % of for of in ('{"data":[7]}', '{"data":7}', '{"windows":-1}')),
+           *('{"type":"eval","step":9,"length":16,"loss":1,"of":%s}' % of
+             for of in ('{"data":[7]}', '{"data":7}', '{"data":[{"name":"a","tokens":[]}]}', '{"windows":-1}')),
            '{"type":"eval","step":9,"length":16,"loss":1,"mode":"suffix"}', '{"type":"inspect","step":9,"length":16,"loss":1}',
            '{"type":"val","st']
 ODD = ['{"type":"train","step":9,"loss":1.0,"grad_norm":Infinity,"lr":"x","tokens_per_s":[]}',
