@@ -13,6 +13,7 @@ import re
 import sys
 
 import compare_variants
+import metrics
 import plot
 from common import stop
 
@@ -49,7 +50,7 @@ def main():
     with open(sources[0], encoding="utf-8") as file:
       content = variants(json.load(file))
   else:
-    content = plot.table([plot.Run(folder) for folder in sources])
+    content = plot.table([metrics.Run(folder) for folder in sources])
   replace_block(name, content)
 
 
