@@ -1,4 +1,5 @@
 """scripts/prepare_text.py, run as a user runs it. Standard library only, and pyarrow where it is installed."""
+import gzip
 import json
 import os
 import shutil
@@ -8,12 +9,35 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest, start
 from support.workspace import TRAIN
 
 
-class PrepareBytes(ScriptTest):
+class Prepare(ScriptTest):
+  @staticmethod
+  def read(path):
+    with open(path, "rb") as file:
+      return file.read()
+
+  def files(self):
+    """All but the numbers of a shard that is there."""
+    names = super().files()
+    return [name for name in names if not (name.endswith(".json") and name[:-4] + "bin" in names)]
+
+  def numbers(self):
+    """The (tokens, bytes) that lie beside each shard."""
+    found = []
+    for name in self.files():
+      with open(os.path.join(self.out, name[:-3] + "json")) as file:
+        numbers = json.load(file)
+      self.assertEqual(numbers["tokens"], len(self.tokens(name)))
+      found.append((numbers["tokens"], numbers["bytes"]))
+    return found
+
+
+class PrepareBytes(Prepare):
   def prepare(self, *args, code=0, **options):
     return self.run_script("prepare_text.py", *args, "--out", self.out, "--name", "x", code=code, **options)
 
@@ -51,6 +75,7 @@ class PrepareBytes(ScriptTest):
     self.assertEqual(self.files(), names)
     self.assertEqual([len(self.tokens(name)) for name in names], [300, 300, 300, 124])
     self.assertEqual(self.text(*names), bytes(range(256)) * 4)
+    self.assertEqual(self.numbers(), [(300, 300), (300, 300), (300, 300), (124, 124)])
 
   def test_validation_begins_with_a_file_if_one_begins_nearby(self):
     self.prepare(self.write("a", "a\n" * 400), self.write("b", "b\n" * 70), "--val-fraction", "0.2")
@@ -84,6 +109,83 @@ class PrepareBytes(ScriptTest):
     self.prepare(text, "--val-fraction", "1", "--overwrite")  # does not change the training shards
     self.assertIn("x_train_000000.bin", self.files())
 
+  def test_documents_by_the_name_of_the_file(self):
+    documents = ["one\n", "", "tw\u20ac <|endoftext|>", "three", "four"]
+    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)).replace("\n", "\n\n")
+    self.write("a.jsonl", lines)
+    self.write("a.txt.gz", gzip.compress(b"of ") + gzip.compress(b"text"))
+    self.write("a.jsonl.gz", gzip.compress(lines.encode()))
+    names = ["a.jsonl", "a.txt.gz", "a.jsonl.gz"]
+    if shutil.which("zstd"):
+      subprocess.run(["zstd", "-q", self.path("a.jsonl")], check=True)
+      names.append("a.jsonl.zst")
+    for name in names:
+      with self.subTest(name):
+        self.prepare(self.path(name), "--val-fraction", "0", "--overwrite")
+        self.assertEqual(self.text("x_train_000000.bin").decode(), "of text" if "txt" in name else "".join(documents))
+        self.assertEqual(self.errors, "")
+    self.prepare("-", "--jsonl", "--field", "id", "--val-fraction", "0", "--overwrite", input=b'{"id": "7"}')
+    self.assertEqual(self.text("x_train_000000.bin"), b"7")
+
+  def test_parquet(self):
+    try:
+      import pyarrow
+      from pyarrow import parquet
+    except ImportError:
+      path = self.write("a.parquet", "PAR1")
+      self.prepare(path, code=2)
+      return self.assert_error("a.parquet", "pip install pyarrow", "JSONL")
+    path, texts = self.path("a.parquet"), ["tw\u20ac %d" % i for i in range(5000)]
+    parquet.write_table(pyarrow.table({"id": range(5000), "text": texts}), path, row_group_size=300)
+    self.write("b.parquet.gz", gzip.compress(self.read(path)))
+    for name in (path, self.path("b.parquet.gz")):
+      self.prepare(name, "--val-every", "5000", "--overwrite")
+      self.assertEqual(self.text("x_train_000000.bin").decode(), "".join(texts[:-1]))
+      self.assertEqual(self.text("x_val_000000.bin").decode(), texts[-1])
+    for args, parts in (([path, "--field", "body"], ['no column "body"', '"id", "text"']), ([path, "--field", "id"], ["row 1", "0"]),
+                        ([self.write("c.parquet", b"PAR1")], ["c.parquet is damaged, or not a Parquet file"])):
+      self.prepare(*args, "--overwrite", code=2)
+      self.assert_error(*parts)
+
+  def test_every_nth_document_for_validation(self):
+    lines = "".join(json.dumps({"text": "%d;" % i}) + "\n" for i in (1, 2, 3, 4))
+    plain = self.write("b", b"5;<|endoftext|>6;" + b" " * ((4 << 20) - 22) + b"<|endoftext|>7;")  # across two blocks
+    self.prepare(self.write("a.jsonl", lines), plain, self.write("c", "8;"), "--val-every", "3")
+    self.assertEqual(self.text("x_val_000000.bin").replace(b" ", b""), b"3;<|endoftext|>6;")
+    self.assertEqual(self.text("x_train_000000.bin"), b"1;2;4;5;<|endoftext|>7;8;")
+    self.prepare(plain, "--val-every", "4", "--overwrite", code=2)
+    self.assert_error("--val-every 4", "only 3")
+
+  def test_validation_begins_with_a_document_of_jsonl(self):
+    self.prepare(self.write("a.jsonl", "".join('{"text": "%s"}\n' % (c * 100) for c in "abcdefghij")), "--val-fraction", "0.25")
+    self.assertEqual(self.text("x_val_000000.bin"), b"i" * 100 + b"j" * 100)
+
+  def test_json_that_is_taken_as_text(self):
+    for name, text, warns in (("a.json", '{"body": "x"}\n{', True), ("b.json", '{"body"\n', False), ("c", "{}x\n", False)):
+      self.prepare(self.write(name, text), "--val-fraction", "0", "--overwrite")
+      self.assertEqual("warning" in self.errors, warns, name)
+      if warns:
+        self.assert_error(name, "is taken as text", '"body"', "--jsonl")
+      self.assertEqual(self.text("x_train_000000.bin").decode(), text)
+
+  def test_old_numbers_never_lie_beside_new_shards(self):
+    self.prepare(self.write("a", "0123456789\n" * 20))
+    import prepare_text
+    for stop in range(1, 5):  # before this replacement
+      calls, replace = [], os.replace
+      def stopping(source, target):
+        calls.append(target)
+        if len(calls) == stop:
+          raise KeyboardInterrupt
+        replace(source, target)
+      with mock.patch("os.replace", stopping), mock.patch("sys.argv", ["x", self.path("a"), "--out", self.out, "--name", "x",
+                      "--overwrite", "--val-fraction", "0.5"]), self.assertRaises(KeyboardInterrupt):
+        prepare_text.main()
+      for name in (name for name in os.listdir(self.out) if name.endswith(".json")):
+        with open(os.path.join(self.out, name)) as file:
+          self.assertEqual(json.load(file)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
+      self.prepare(self.path("a"), "--overwrite")
+
   def test_bad_input(self):
     good = self.write("good", "some text\n" * 10)
     cases = [
@@ -102,6 +204,18 @@ class PrepareBytes(ScriptTest):
         ([good, "--tokenizer", "word"], ["invalid choice: 'word'"]),
         ([good, "--out", good], ["--out " + good, "exists"]),
         ([self.write("tiny", "ab"), "--val-fraction", "0.01"], ["2 bytes of text are too few", "--val-fraction"]),
+        ([good, "--val-every", "1"], ["--val-every 1"]),
+        ([good, "--val-every", "2", "--val-fraction", "0.1"], ["not allowed with"]),
+        ([good, "--field", "body"], ["--field body", "--jsonl"]),
+        ([self.write("a.jsonl", '{"text": ""}\n{"text"')], ["a.jsonl, line 2 is not JSON", "column 8"]),
+        ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is none"]),
+        ([self.write("c.jsonl", '{"body": ""}')], ["c.jsonl, line 1", 'it has "body"', "--field"]),
+        ([self.write("d.jsonl", '{"text": null}')], ["d.jsonl, line 1", "null, not text"]),
+        ([self.write("e.jsonl", '{"text": "\\ud800"}')], ["e.jsonl, line 1", "surrogate", "--errors replace"]),
+        ([self.write("f.jsonl", b'{"text": "\xff"}')], ["f.jsonl, line 1", "not UTF-8 at byte 10"]),
+        ([self.write("a.gz", "text")], ["a.gz is damaged, or not a gzip file"]),
+        ([self.write("b.gz", gzip.compress(b"text" * 999)[:-9])], ["b.gz is damaged"]),
+        ([self.write("a.zst", "text")], ["a.zst", "zstd"]),
     ]
     for args, parts in cases:
       with self.subTest(args):
@@ -149,7 +263,7 @@ def tiny_vocabulary():
 HELLO, SPACE_WORLD, SEPARATOR = 259, 264, 267
 
 
-class PrepareGpt2(ScriptTest):
+class PrepareGpt2(Prepare):
   def setUp(self):
     super().setUp()
     self.vocabulary, merges = tiny_vocabulary()
@@ -180,6 +294,16 @@ class PrepareGpt2(ScriptTest):
     self.prepare(self.write("a", "hello\n" * 10), "--val-fraction", "0.2")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR] + [HELLO, 10] * 8)
     self.assertEqual(self.tokens("x_val_000000.bin"), [SEPARATOR] + [HELLO, 10] * 2)
+
+  def test_bytes_beside_each_shard(self):
+    """Of the text that its tokens stand for, without the markers; a document or a character may cross a shard's end."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in ("hello \u20ac world", " world<|endoftext|>hello"))
+    self.prepare(self.write("a.jsonl", lines), self.write("b", "h\u20ac"), "--val-fraction", "0", "--shard-tokens", "4")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 32, 0xe2])
+    # [-, hello, space, 1/3 of a sign], [2/3 of it, world, -], [world, -, hello, -], [h, the sign]
+    self.assertEqual(self.numbers(), [(4, 7), (4, 8), (4, 11), (4, 4)])
+    self.assertEqual(self.read(os.path.join(self.out, "x_train_000000.json")),
+                     b'{"tokens": 4, "bytes": 7, "tokenizer": "gpt2"}\n')
 
   def test_text_that_is_not_utf8(self):
     for bad, at in ((b"hello \xff world", 6), (b"hello \xe2\x82", 6), (b"\xe2\x82 x", 0),
