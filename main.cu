@@ -9,11 +9,13 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/signals.h"
 #include "base/text.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
@@ -85,6 +87,8 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
+  std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
+  if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
   if (real_run) watch_signals();
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
@@ -152,6 +156,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   state.train = data.train_files;
   state.val = data.val_files;
   state.config = config;
+  state.tokenizer = tokenizer;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
   train(*model, device, loader, data.val, run_dir.get(), state, metrics);
 }

@@ -12,7 +12,7 @@ import unittest
 from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest, start
-from support.workspace import TRAIN
+from support.workspace import TRAIN, tiny_vocabulary
 
 
 class Prepare(ScriptTest):
@@ -248,16 +248,6 @@ class PrepareBytes(Prepare):
       self.assertEqual(process.returncode, 128 + number)
       process.stdin.close()
       self.assertEqual(self.files(), [])
-
-
-def tiny_vocabulary():
-  """Bytes are 0 to 255 in byte order, then the merges, then <|endoftext|>."""
-  others = iter(range(256, 512))
-  letters = [chr(b) if 33 <= b <= 126 or (b >= 161 and b != 173) else chr(next(others)) for b in range(256)]
-  merges = ["h e", "l l", "he ll", "hell o", "\u0120 w", "o r", "\u0120w or", "l d", "\u0120wor ld",
-            "\u0120 \u0120", "\u010a \u010a"]
-  tokens = letters + [merge.replace(" ", "") for merge in merges] + ["<|endoftext|>"]
-  return {token: i for i, token in enumerate(tokens)}, "#version: 0.2\n" + "\n".join(merges) + "\n"
 
 
 HELLO, SPACE_WORLD, SEPARATOR = 259, 264, 267

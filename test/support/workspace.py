@@ -72,6 +72,16 @@ def write_safetensors(path, tensors):
     file.write(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
 
 
+def tiny_vocabulary():
+  """GPT-2's vocabulary files, in small: the object and the merges. Bytes are 0 to 255 in byte order, then the merges, then <|endoftext|>."""
+  others = iter(range(256, 512))
+  letters = [chr(b) if 33 <= b <= 126 or (b >= 161 and b != 173) else chr(next(others)) for b in range(256)]
+  merges = ["h e", "l l", "he ll", "hell o", "\u0120 w", "o r", "\u0120w or", "l d", "\u0120wor ld",
+            "\u0120 \u0120", "\u010a \u010a"]
+  tokens = letters + [merge.replace(" ", "") for merge in merges] + ["<|endoftext|>"]
+  return {token: i for i, token in enumerate(tokens)}, "#version: 0.2\n" + "\n".join(merges) + "\n"
+
+
 def floats(data):
   return array.array("f", data)
 
