@@ -77,7 +77,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
                       "subtracted in lssar's second stage, in units of the mean weight"}),
     only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                       "first rows without that offset"}),
-    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator"},
+    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none disables it"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
@@ -140,7 +140,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sample from this many of the most likely tokens; 0 = all", may_change},
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-     "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
+     "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };

@@ -381,6 +381,7 @@ TEST(Config, HelpNamesEveryKeyAndVariant) {
   EXPECT_NE(help.find("seed                          of the initial weights, the data order and sampling\n"
                       "                                integer, default 1337; [0, 18446744073709551615]\n"),
             std::string::npos);
+  EXPECT_NE(help.find("softmax1"), std::string::npos);  // the name by which attention.sink = one is known
   EXPECT_NE(help.find("  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"), std::string::npos);
 }
 
