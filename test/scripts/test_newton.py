@@ -218,10 +218,11 @@ class Files(ScriptTest):
     self.assertEqual(rows["truth"]["points"], 200 * 16)
     np.testing.assert_allclose(self.exponents(rows["truth"]), [-2, 1, 1], atol=1e-9)
     np.testing.assert_allclose(self.exponents(rows[names[1]]), [-2, 1, 1], atol=0.01)
-    for exponent, law in zip(rows[names[1]]["exponents"].values(), (-2, 1, 1)):
-      self.assertLess(exponent[1], exponent[0])
-      self.assertLess(exponent[0], exponent[2])
-      self.assertLess(exponent[2] - exponent[1], 0.02)
+    x = np.stack(np.broadcast_arrays(1, np.log(r), np.log(val["m1"]), np.log(val["m2"])[:, None]), 2)[:, 16:].reshape(-1, 4)
+    spread = 0.02 * np.sqrt(np.diag(np.linalg.inv(x.T @ x)))[1:]  # of independent noise
+    for (value, low, high), error in zip(rows[names[1]]["exponents"].values(), spread):
+      self.assertTrue(low < value < high)
+      self.assertAlmostEqual((high - low) / (2 * 1.96 * error), 1, delta=0.25)  # 200 systems: 1 / sqrt(400) each way
     self.assertAlmostEqual(rows[names[1]]["median_error"], 0.02 * 0.6745, delta=0.002)
     np.testing.assert_allclose(self.exponents(rows[names[2]]), [-3, 1, 1], atol=1e-6)
     self.assertLess(rows[names[2]]["r2"], 0.9)
