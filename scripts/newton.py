@@ -10,8 +10,8 @@ Needs numpy, and matplotlib for the picture.
 
 Only the first step is complete today: ./train trains on what `make` writes. It cannot train the force probe yet. That
 needs the settings data.labels and data.val_labels (labels in place of the next token), model.head.outputs (a linear head
-with a squared error) and train.label_mean, and the flag --predict FILE.npy (float32 [windows, model.context, outputs] over
-data.val). `probe-data`, `judge` and `picture` already write and read those formats.
+with a squared error) and train.label_mean ("sequence": every system weighs the same), and the flag --predict FILE.npy
+(float32 [windows, model.context, outputs] over data.val). `probe-data`, `judge` and `picture` already write and read those formats.
 
 make writes shards (data/shards.h) of Kepler orbits in AU, years and solar masses, G = 39.478. A sequence is one system and
 fills one window: model.context is its length. Every shard ends with one more token, the target of its last window's end.
@@ -186,12 +186,14 @@ def of_name(args):
   return re.compile(rf"{re.escape(args.name)}_((labels_)?(train|val)_\d{{6}}\.bin|truth\.json)")
 
 
-def report(args, keys):
-  size = SIZES[args.size]
-  data = {key: os.path.join(args.out, f"{args.name}_{stem}_*.bin") for key, stem in keys.items()}
+def report(args, when, stems, **model):
+  """Prints the files and a configuration for them. stems: {key of data: what its files are called}."""
   for name in sorted(filter(of_name(args).fullmatch, os.listdir(args.out))):
     print(os.path.join(args.out, name))
-  return f'"data": {json.dumps(data)}, "model": {{"context": {size.context}, "vocab": {size.vocab}'
+  size = SIZES[args.size]
+  configuration = {"data": {key: os.path.join(args.out, f"{args.name}_{stem}_*.bin") for key, stem in stems.items()},
+                   "model": {"context": size.context, "vocab": size.vocab, **model}}
+  print(f"for the configuration{when}: {json.dumps(configuration)[1:-1]}")
 
 
 def make(args):
@@ -209,9 +211,8 @@ def make(args):
     for stream, (split, systems) in enumerate((("train", args.systems), ("val", args.val_systems))):
       write_shards(folder, f"{args.name}_{split}", systems, (MAGIC, VERSION), windows(stream, systems), progress)
     progress.end()
-  configuration = report(args, {"train": "train", "val": "val"})
   print(f"{100 * np.mean(outside):.2g} % of the positions are outside the box and were moved to its edge")
-  print("for the configuration: " + configuration + "}")
+  report(args, "", {"train": "train", "val": "val"})
 
 
 def labels(size, target, s):
@@ -251,9 +252,8 @@ def probe_data(args):
     with open(os.path.join(folder, f"{args.name}_truth.json"), "w", encoding="utf-8") as file:
       json.dump(truth, file)
     progress.end()
-  print("for the configuration, when ./train reads labels: " +
-        report(args, {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"}) +
-        f', "head": {{"outputs": {values.shape[2]}}}}}, "train": {{"label_mean": "sequence"}}')
+  report(args, ", once ./train reads labels", {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"},
+         head={"outputs": values.shape[2]})
 
 
 # ------------------------------------------------------------------------------------------------------------- judge
