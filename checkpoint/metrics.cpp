@@ -85,6 +85,22 @@ void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) 
   write(step, "skip", {{"step", step}, {"reason", reason}, {"skipped", skipped}});
 }
 
+void MetricsLog::passkey(const PasskeyReport& r) {
+  write(r.weights.step, "passkey",
+        {{"step", r.weights.step},
+         {"form", r.form},
+         {"length", r.length},
+         {"trials", r.trials},
+         {"depths", r.depths},
+         {"exact", r.exact},
+         {"nll", r.nll},
+         {"rank", r.rank},
+         {"distance", r.distance},
+         {"control", r.control},
+         {"stderr", r.standard_error},
+         {"weights", r.weights.path}});
+}
+
 // Calls f(line, type, step, length) for every whole line, with "", -1, 0 for missing values; a torn last line is left
 // out. A file that does not exist has no lines.
 template <class F> static void for_each_line(const std::string& path, F f) {

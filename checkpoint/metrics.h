@@ -48,6 +48,18 @@ struct EvalReport {
   std::vector<double> window_losses;  // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
 };
 
+// What --passkey measured at one length. The lists are by depth of the key; eval/passkey.h says what they are.
+struct PasskeyReport {
+  Weights weights;
+  std::string form;                              // landmark | compact
+  int length = 0;                                // tokens
+  int trials = 0;                                // at each depth
+  std::vector<double> depths, exact, nll, rank;  // means over the trials
+  std::vector<double> distance;                  // mean tokens from the last mention of the key to the answer
+  double control = 0;                            // the share of exact answers without the line with the key
+  double standard_error = 0;                     // of the mean of exact over all depths
+};
+
 class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
@@ -58,6 +70,7 @@ class MetricsLog {
   void train(const TrainReport& report);
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
+  void passkey(const PasskeyReport& report);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
   std::function<void(int64_t step, const std::string& error)> failed;
 

@@ -94,6 +94,13 @@ struct Config {
     std::string tokenizer_dir;
   } generate;
 
+  struct Passkey {
+    std::string form = "landmark";  // landmark | compact
+    int trials = 20;
+    int depths = 11;
+    std::string examples;  // "" = none
+  } passkey;
+
   struct Log {
     int64_t every = 1;
   } log;

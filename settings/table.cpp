@@ -142,6 +142,13 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
      "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
 
+    {"passkey.form", &c.passkey.form, "landmark | compact", no, "of the prompts of --passkey (eval/passkey.h)",
+     may_change},
+    {"passkey.trials", &c.passkey.trials, "[1, 1000000]", no, "keys at each length and depth", may_change},
+    {"passkey.depths", &c.passkey.depths, "[2, 1001]", no, "depths of the key, evenly from 0 to 1", may_change},
+    {"passkey.examples", &c.passkey.examples, "", no, "file to write the prompts to, as JSON lines; empty: none",
+     may_change, of_a_rank},
+
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };
   for (ConfigRow& row : rows)

@@ -110,6 +110,12 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "tokenizer": "gpt2",
     "tokenizer_dir": ""
   },
+  "passkey": {
+    "form": "landmark",
+    "trials": 20,
+    "depths": 11,
+    "examples": ""
+  },
   "log": {
     "every": 1
   }
