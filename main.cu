@@ -117,19 +117,20 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     if (!flags.remeasure) take_products(*from, device);
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
-  Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
+  Plan plan =
+      plan_run(config, device, evaluates ? config.eval.lengths : std::vector<int>{}, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
-  agree_on_products(*model, data.val, evaluates ? data.lengths : std::vector<int>{}, training);
+  agree_on_products(*model, data.val, evaluates ? config.eval.lengths : std::vector<int>{}, training);
   if (flags.eval) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
     Weights weights{"random", step};
     if (from) weights = {from->path, step, from->state.tokens};
     else if (!config.init.empty()) weights.path = named_folder(config.init).path;
-    if (!evaluate_lengths(*model, data.val, data.val_files, data.lengths, "eval", weights, metrics))
+    if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
       failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
   }

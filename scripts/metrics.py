@@ -55,7 +55,7 @@ class Evaluation:
   groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G)."""
 
   def __init__(self, entry, config):
-    if "mode" in entry:
+    if entry.get("mode", "windows") != "windows":
       raise ValueError("evaluated in another way")
     self.type, self.step, self.length = entry["type"], count(entry["step"]), count(entry["length"], 1)
     self.loss, self.stderr, self.last_loss, self.bits_per_byte, self.time = (
