@@ -100,7 +100,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   std::vector<PasskeyPrompt> prompts;
   if (flags.passkey) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-    prompts = passkey_prompts(*prompt_tokenizer, config, data.lengths);
+    prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
     if (ranks.rank == 0) write_passkey_prompts(*prompt_tokenizer, config, prompts);
   }
   if (dumping) check_folder_of(flags.dump_gradients);
@@ -125,7 +125,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     if (!flags.remeasure) take_products(*from, device);
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
-  std::vector<int> lengths = evaluates || flags.passkey ? data.lengths : std::vector<int>{};
+  std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
   Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
@@ -143,7 +143,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
         failure("a logit is not finite (bad weights, or overflow on these prompts)");
       return;
     }
-    if (!evaluate_lengths(*model, data.val, data.val_files, data.lengths, "eval", weights, metrics))
+    if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
       failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
   }

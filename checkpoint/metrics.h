@@ -33,11 +33,17 @@ struct Weights {
 
 // Validation loss at one length L, and what was evaluated.
 struct EvalReport {
+  EvalMode mode = EvalMode::windows;
   int length = 0;               // L
+  int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
   double loss = 0;              // mean over all targets
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
   double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
   double last_loss = 0;         // mean over the last min(1024, L) targets of every window
+  struct {                      // of mode "suffix": the loss less that of the same targets at the shortest length
+    int from = 0;
+    double loss = 0, standard_error = NAN;
+  } difference;
   Weights weights;
   std::vector<DataFile> data;       // the shards that the windows come from
   int64_t tokens_asked = 0;         // eval.tokens
@@ -45,6 +51,7 @@ struct EvalReport {
   std::string rope_scaling;
   std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
   std::vector<double> by_position;    // [edges - 1], mean loss in each bin
+  std::vector<double> by_window;      // [windows], mean loss of each; not written
   std::vector<double> window_losses;  // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
 };
 
@@ -82,4 +89,5 @@ class MetricsLog {
 // Before a run resumes from `step`: removes the train, val and skip lines of later steps, which will be written again,
 // and a torn last line. A reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
-std::set<int> evaluated_lengths(const std::string& path, int64_t step);  // the lengths with a val line of this step
+// The lengths with a val line of this step whose mode, window and targets are these settings'.
+std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);

@@ -203,10 +203,10 @@ size_t WindowReader::shard_of(int64_t window) const {
   return std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
 }
 
-void WindowReader::read(int64_t window, int* inputs, int* targets) const {
+void WindowReader::read(int64_t window, int* inputs, int* targets, int skip) const {
   const size_t shard = shard_of(window);
-  std::vector<uint16_t> tokens(size_t(T_) + 1);
-  read_tokens(shards_[shard], (window - first_window_[shard]) * T_, tokens, vocab_, key_);
+  std::vector<uint16_t> tokens(size_t(T_ - skip) + 1);
+  read_tokens(shards_[shard], (window - first_window_[shard]) * T_ + skip, tokens, vocab_, key_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
 }

@@ -44,8 +44,9 @@ class WindowReader {
   int64_t windows() const { return first_window_.back(); }
   int T() const { return T_; }
   size_t shard_of(int64_t window) const;  // the number of the shard that holds it
-  // Writes inputs[T] and targets[T]. A user_error if a token is >= vocab.
-  void read(int64_t window, int* inputs /* = */, int* targets /* = */) const;
+  // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window. A user_error if a token is >=
+  // vocab.
+  void read(int64_t window, int* inputs /* = */, int* targets /* = */, int skip = 0) const;
 
  private:
   std::vector<Shard> shards_;

@@ -16,19 +16,20 @@ static int batch_of(const Config& config, int length, int64_t windows) {
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
   for (int length : lengths) {
-    int64_t windows = std::max<int64_t>(1, config.eval.tokens / length);
+    int64_t windows = std::max<int64_t>(1, config.eval.tokens / config.eval.window(length));
     rows = std::max(rows, size_t(batch_of(config, length, windows)) * length);
   }
   return rows;
 }
 
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
-  if (tokens < length)
+  int window = config.eval.window(length);
+  if (tokens < window)
     user_error(
         "config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
         "length  [%s]",
-        (long long)tokens, length, config.file.c_str());
-  return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
+        (long long)tokens, window, config.file.c_str());
+  return std::min(tokens / window, WindowReader(shards, window, config.model.vocab, "data.val").windows());
 }
 
 void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
@@ -54,16 +55,31 @@ static std::vector<int> position_edges(int length) {
   return edges;
 }
 
-// windows: the mean loss of each. Fills the standard error of their mean, and the means of groups of them.
-static void add_spread(EvalReport& report, const std::vector<double>& windows) {
+// Of the mean of these values, one of each window; NaN for a single one.
+static double standard_error(const std::vector<double>& windows) {
+  double count = double(windows.size()), squares = 0;
+  double mean = std::accumulate(windows.begin(), windows.end(), 0.0) / count;
+  for (double value : windows) squares += (value - mean) * (value - mean);
+  return windows.size() > 1 ? std::sqrt(squares / (count - 1) / count) : NAN;
+}
+
+// Fills the standard error of the loss, and the means of groups of windows, from by_window.
+static void add_spread(EvalReport& report) {
+  const std::vector<double>& windows = report.by_window;
   size_t count = windows.size(), groups = std::min<size_t>(count, 256);
-  double mean = std::accumulate(windows.begin(), windows.end(), 0.0) / double(count), squares = 0;
-  for (double loss : windows) squares += (loss - mean) * (loss - mean);
-  if (count > 1) report.standard_error = std::sqrt(squares / double(count - 1) / double(count));
+  report.standard_error = standard_error(windows);
   for (size_t g = 0; g < groups; g++) {
     auto begin = windows.begin() + g * count / groups, end = windows.begin() + (g + 1) * count / groups;
     report.window_losses.push_back(std::accumulate(begin, end, 0.0) / double(end - begin));
   }
+}
+
+// Fills the difference to the loss of the same targets at another length. Its error comes from the differences of single
+// windows, which vary far less than their losses.
+static void add_difference(EvalReport& report, const EvalReport& from) {
+  std::vector<double> differences;
+  for (size_t w = 0; w < report.by_window.size(); w++) differences.push_back(report.by_window[w] - from.by_window[w]);
+  report.difference = {from.length, report.loss - from.loss, standard_error(differences)};
 }
 
 // Fills the shards that the windows come from, and bits per byte: the nats of a token in bits, times the tokens and
@@ -87,12 +103,13 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
                                    int length, int64_t tokens, const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
-  WindowReader reader(shards, length, config.model.vocab, "data.val");
+  int whole = config.eval.window(length), counted = config.eval.targets(length);
+  WindowReader reader(shards, whole, config.model.vocab, "data.val");
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
-  std::vector<double> by_position(length, 0.0);  // summed over the windows in order, then over the ranks
-  std::vector<double> by_window(windows, 0.0);   // means; each is 0 on all ranks but one, so their sum is exact
+  std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
+  std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -105,12 +122,13 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     int count = int(std::min<int64_t>(batch, windows - window));
     // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
-      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
+      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
+                  whole - length);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
     for (int row = 0; row < count; row++) {
-      const float* loss = &losses[size_t(row) * length];
-      for (int t = 0; t < length; t++) by_position[t] += loss[t];
-      by_window[window + row] = std::accumulate(loss, loss + length, 0.0) / length;
+      const float* loss = &losses[size_t(row) * length + length - counted];
+      for (int t = 0; t < counted; t++) by_position[t] += loss[t];
+      by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / counted;
     }
     if (progress) progress->update(window + count);
   }
@@ -120,46 +138,75 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   comm.all_reduce_sum(by_window.data(), by_window.size());
 
   EvalReport report;
+  report.mode = config.eval.mode;
   report.length = length;
+  report.window = whole;
+  report.targets = counted;
   report.tokens_asked = tokens;
-  report.tokens = windows * length;
+  report.tokens = windows * counted;
   report.windows = windows;
   report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
-  report.position_edges = position_edges(length);
-  int last = std::min(1024, length);
-  for (int t = 0; t < length; t++) {
+  report.position_edges = position_edges(counted);
+  int last = std::min(1024, counted);
+  for (int t = 0; t < counted; t++) {
     report.loss += by_position[t];
-    if (t >= length - last) report.last_loss += by_position[t];
+    if (t >= counted - last) report.last_loss += by_position[t];
   }
-  report.loss /= double(windows) * length;
+  report.loss /= double(windows) * counted;
   report.last_loss /= double(windows) * last;
   for (size_t i = 0; i + 1 < report.position_edges.size(); i++) {
     int from = report.position_edges[i], to = report.position_edges[i + 1];
     double sum = std::accumulate(&by_position[from], by_position.data() + to, 0.0);
     report.by_position.push_back(sum / (double(windows) * (to - from)));
   }
-  add_spread(report, by_window);
+  report.by_window = std::move(by_window);
+  add_spread(report);
   add_data(report, reader, shards, files);
   return report;
+}
+
+static void print(const EvalReport& r, const char* type) {
+  auto plus_minus = [](double error) { return std::isfinite(error) ? format(" +- %.4f", error) : ""; };
+  std::string length = format("length %5d", r.length),
+              more = format(" | last %d: %.4f", std::min(1024, r.length), r.last_loss);
+  if (r.mode == EvalMode::suffix) {
+    length = format("last %d of %d, context %5d", r.targets, r.window, r.length);
+    more = r.length == r.difference.from
+               ? ""
+               : format(" | %+.4f", r.difference.loss) + plus_minus(r.difference.standard_error) +
+                     format(" from context %d", r.difference.from);
+  }
+  if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
+  std::printf("%s  step %lld  %s | loss %.4f%s%s | %s tokens\n", type, (long long)r.weights.step, length.c_str(),
+              r.loss, plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str());
+  std::fflush(stdout);
 }
 
 bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
                       const std::function<bool()>& stop) {
+  const Config::Eval& eval = model.config().eval;
+  std::vector<int> order = lengths;
+  bool suffix = eval.mode == EvalMode::suffix;
+  if (suffix && !order.empty()) {
+    order.push_back(*std::min_element(eval.lengths.begin(), eval.lengths.end()));
+    std::sort(order.begin(), order.end());
+    order.erase(std::unique(order.begin(), order.end()), order.end());
+  }
+  std::optional<EvalReport> shortest;
   bool finite = true;
-  for (int length : lengths) {
-    std::optional<EvalReport> report = evaluate(model, shards, files, length, model.config().eval.tokens, stop);
+  for (int length : order) {
+    std::optional<EvalReport> report = evaluate(model, shards, files, length, eval.tokens, stop);
     if (!report) return finite;
-    EvalReport& r = *report;
-    finite = finite && std::isfinite(r.loss);
-    std::string error = std::isfinite(r.standard_error) ? format(" +- %.4f", r.standard_error) : "",
-                bits = std::isfinite(r.bits_per_byte) ? format(" | %.4f bits per byte", r.bits_per_byte) : "";
-    std::printf("%s  step %lld  length %5d | loss %.4f%s | last %d: %.4f%s | %s tokens\n", type,
-                (long long)weights.step, length, r.loss, error.c_str(), std::min(1024, length), r.last_loss,
-                bits.c_str(), count_text(double(r.tokens)).c_str());
-    std::fflush(stdout);
-    r.weights = weights;
-    metrics.evaluation(type, r);
+    report->weights = weights;
+    if (suffix) {
+      if (!shortest) shortest = report;
+      add_difference(*report, *shortest);
+    }
+    if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
+    finite = finite && std::isfinite(report->loss);
+    print(*report, type);
+    metrics.evaluation(type, *report);
   }
   return finite;
 }

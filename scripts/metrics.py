@@ -52,11 +52,14 @@ class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
   by_position: mean loss of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean losses of consecutive
-  groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G)."""
+  groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G). targets: of mode "suffix", the
+  windows' length and how many of the last targets of each count; else None."""
 
   def __init__(self, entry, config):
-    if "mode" in entry:
+    mode = entry.get("mode", "windows")
+    if mode not in ("windows", "suffix"):
       raise ValueError("evaluated in another way")
+    self.targets = (count(entry["context_of"], 1), count(entry["suffix"], 1)) if mode == "suffix" else None
     self.type, self.step, self.length = entry["type"], count(entry["step"]), count(entry["length"], 1)
     self.loss, self.stderr, self.last_loss, self.bits_per_byte, self.time = (
         finite(entry.get(key)) for key in ("loss", "stderr", "last_loss", "bits_per_byte", "time"))
@@ -112,13 +115,14 @@ class Run:
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line). evaluations: those that
   are of the same settings, data, tokens asked for and rope scaling. row: {length: evaluation} of the newest step among
-  them. left_out: {"of other.bin": how many} of all that is in none of these."""
+  them. left_out: {"of other.bin": how many} of all that is in none of these. Evaluations in mode "suffix" are apart:
+  contexts is {length: evaluation} of the last, the same targets at all lengths."""
 
   def __init__(self, folder):
     path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
     self.folder = os.path.dirname(path) or "."
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, found = {}, {}, [], []
+    self.start, self.config, self.lines, found, suffixes = {}, {}, [], [], []
     latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
@@ -131,7 +135,8 @@ class Run:
             count(entry["step"])
             self.lines.append(entry)
           elif entry["type"] in ("val", "eval"):
-            found.append(Evaluation(entry, latest))
+            evaluation = Evaluation(entry, latest)
+            (suffixes if evaluation.targets else found).append(evaluation)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
     settings = model_settings(self.config)
@@ -145,6 +150,10 @@ class Run:
         self.row[e.length] = e
     self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
     self.left_out.update(f"of step {e.step}" for e in self.evaluations if e.length not in self.row)
+    self.left_out.update(e.differs(settings, None) for e in suffixes)
+    mine = [e for e in suffixes if not e.differs(settings, None)]
+    self.contexts = {e.length: e for e in mine if not e.differs(settings, mine[-1]) and e.step == mine[-1].step
+                     and e.targets == mine[-1].targets}
     del self.left_out[""]
 
   def train(self):
@@ -201,6 +210,16 @@ def comparable(runs):
       else:
         groups.append([run])
   return groups
+
+
+def same_targets(runs):
+  """Those with contexts, in lists of runs whose contexts have the same targets."""
+  groups = {}
+  for run in runs:
+    if run.contexts:
+      e = run.contexts[min(run.contexts)]
+      groups.setdefault((e.targets, e.windows, tuple(e.shards)), []).append(run)
+  return [*groups.values()]
 
 
 def difference(one, other):

@@ -8,7 +8,8 @@ tokens asked for; the script says which evaluations it leaves out. Further table
 --baseline), where both were evaluated on the same windows, with standard errors, and the settings in which runs differ.
 
 The picture shows the loss, the loss by length with standard errors, and by position in the longest windows; below them
-the gradient norm, the learning rate, the tokens per second and the differences. --brief draws only the first two. Reads
+the gradient norm, the learning rate, the tokens per second, the differences, and the loss of the same targets by context
+(of eval.mode = suffix). --brief draws only the first two. Reads
 RUN/metrics.jsonl and skips damaged lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
@@ -70,12 +71,19 @@ def markdown(head, rows):
   return "\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)])
 
 
-def table(runs, unit="nats"):
-  lengths = sorted({length for run in runs for length in run.row})
-  value = {(run, length): in_unit(unit, e) for run in runs for length, e in run.row.items()}
-  return markdown([f"{UNITS[unit][0]} at length", *map(str, lengths)],
-                  [[run.label, *("%.3f" % value[run, length](run.row[length].loss) if value.get((run, length)) else "-"
+def table(runs, unit="nats", at="at length", row_of=lambda run: run.row):
+  lengths = sorted({length for run in runs for length in row_of(run)})
+  value = {(run, length): in_unit(unit, e) for run in runs for length, e in row_of(run).items()}
+  return markdown([f"{UNITS[unit][0]} {at}", *map(str, lengths)],
+                  [[run.label, *("%.3f" % value[run, length](row_of(run)[length].loss) if value.get((run, length)) else "-"
                                  for length in lengths)] for run in runs])
+
+
+def context_table(runs, unit):
+  """Of runs whose contexts have the same targets."""
+  e = runs[0].contexts[min(runs[0].contexts)]
+  return "last %d targets in windows of %d of %s:\n\n" % (e.targets[1], e.targets[0], e.data()) + table(
+      runs, unit, "with context", lambda run: run.contexts)
 
 
 def differences(runs, baseline):
@@ -149,6 +157,17 @@ def draw_positions(runs, style, axes, ticker, unit):
     axes.text(0.5, 0.02, text, ha="center", va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
 
 
+def draw_contexts(groups, style, axes, ticker, unit):
+  """No error bars: the losses at all lengths are of the same targets, and vary together."""
+  for number, run in ((number, run) for number, group in enumerate(groups) for run in group):
+    points = [(length, convert(e.loss)) for length, e in sorted(run.contexts.items()) if (convert := in_unit(unit, e))]
+    if points:
+      axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, color=style[run]["color"],
+                linestyle=LINES[number % len(LINES)])
+  axes.set(title="Loss by context", xlabel="context of the same targets", ylabel=UNITS[unit][1])
+  length_axis(axes, ticker, sorted({length for group in groups for run in group for length in run.contexts}))
+
+
 def draw_differences(gaps, baseline, style, axes, ticker):
   for run, row in gaps.items():
     lengths = sorted(row)
@@ -181,12 +200,15 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     by_length = [right]
   else:
     figure = pyplot.figure(figsize=(15, 7), constrained_layout=True)
-    grid = figure.add_gridspec(2, 12, height_ratios=(3, 2))
-    left, right = figure.add_subplot(grid[0, :4]), figure.add_subplot(grid[0, 4:8])
-    by_length = [right, figure.add_subplot(grid[0, 8:])]
-    width = 3 if gaps else 4
-    below = [figure.add_subplot(grid[1, at:at + width]) for at in range(0, 12, width)]
+    contexts = metrics.same_targets(runs)
+    grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
+    left, *by_length = grid[0].subgridspec(1, 3).subplots()
+    right = by_length[0]
+    below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(contexts)).subplots()
     draw_details(runs, style, below)
+    if contexts:
+      draw_contexts(contexts, style, below[-1], ticker, unit)
+      by_length.append(below[-1])
     draw_positions(runs, style, by_length[1], ticker, unit)
     if gaps:
       draw_differences(gaps, baseline or runs[0], style, below[3], ticker)
@@ -241,7 +263,7 @@ def main():
   arguments = parser.parse_args()
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
-    if not run.train() and not run.row:
+    if not run.train() and not run.row and not run.contexts:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
   wanted = os.path.abspath(arguments.baseline or arguments.runs[0])
   baseline = next((run for given, run in zip(arguments.runs, runs) if os.path.abspath(given) == wanted), None)
@@ -254,6 +276,7 @@ def main():
     path += ".png"
   tables = [f"{group[0].of()}:\n\n" + table(group, arguments.unit) for group in metrics.comparable(runs)]
   gaps = differences(runs, baseline)
+  tables += [context_table(group, arguments.unit) for group in metrics.same_targets(runs)]
   tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
   tables += ["\n".join(filter(None, (run.note() for run in runs)))]
   print("\n\n".join(filter(None, tables)))

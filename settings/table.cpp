@@ -120,6 +120,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
 
     {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
     {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
+    {"eval.mode", choice(c.eval.mode, eval_mode_names), "", no,
+     "at each length all targets, or the same last targets with that much context", may_change},
     {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",

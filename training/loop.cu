@@ -40,7 +40,7 @@ static std::vector<int> due_lengths(const Config& config, int64_t step) {
 
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
   std::vector<int> lengths = due_lengths(config, step);
-  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
+  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step, config.eval);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
 }

@@ -267,6 +267,9 @@ TEST(Metrics, LinesAreAsDocumented) {
   report.by_position = {1, NAN, 1.23456789};
   report.window_losses = {1.0000004, 2.0000006};
   log.evaluation("eval", report);
+  report = report_at(250, 1024);
+  report.mode = EvalMode::suffix, report.window = 4096, report.targets = 512, report.difference = {512, -0.25, NAN};
+  log.evaluation("eval", report);
   EXPECT_EQ(
       timeless(bytes_of(dir / "m")),
       R"({"type":"start","time":0,"commit":"abc123","command":"./train \"x\"\n","config":)"
@@ -278,17 +281,22 @@ TEST(Metrics, LinesAreAsDocumented) {
       "\n"
       R"({"type":"train","time":0,"step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
       "\n"
-      R"({"type":"val","time":0,"step":250,"tokens":0,"length":1024,"loss":0.0,"stderr":null,"perplexity":1.0,)"
+      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":1.0,)"
       R"("bits_per_byte":null,"last_loss":0.0,)"
       R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
       R"("position_edges":[],"by_position":[],"window_losses":[]})"
       "\n"
-      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"length":1024,"loss":0.5,"stderr":0.25,)"
+      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
       R"("perplexity":1.6487212707001282,"bits_per_byte":2.0,"last_loss":0.75,)"
       R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
       R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
       R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
       R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
+      "\n"
+      R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
+      R"("loss":0.0,"stderr":null,"perplexity":1.0,"bits_per_byte":null,)"
+      R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
+      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
       "\n");
 }
 
@@ -334,10 +342,18 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   auto line = [](const char* type, int step, int length = 0) {
     return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
   };
-  std::string kept = start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd;
+  std::string kept =
+      start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd +
+      "{\"type\":\"val\",\"step\":20,\"mode\":\"suffix\",\"length\":16,\"context_of\":16,\"suffix\":8}\n";
   write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
-  EXPECT_EQ(evaluated_lengths(path, 20), (std::set<int>{8, 16}));
-  EXPECT_EQ(evaluated_lengths(path, 19), std::set<int>{});
+  EXPECT_EQ(evaluated_lengths(path, 20, {}), (std::set<int>{8, 16}));
+  EXPECT_EQ(evaluated_lengths(path, 19, {}), std::set<int>{});
+  Config::Eval suffix;
+  suffix.mode = EvalMode::suffix;
+  for (std::vector<int> lengths : {std::vector<int>{8, 16}, {8, 16, 32}, {4, 8, 16}, {16}}) {
+    suffix.lengths = lengths;
+    EXPECT_EQ(evaluated_lengths(path, 20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
+  }
   rewind_metrics(path, 20);
   EXPECT_EQ(bytes_of(path), kept + eval);
   rewind_metrics(path, 20);
@@ -345,5 +361,5 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
   rewind_metrics(dir / "absent", 3);
   EXPECT_EQ(bytes_of(dir / "absent"), "");
-  EXPECT_TRUE(evaluated_lengths(dir / "none", 3).empty());
+  EXPECT_TRUE(evaluated_lengths(dir / "none", 3, {}).empty());
 }

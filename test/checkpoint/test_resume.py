@@ -211,17 +211,20 @@ class Signals(Runs):
 
   def test_stopped_between_evaluations(self):
     self.write("val.bin", shard(TEXT * 1000))
-    changes = dict(eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
-    expected = self.straight(step=8, **changes)
-    process = self.start(**changes)
-    self.wait_for(process, lambda: len(self.lines("val")) == 4)
-    process.terminate()
-    process.communicate(timeout=20)
-    self.assertEqual(process.returncode, 0)
-    self.assertEqual(self.steps(), [4])
-    self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
-    self.run_ok("--resume", **changes)
-    self.assertEqual(self.outcome(8), expected)
+    for mode in ("windows", "suffix"):
+      with self.subTest(mode):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = dict(eval__mode=mode, eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
+        expected = self.straight(step=8, **changes)
+        process = self.start(**changes)
+        self.wait_for(process, lambda: len(self.lines("val")) == 4)
+        process.terminate()
+        process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(self.steps(), [4])
+        self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
+        self.run_ok("--resume", **changes)
+        self.assertEqual(self.outcome(8), expected)
 
   def test_signals_within_an_evaluation(self):
     self.write("val.bin", shard(TEXT * 1000))

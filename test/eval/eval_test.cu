@@ -129,6 +129,10 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
     return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from);
   };
   EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
+  auto same =
+      make_model(small_config("fp32", {"model.layers=1", "eval.mode=suffix", "eval.lengths=1200,1030"}), L, L, false);
+  randomise(*same, 7);
+  EXPECT_EQ(evaluate(*same, shards, files_of(shards), L, L)->loss, result.last_loss);
   const std::vector<int> edges = {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,  11,  12,   13,   15,  16,  17,
                                   19,  21,  23,  25,  27,  29,  32,  35,  38,  41,  45,  49,  54,   59,   64,  70,  76,
                                   83,  91,  99,  108, 117, 128, 140, 152, 166, 181, 197, 215, 235,  256,  279, 304, 332,
@@ -151,6 +155,43 @@ TEST(Evaluation, EdgesOfShortWindows) {
   EXPECT_EQ(edges(2), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(edges(14), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}));
   EXPECT_EQ(edges(15), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15}));
+}
+
+// The same last targets at every length, from the losses of every window one by one; the last batch is short.
+TEST(Evaluation, SuffixesAreOfTheSameTargets) {
+  TempDir files;
+  write_shard(files / "val_0.bin", random_ints(150, 1, 61));
+  write_shard(files / "val_1.bin", random_ints(75, 2, 61));
+  std::vector<Shard> shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+  const int W = 29, S = 8, windows = 5 + 2;  // (150 - 1) / 29 and (75 - 1) / 29
+  WindowReader reader(shards, W, 61);
+  for (std::string batch : {"1", "3"}) {
+    Config config = small_config("fp32", {"eval.mode=suffix", "eval.lengths=13,8,29", "eval.batch=" + batch});
+    auto model = make_model(config, eval_rows(config, config.eval.lengths), W, false);
+    randomise(*model, 7);
+    for (int L : config.eval.lengths) {
+      EvalReport result = *evaluate(*model, shards, files_of(shards), L, 1000);
+      std::vector<double> expected;
+      for (int w = 0; w < windows; w++) {
+        std::vector<int> inputs(W), targets(W);
+        std::vector<float> losses(L);
+        reader.read(w, inputs.data(), targets.data());
+        model->set_rope(L);
+        model->losses(losses.data(), &inputs[W - L], &targets[W - L], 1, L);
+        expected.push_back(std::accumulate(losses.end() - S, losses.end(), 0.0) / S);
+      }
+      ASSERT_EQ(result.by_window.size(), size_t(windows));
+      for (int w = 0; w < windows; w++) EXPECT_NEAR(result.by_window[w], expected[w], 1e-6 * expected[w]) << L;
+      double mean = std::accumulate(expected.begin(), expected.end(), 0.0) / windows;
+      EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
+      EXPECT_EQ(std::vector<int64_t>({result.length, result.window, result.targets, result.windows, result.tokens}),
+                std::vector<int64_t>({L, W, S, windows, windows * S}));
+    }
+    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, W - 1), UserError);
+    shards[0].tokens = shards[1].tokens = W;  // the last target of a window is outside
+    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, 1000), UserError);
+    shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+  }
 }
 
 // Means of groups that differ by at most one window, in order, with every window in one of them.

@@ -16,7 +16,7 @@ import unittest
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
                                write_safetensors)
 
-EVALUATION = {"type", "time", "step", "tokens", "length", "loss", "stderr", "perplexity", "bits_per_byte", "last_loss", "of",
+EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte", "last_loss", "of",
               "position_edges", "by_position", "window_losses"}
 
 
@@ -268,6 +268,36 @@ class Evaluation(Workspace):
     self.assertIn(f"loss {entries[1]['loss']:.4f} +- {entries[1]['stderr']:.4f} |", done.stdout)
     self.assertIsNone(entries[2]["stderr"])
     self.assertIn(f"loss {entries[2]['loss']:.4f} |", done.stdout)
+
+  def test_suffixes(self):
+    done = self.ok("--eval", "--lengths", "48,8,16", eval__mode="suffix", eval__batch=3, eval__tokens=500)
+    entries = self.metrics(kind="eval")
+    rows = done.stdout[done.stdout.index("\neval") + 1:].splitlines()
+    self.assertEqual([entry["length"] for entry in entries], [8, 16, 48])
+    for entry, row in zip(entries, rows):
+      self.assertEqual(set(entry), EVALUATION - {"last_loss", "position_edges", "by_position"} |
+                       {"context_of", "suffix", "difference"})
+      self.assertEqual((entry["mode"], entry["context_of"], entry["suffix"]), ("suffix", 48, 8))
+      self.assertEqual((entry["of"]["windows"], entry["of"]["tokens"]), (10, 80))  # 500 / 48, and 8 of each
+      gaps = [a - b for a, b in zip(entry["window_losses"], entries[0]["window_losses"])]
+      self.assertEqual(entry["difference"]["from"], 8)
+      self.assertAlmostEqual(entry["difference"]["loss"], statistics.mean(gaps), delta=1.5e-6)  # the lists are rounded
+      self.assertAlmostEqual(entry["difference"]["stderr"], statistics.stdev(gaps) / math.sqrt(10), delta=1.5e-6)
+      self.assertIn("last 8 of 48, context %5d | loss %.4f +- " % (entry["length"], entry["loss"]), row)
+      self.assertEqual("%+.4f +- %.4f from context 8 |" % (entry["difference"]["loss"], entry["difference"]["stderr"]) in row,
+                       entry["length"] > 8)
+    self.bad("--eval", "--lengths", "8,3000", eval__mode="suffix", eval__tokens=4000, names=["length 3000", "val.bin"],
+             wrote_nothing=False)
+
+  def test_suffixes_without_attention_are_flat(self):
+    """Scores of 0 give relu no weight at all, so no token sees another, and more context changes nothing but rounding."""
+    for scale in (0, "rsqrt_d"):
+      changes = dict(attention__variant="relu", attention__scale=scale, name=f"scale_{scale}", eval__mode="suffix")
+      self.ok(**changes)
+      self.ok("--eval", "--resume", "--lengths", "8,16,75", **changes)
+      for entry in self.metrics(f"scale_{scale}", "eval")[1:]:
+        self.assertEqual(abs(entry["difference"]["loss"]) < 1e-6 * entry["loss"], scale == 0, entry)
+        self.assertEqual(entry["difference"]["stderr"] < 1e-6 * entry["loss"], scale == 0, entry)
 
   def test_what_a_line_is_of(self):
     self.ok()

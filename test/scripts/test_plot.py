@@ -152,6 +152,23 @@ class Plot(ScriptTest):
     self.assertIn("| difference in nats at length | 16 |\n|---|---|\n| a - b | -0.300 ± 0.141 |\n\n", output)
     self.draw("a", "b", "--baseline", "d", cwd=self.dir, code=2)
 
+  def test_the_same_targets_by_context(self):
+    suffix = lambda length, loss, step=8, window=32, **more: line(
+        step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
+    other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
+    run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0),
+                         line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9), attention={"power": 15})
+    self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
+    self.assertEqual(([*run.row], run.note()), ([16], "a: 1 evaluation left out: 1 with attention.power=3"))
+    self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
+    self.evaluated("c", suffix(8, 5.0, data=TRAIN))
+    output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
+    self.assertIn("last 8 targets in windows of 32 of val.bin:\n\n| validation loss with context | 8 | 16 | 32 |\n"
+                  "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nlast 8 targets in windows of 32 "
+                  "of train.bin:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("context of the same targets", file.read())
+
   def test_units(self):
     runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
     for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):

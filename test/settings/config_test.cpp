@@ -92,6 +92,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "eval": {
     "every": 250,
     "tokens": 10485760,
+    "mode": "windows",
     "lengths": [1024],
     "batch": 0,
     "rope_scaling": "none"
