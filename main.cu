@@ -1,5 +1,6 @@
 // The program: ./train CONFIG.json. Flags and settings, then a training run, an evaluation, generated text, a dry run
-// or a dump of gradients. Exit codes: 0, 2 for errors that the user can fix, 1 for other failures.
+// or a dump of gradients. Exit codes: 0, 2 for errors that the user can fix, 1 for other failures; a run that a signal
+// stopped dies of that signal.
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -177,7 +178,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
 
 // Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.
 static int ended(Links* links, int code, const char* text) {
-  if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && code == 0)
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && code == 0 && !stop_requested())
     code = 1, text = "standard output: not everything could be written (is its disk full?)";
   if (links) return links->end(code, text);
   if (code != 0) std::fprintf(stderr, "%s\n", text);
@@ -225,7 +226,11 @@ int main(int argc, char** argv) {
     ranks = spawn_ranks(flags.gpus, ranks);
     connect(ranks);
     run(flags, ranks, links.get());
-    return ended(links.get(), 0, "");
+    int code = ended(links.get(), 0, ""), signal = stop_signal();
+    if (code != 0 || signal == 0) return code;
+    if (ranks.spawned) return 128 + signal;
+    links.reset();
+    die_of(signal);
   } catch (const UserError& error) {
     return ended(links.get(), 2, error.what());
   } catch (const std::bad_alloc&) {

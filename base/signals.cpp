@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <initializer_list>
@@ -9,6 +10,7 @@
 // A handler may run in any thread, between any two instructions: it only sets these.
 static std::atomic<bool> saving{false};
 static std::atomic<int64_t> stopping_since{0};  // 0: not asked yet
+static std::atomic<int> stopping_by{0};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
 
 int64_t milliseconds_now() {
@@ -21,7 +23,10 @@ static void handle(int signal) {
   int64_t now = milliseconds_now(), since = 0;
   if (signal == SIGUSR1) {
     saving = true;
-  } else if (!stopping_since.compare_exchange_strong(since, now) && now - since >= SAME_REQUEST_MS) {
+  } else if (stopping_since.compare_exchange_strong(since, now)) {
+    stopping_by = signal;
+    ::signal(SIGPIPE, SIG_IGN);  // Ctrl-C also ends the tee that reads the output; the run must still save
+  } else if (now - since >= SAME_REQUEST_MS) {
     ::signal(signal, SIG_DFL);
     ::raise(signal);  // takes effect when this handler returns
   }
@@ -35,5 +40,17 @@ void watch_signals() {
   for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-bool stop_requested() { return stopping_since != 0; }
+int stop_signal() { return stopping_by; }
+void stop_by(int signal) {
+  if (!stop_requested()) handle(signal);
+}
 bool save_requested() { return saving.exchange(false); }
+
+void die_of(int signal_number) {
+  ::signal(signal_number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::raise(signal_number);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  _exit(128 + signal_number);
+}

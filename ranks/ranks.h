@@ -9,9 +9,10 @@ struct Ranks {
   int local = 0;        // number among the ranks of this machine; the GPU to use
   std::string address;  // where rank 0 listens
   int port = 0;
-  std::string job;        // an id, by which rank 0 tells its ranks from those of another run
-  int patience = 45;      // seconds to wait for a rank to connect, and later for a sign of life
-  int listener = -1;      // at rank 0: a socket that already listens at address:port; -1: none yet
+  std::string job;       // an id, by which rank 0 tells its ranks from those of another run
+  int patience = 45;     // seconds to wait for a rank to connect, and later for a sign of life
+  int listener = -1;     // at rank 0: a socket that already listens at address:port; -1: none yet
+  bool spawned = false;  // by `--gpus`: if a signal stopped it, it exits with 128 + SIGNAL, and its parent dies of that
   std::string variables;  // names of the environment variables that were read, for error texts
 };
 

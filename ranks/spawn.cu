@@ -57,9 +57,11 @@ class Parent {
                       rank, static_cast<int>(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
-      if (code != 0 && rank == 0) end(code, "");  // it has printed its error
-      if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
+      if (code > 128) stopped_by_ = code - 128;
+      else if (code != 0 && rank == 0) end(code, "");  // it has printed its error
+      else if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
     }
+    if (running_ == 0 && code_ == 0 && stopped_by_ != 0) end_by(stopped_by_);
     if (running_ == 0) end(code_, "");
   }
 
@@ -91,20 +93,16 @@ class Parent {
     _exit(code);
   }
 
-  [[noreturn]] void end_by(int signal_number) {  // as the signal ends a program that does not handle it
+  [[noreturn]] void end_by(int signal) {
     end_children();
-    signal(signal_number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    raise(signal_number);
-    sigprocmask(SIG_SETMASK, &none, nullptr);
-    _exit(128 + signal_number);
+    die_of(signal);
   }
 
   std::vector<pid_t> children_;  // by rank; 0: it has ended
   size_t running_;
   int forwarded_ = 0;  // the signal that asked rank 0 to stop; 0: none yet
   int64_t forwarded_at_ = 0;
+  int stopped_by_ = 0;    // the signal that stopped the run, which has saved; 0: none
   int code_ = 0;          // of the first rank that failed, other than rank 0
   int64_t deadline_ = 0;  // when all are ended with that code
 };
@@ -146,6 +144,7 @@ static Ranks fork_ranks(int count, int patience) {
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (rank > 0) close(ranks.listener), ranks.listener = -1;
     ranks.rank = ranks.local = rank;
+    ranks.spawned = true;
     return ranks;
   }
   close(ranks.listener);

@@ -264,6 +264,14 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
         _exit(stop_requested() && !save_requested() ? 11 : 1);
       },
       testing::ExitedWithCode(11), "");
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        raise(SIGINT);
+        stop_by(SIGTERM);  // another rank's, which came later
+        die_of(stop_signal());
+      },
+      testing::KilledBySignal(SIGINT), "");
   auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
   EXPECT_EXIT(
       {

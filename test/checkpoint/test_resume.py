@@ -176,12 +176,35 @@ class Signals(Runs):
         self.wait_for(process, lambda: len(self.lines()) > 20)
         process.send_signal(sign)
         output, errors = process.communicate(timeout=20)
-        self.assertEqual((process.returncode, errors), (0, ""))
+        self.assertEqual((process.returncode, errors), (-sign, ""))
         last = self.lines()[-1]["step"]
         self.assertEqual(self.steps(), [last])
         self.assertIn(f"step_{last:08d}", output)
         self.run_ok("--resume", train__steps=last + 7)
         self.assertEqual(self.outcome(last + 7), self.straight(step=last + 7, train__steps=last + 7))
+
+  def test_ctrl_c_leaves_a_loop(self):
+    """Also if the program that reads the output has died of it before the run has saved."""
+    for reader in ("", "| cat > /dev/null"):
+      with self.subTest(reader=reader):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        self.write("loop.json", json.dumps(merged(CONFIG, {"train.steps": 1000000, "log.every": 1, "eval.every": 0,
+                                                           "checkpoint.every": 0, "batch.tokens": 6400})))
+        script = f'for name in tiny other; do "{TRAIN}" loop.json --set name=$name {reader}; done'
+        process = subprocess.Popen(["bash", "-c", script], cwd=self.folder, start_new_session=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        self.wait_for(process, lambda: len(self.lines()) > 2)
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+          errors = process.communicate(timeout=20)[1]
+        finally:
+          if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
+        self.assertFalse(os.path.exists(self.path("runs/other")))
+        if not reader:
+          self.assertEqual((process.returncode, errors), (-signal.SIGINT, ""))
 
   def test_save_and_continue(self):
     process = self.start()
@@ -193,7 +216,7 @@ class Signals(Runs):
       self.wait_for(process, lambda: len(self.lines()) > self.steps()[-1])
     process.terminate()
     output, errors = process.communicate(timeout=20)
-    self.assertEqual((process.returncode, errors), (0, ""))
+    self.assertEqual((process.returncode, errors), (-signal.SIGTERM, ""))
     step = self.steps()[0]
     self.run_ok("--resume", f"runs/tiny/step_{step:08d}", name="other", train__steps=step + 5)
     self.assertEqual(self.outcome(step + 5, "other"), self.straight(step=step + 5, train__steps=step + 5))
@@ -220,7 +243,7 @@ class Signals(Runs):
         self.wait_for(process, lambda: len(self.lines("val")) == 4)
         process.terminate()
         process.communicate(timeout=20)
-        self.assertEqual(process.returncode, 0)
+        self.assertEqual(process.returncode, -signal.SIGTERM)
         self.assertEqual(self.steps(), [4])
         self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
         self.run_ok("--resume", **changes)
@@ -239,7 +262,7 @@ class Signals(Runs):
         self.wait_for(process, lambda: self.steps() == [4])
         process.terminate()
         output, errors = process.communicate(timeout=20)
-        self.assertEqual((process.returncode, errors), (0, ""))
+        self.assertEqual((process.returncode, errors), (-signal.SIGTERM, ""))
         self.assertIn("asked to stop after 4", output)
         self.assertEqual([entry["step"] for entry in self.lines("val")], [0])
         self.run_ok("--gpus", count, "--resume", **changes)
@@ -251,7 +274,7 @@ class Signals(Runs):
     time.sleep(0.2)
     process.terminate()
     process.communicate(timeout=20)
-    self.assertEqual((process.returncode, self.steps()), (0, [3]))
+    self.assertEqual((process.returncode, self.steps()), (-signal.SIGTERM, [3]))
 
 
 class Damage(Runs):
