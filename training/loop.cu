@@ -1,15 +1,18 @@
 #include "training/loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "base/background.h"
 #include "base/progress.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "checkpoint/state.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
@@ -77,6 +80,45 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
       "optimizer.warmup_steps=...%s",
       (long long)step, result.loss, result.grad_norm, where.c_str(),
       from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
+}
+
+// "h.*.ln_1.weight" from "h.3.ln_1.weight"
+static std::string in_all_layers(const std::string& name) {
+  return name.starts_with("h.") ? "h.*" + name.substr(name.find('.', 2)) : name;
+}
+
+void warn_of_zero_gradients(Model& model) {
+  model.gather(Part::gradients);
+  if (!model.comm().first()) return;
+  auto is_zero = [&](Tensor tensor, size_t size) {
+    tensor.size = size;  // its first rows
+    std::vector<float> values(size);
+    model.read(tensor, Part::gradients, values.data());
+    return std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
+  };
+  // A gate that multiplies by 0 and has a gradient opens with the first update. What lies behind it learns from then.
+  bool multiplies = model.config().attention.gate.op == GateOp::multiply;
+  std::set<std::string> opening;  // "h.3."
+  std::vector<std::string> zero;
+  for (const Tensor& tensor : model.tensors()) {
+    bool none = is_zero(tensor, tensor.columns()) && is_zero(tensor, tensor.size);
+    if (none) zero.push_back(tensor.name);
+    else if (multiplies && tensor.name.find(".attn.c_gate.") != std::string::npos)
+      opening.insert(tensor.name.substr(0, tensor.name.find('.', 2) + 1));
+  }
+  std::map<std::string, int> counts;
+  std::vector<std::string> names;  // in the model's order
+  for (const std::string& name : zero)
+    if (!opening.count(name.substr(0, name.find('.', 2) + 1)) && counts[in_all_layers(name)]++ == 0)
+      names.push_back(in_all_layers(name));
+  std::string list;
+  for (const std::string& name : names)
+    append_item(list, name + (counts[name] > 1 ? format(" (%d tensors)", counts[name]) : ""));
+  if (!list.empty())
+    std::fprintf(stderr,
+                 "warning: %s: gradient exactly 0 in step 1: the loss does not depend on them now, and they may never "
+                 "learn; check the settings of attention (a gate that is always 0, weights that are all 0)\n",
+                 list.c_str());
 }
 
 StepResult next_gradients(Model& model, Loader& loader) {
@@ -152,6 +194,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     }
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (finite && step == 0) warn_of_zero_gradients(model);
     if (finite && spike.empty()) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1,

@@ -14,6 +14,9 @@
 // Loss and gradients of the next batch, before the update. Called by all ranks.
 StepResult next_gradients(Model& model, Loader& loader);
 
+// Warns of the parameters whose gradient, as next_gradients() left it, is exactly 0. Called by all ranks; rank 0 prints.
+void warn_of_zero_gradients(Model& model);
+
 // The lengths that are still to be evaluated at the step where a run resumes: those due and not in its metrics.jsonl.
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step);
 

@@ -49,6 +49,23 @@ class Guards(Runs):
                        for s in (step - 1, step))
       self.assertTrue(before == after, step)
 
+  def test_parameters_without_a_gradient(self):
+    dead = {"activation": "relu", "weight_init": "zero"}
+    expected = r"warning: h\.\*\.ln_1\.weight \(2 tensors\), .*h\.\*\.attn\.c_gate\.weight \(2 tensors\), .*: gradient exactly 0"
+    for flags in (["--dry-run"], ["--gpus", "2"]):  # of several ranks, each has a share of the gradients
+      done = self.run_ok(*flags, attention__gate=dead, train__steps=2)
+      self.assertRegex(done.stderr, expected)
+      self.assertEqual(done.stderr.count("\n"), 1)
+    self.assertEqual(self.run_ok("--resume", "--dry-run", attention__gate=dead, train__steps=2).stderr, "")
+
+  def test_parameters_that_learn_later(self):
+    opening = [{"gate": {"activation": activation, "weight_init": "zero"}} for activation in ("silu", "tanh")]
+    variants = re.search(r"unknown \((.*)\)", self.call("--set", "attention.variant=?").stderr)[1].split(", ")
+    self.assertGreater(len(variants), 9)
+    for attention in [{"variant": name} for name in variants] + opening:
+      with self.subTest(**attention):
+        self.assertEqual(self.run_ok("--dry-run", attention=attention).stderr, "")
+
   def test_divergence_names_the_parameter(self):
     self.run_ok(train__steps=1, name="first")
     tensors = read_safetensors(self.model("first", 1))
