@@ -108,6 +108,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
+  if (ranks.rank == 0) report_validation(config, data);
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;

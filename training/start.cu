@@ -1,12 +1,16 @@
 #include "training/start.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <thread>
 
 #include "base/checksum.h"
+#include "base/text.h"
 #include "data/tokenizer.h"
 #include "eval/evaluate.h"
 #include "training/products.h"
@@ -46,12 +50,36 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   return data;
 }
 
+// The same for all names of a file.
+static std::pair<dev_t, ino_t> identity(const Shard& shard) {
+  struct stat status;
+  if (fstat(shard.file->fd, &status) != 0) failure("%s: fstat failed", shard.path.c_str());
+  return {status.st_dev, status.st_ino};
+}
+
+void report_validation(const Config& config, const Data& data) {
+  std::set<std::pair<dev_t, ino_t>> trained;
+  for (const Shard& shard : data.train) trained.insert(identity(shard));
+  int64_t tokens = 0;
+  std::string both;
+  for (const Shard& shard : data.val) {
+    tokens += shard.tokens;
+    if (trained.count(identity(shard))) append_item(both, shard.path);
+  }
+  if (!both.empty())
+    std::fprintf(stderr, "warning: data.train and data.val both contain %s: validation losses will be too low\n",
+                 both.c_str());
+  if (!data.val.empty() && tokens < config.eval.tokens)
+    std::printf("data.val: %s tokens, all of them evaluated (eval.tokens = %ld)\n", count_text(double(tokens)).c_str(),
+                config.eval.tokens);
+}
+
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards) {
   auto windows = std::make_unique<WindowReader>(shards, config.model.context, config.model.vocab, "data.train");
   double epoch = double(windows->windows()) * config.model.context;
-  std::printf("data: %zu shards, %lld windows of %d tokens; %lld steps are %.3g epochs\n", shards.size(),
-              (long long)windows->windows(), config.model.context, (long long)config.train.steps,
-              double(config.train.steps) * double(config.batch.tokens) / epoch);
+  std::printf("data: %zu shard%s, %lld windows of %d tokens; %lld steps are %.3g epochs\n", shards.size(),
+              shards.size() == 1 ? "" : "s", (long long)windows->windows(), config.model.context,
+              (long long)config.train.steps, double(config.train.steps) * double(config.batch.tokens) / epoch);
   return windows;
 }
 

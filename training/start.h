@@ -22,6 +22,8 @@ struct Data {
 // Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes
 // eval.lengths. A user_error names the key.
 Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
+// Warns of files in both data.train and data.val, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
+void report_validation(const Config& config, const Data& data);
 // The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
 

@@ -40,6 +40,21 @@ class WritesNothing(Workspace):
     self.assertIn("It was", done.stdout)
     self.nothing_new(before)
 
+  def test_validation_on_what_is_trained_on(self):
+    os.link(self.path("val.bin"), self.path("train_000002.bin"))
+    os.symlink("train_000001.bin", self.path("val2.bin"))
+    self.assertEqual(self.ok("--dry-run", data__train="train_000000.bin", data__val=["val.bin", "val2.bin"]).stderr, "")
+    done = self.ok("--dry-run", "--gpus", "2", data__val=["val.bin", "val2.bin"])
+    self.assertRegex(done.stderr, r"^warning: data.train and data.val both contain val.bin, val2.bin: .*\n$")
+
+  def test_lines_about_the_data(self):
+    done = self.ok("--dry-run", data__train="train_000000.bin", eval__tokens=1000000)
+    self.assertIn("\ndata: 1 shard, 41 windows", done.stdout)
+    self.assertIn("\ndata.val: 800 tokens, all of them evaluated (eval.tokens = 1000000)\n", done.stdout)
+    done = self.ok("--dry-run")
+    self.assertIn("\ndata: 2 shards, ", done.stdout)
+    self.assertNotIn("data.val", done.stdout)
+
   def test_help_and_version(self):
     for flag, words in (("--help", ["--set", "--resume", "--dry-run", "optimizer.lr", "attention.variant"]),
                         ("--version", ["plusgpt"])):
