@@ -16,6 +16,14 @@ void refuse(const std::string& source, const char* fmt, ...) {
   throw UserError("config: " + text + source_tag(source));
 }
 
+void Mistakes::report() const {
+  constexpr size_t MOST = 8;
+  std::string all;
+  for (size_t i = 0; i < texts_.size() && i < MOST; i++) append_item(all, texts_[i], "\n");
+  if (texts_.size() > MOST) all += format("\nand %zu more", texts_.size() - MOST);
+  if (!all.empty()) throw UserError(all);
+}
+
 std::string source_of(const Config& c, const std::vector<const char*>& keys) {
   for (const char* key : keys)
     if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
@@ -36,6 +44,7 @@ static void complete(Config& c) {
   auto& m = c.model;
   if (c.name.empty()) {
     c.name = c.file.empty() ? "run" : std::filesystem::path(c.file).stem().string();
+    if (c.name == ".json") c.name.clear();
     c.origins["name"] = "the file's name";
   }
   if (m.head_dim == 0) {
@@ -53,8 +62,9 @@ static void complete(Config& c) {
   if (c.train.tokens > 0) {
     if (c.origins.count("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
-             "train.steps = %ld and train.tokens = %ld are both given; remove one of them", c.train.steps,
-             c.train.tokens);
+             "train.steps = %ld and train.tokens = %ld are both given; remove one of them, or unset it: --set "
+             "train.steps=null",
+             c.train.steps, c.train.tokens);
     c.train.steps = c.train.tokens / c.batch.tokens + (c.train.tokens % c.batch.tokens > 0);
     if (!interval(config_row(c, "train.steps").allowed).contains(double(c.train.steps)))
       refuse(source_of(c, {"train.tokens", "batch.tokens"}),
@@ -83,7 +93,7 @@ static const Rule RULES[] = {
      return c.model.channels % 8 == 0 ? "" : "must be a multiple of 8";
    }},
   {"model.head_dim", {"model.position", "model.channels", "model.heads"}, [](const Config& c) -> std::string {
-     if (c.model.position != "rope" || c.model.head_dim % 2 == 0) return "";
+     if (c.model.position != "rope" || c.model.head_dim % 2 == 0 || c.model.channels % 8 != 0) return "";
      return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
    }},
   {"attention.sink", {"attention.kind", "attention.variant"}, [](const Config& c) -> std::string {
@@ -104,7 +114,11 @@ static const Rule RULES[] = {
   {"name", {}, [](const Config& c) -> std::string {
      bool plain = is_utf8(c.name) && !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
      for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
-     return plain ? "" : "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
+     if (plain) return "";
+     std::string rule = "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
+     auto origin = c.origins.find("name");
+     bool by_file = origin != c.origins.end() && origin->second == "the file's name";
+     return rule + (by_file ? "; it comes from the file's name: give another with --set name=..." : "");
    }},
   {"eval.rope_scaling", {"model.position"}, [](const Config& c) -> std::string {
      if (c.eval.rope_scaling == RopeScaling::none || c.model.position == "rope") return "";
@@ -121,19 +135,18 @@ static const Rule RULES[] = {
 };
 // clang-format on
 
-static void check_rules(Config& c) {
-  for (const Rule& rule : RULES) {
-    std::string problem = rule.problem(c);
-    if (problem.empty()) continue;
-    std::vector<const char*> keys = rule.others;
-    keys.push_back(rule.key);
-    refuse(source_of(c, keys), "%s = %s %s", rule.key, shortened(value_text(config_row(c, rule.key))).c_str(),
-           problem.c_str());
-  }
+static void check_rule(Config& c, const Rule& rule) {
+  std::string problem = rule.problem(c);
+  if (problem.empty()) return;
+  std::vector<const char*> keys = rule.others;
+  keys.push_back(rule.key);
+  refuse(source_of(c, keys), "%s = %s %s", rule.key, shortened(value_text(config_row(c, rule.key))).c_str(),
+         problem.c_str());
 }
 
 static void check_mlp_width(const Config& c) {
   auto& m = c.model;
+  if (m.channels % 8 != 0) return;  // a rule refuses that
   if (int width = m.mlp_width(); width % 8 != 0 || width == 0)
     refuse(source_of(c, {"model.mlp_ratio", "model.channels"}),
            "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x %d) = %d",
@@ -166,22 +179,27 @@ static void check_batch(const Config& c, int ranks) {
          nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
-// Warns about keys that were changed but have no effect.
-static void warn_without_effect(Config& c) {
-  for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c))
+// Warns about keys that were changed but have no effect. Samples and evaluations may also be asked for by flags.
+static void warn_without_effect(Config& c, bool trains) {
+  for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c)) {
+    if (!trains && (change.key.starts_with("generate.") || change.key.starts_with("eval."))) continue;
     if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c))
       c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", change.key.c_str(), change.is.c_str(),
                                   needs->what, source_tag(source_of(c, {change.key.c_str()})).c_str()));
+  }
 }
 
 void complete_and_check(Config& c, bool trains) {
   bool lengths_given = c.origins.count("eval.lengths");
   complete(c);
-  warn_without_effect(c);
-  check_rules(c);
-  check_mlp_width(c);
-  check_batch(c, 1);
-  if (trains && (c.eval.every > 0 || lengths_given)) check_lengths(c, c.eval.lengths, "eval.lengths");
+  warn_without_effect(c, trains);
+  Mistakes mistakes;
+  for (const Rule& rule : RULES) mistakes.attempt([&] { check_rule(c, rule); });
+  mistakes.attempt([&] { check_mlp_width(c); });
+  mistakes.attempt([&] { check_batch(c, 1); });
+  if (trains && (c.eval.every > 0 || lengths_given))
+    mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
+  mistakes.report();
   if (c.optimizer.warmup_steps > c.train.steps)
     c.warnings.push_back(
         format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "

@@ -53,7 +53,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* encode =
       app.add_option("--encode", flags.encode,
                      "GPT-2 tokens (uint16) of standard input, by the vocabulary in DIR, and exit; needs no CONFIG")
-          ->type_name("DIR");
+          ->type_name("DIR")
+          ->check(not_empty("needs the folder of GPT-2's vocabulary"));
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);

@@ -119,8 +119,9 @@ struct Config {
   std::vector<std::string> warnings;           // complete sentences, to be printed once
 };
 
-// Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived.
-// trains: also check eval.lengths.
+// Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as
+// if the key was not given. Mistakes are reported together.
+// trains: also check eval.lengths, and warn of settings of samples and evaluations without effect.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
 Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets = {},
@@ -152,7 +153,8 @@ std::vector<ChangedSetting> changed_settings(const Config& before, const Config&
 // Those of model and attention that make the same weights compute something else.
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
 
-// "lssar attention", "lssar attention with power = 3": the variant, and what was set besides.
+// "lssar attention with power = 3": the variant, or the kind where that is another one, and what was set besides, with
+// model.position.
 std::string attention_text(const Config& config);
 
 std::string print_config(const Config& config);  // one line per key: value and origin

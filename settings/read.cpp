@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -41,6 +42,9 @@ template <class Int> std::string assign_integer(const ConfigRow& row, Int& targe
     double number = value.get<double>();
     if (std::floor(number) == number && std::fabs(number) <= EXACT_INTEGERS) take(static_cast<int64_t>(number));
   }
+  if (!fits && value.is_number_float() && value.get<double>() > EXACT_INTEGERS &&
+      value.get<double>() < interval(row.allowed).high)
+    return "is beyond the integers that floating point holds exactly; write it with all its digits";
   bool automatic = fits && row.automatic && x == 0;
   if (!fits || !(automatic || interval(row.allowed).contains(static_cast<double>(x))))
     return range_problem(row, "an integer");
@@ -141,9 +145,9 @@ std::optional<json> number_of(const std::string& text) {
   if (auto [stop, error] = std::from_chars(text.data(), end, integer); stop == end && error == std::errc())
     return integer;
   double real;
-  if (auto [stop, error] = std::from_chars(text.data(), end, real);
-      stop == end && error == std::errc() && std::isfinite(real))
-    return real;
+  auto [stop, error] = std::from_chars(text.data(), end, real);
+  if (error == std::errc::result_out_of_range) real = std::strtod(text.c_str(), nullptr);  // 1e-400 is 0, as in JSON
+  if (stop == end && error != std::errc::invalid_argument && std::isfinite(real)) return real;
   return std::nullopt;
 }
 
@@ -193,32 +197,12 @@ class Reader {
 
   void read_object(const json& object, const std::string& prefix) {
     for (auto& [name, value] : object.items()) {
-      if (name.rfind("_", 0) == 0) continue;
-      std::string key = prefix + name;
-      if (name.find('.') != std::string::npos)
-        refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
-               shortened(json_quote(name)).c_str());
-      if (sections.count(key)) {
-        if (!value.is_object())
-          refuse(file, "%s = %s must be an object: \"%s\": {...}", key.c_str(), shown(value).c_str(), name.c_str());
-        read_object(value, key + ".");
-      } else {
-        given[row_of(key, file).key] = {value, file};
-      }
+      if (name.rfind("_", 0) != 0) mistakes.attempt([&] { read_member(prefix, name, value); });
     }
   }
 
   void read_set(const std::string& text) {
-    const std::string source = "--set";
-    size_t equals = text.find('=');
-    if (!is_utf8(text)) user_error("config: --set %s is not UTF-8", shortened(json_quote(text)).c_str());
-    if (equals == std::string::npos || equals == 0)
-      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(),
-                 equals ? "\"=\"" : "key");
-    const ConfigRow& row = row_of(text.substr(0, equals), source);
-    Given next = {value_of(row, text.substr(equals + 1)), source};
-    if (std::string(row.key) == "attention.variant") replace_variant(next);
-    given[row.key] = next;
+    mistakes.attempt([&] { read_assignment(text); });
   }
 
   void apply() {
@@ -230,11 +214,41 @@ class Reader {
         take(key, {value_of(row, text), std::string("variant ") + variant.name});
       }
     }
-    for (auto& key : keys)  // in the table's order, so that the first error does not depend on the file's
-      if (given.count(key)) take(key, given.at(key));
+    for (auto& key : keys)  // in the table's order, so that the errors' order does not depend on the file's
+      if (given.count(key) && key != "attention.variant") take(key, given.at(key));
+    mistakes.report();
   }
 
  private:
+  void read_member(const std::string& prefix, const std::string& name, const json& value) {
+    std::string key = prefix + name;
+    if (name.empty()) refuse(file, "the key \"\" is empty; remove it, or see --help for the keys");
+    if (name.find('.') != std::string::npos)
+      refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
+             shortened(json_quote(name)).c_str());
+    if (sections.count(key)) {
+      if (!value.is_object())
+        refuse(file, "%s = %s must be an object: \"%s\": {...}", key.c_str(), shown(value).c_str(), name.c_str());
+      return read_object(value, key + ".");
+    }
+    const ConfigRow& row = row_of(key, file);
+    if (!value.is_null()) given[row.key] = {value, file};
+  }
+
+  void read_assignment(const std::string& text) {
+    const std::string source = "--set";
+    size_t equals = text.find('=');
+    if (!is_utf8(text)) user_error("config: --set %s is not UTF-8", shortened(json_quote(text)).c_str());
+    if (equals == std::string::npos || equals == 0)
+      user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(),
+                 equals ? "\"=\"" : "key");
+    const ConfigRow& row = row_of(text.substr(0, equals), source);
+    if (text.substr(equals + 1) == "null") return void(given.erase(row.key));
+    Given next = {value_of(row, text.substr(equals + 1)), source};
+    if (std::string(row.key) == "attention.variant") replace_variant(next);
+    given[row.key] = next;
+  }
+
   const ConfigRow& row_of(const std::string& key, const std::string& source) {
     auto found = index.find(key);
     if (found != index.end()) return rows[found->second];
@@ -263,9 +277,11 @@ class Reader {
   }
 
   void take(const std::string& key, const Given& from) {
-    std::string problem = assign(rows[index.at(key)], from.value);
-    if (!problem.empty()) refuse(from.source, "%s = %s %s", key.c_str(), shown(from.value).c_str(), problem.c_str());
-    config.origins[key] = from.source;
+    mistakes.attempt([&] {
+      std::string problem = assign(rows[index.at(key)], from.value);
+      if (!problem.empty()) refuse(from.source, "%s = %s %s", key.c_str(), shown(from.value).c_str(), problem.c_str());
+      config.origins[key] = from.source;
+    });
   }
 
   // The value that this variant gives to each key that any variant changes. Empty for an unknown variant.
@@ -306,6 +322,7 @@ class Reader {
   std::vector<std::string> keys;
   std::set<std::string> sections;
   std::map<std::string, Given> given;
+  Mistakes mistakes;
 };
 
 }  // namespace

@@ -71,7 +71,8 @@ std::string config_help() {
   };
   auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
   std::string text =
-      "Configuration keys, as JSON or as --set key=value. Missing keys take the default.\n"
+      "Configuration keys, as JSON or as --set key=value. Missing keys, and keys with the value null, take the "
+      "default.\n"
       "Keys that begin with \"_\" are comments.\n";
   for (auto& row : config_rows(defaults)) {
     text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
@@ -108,12 +109,15 @@ static std::set<std::string> idle_keys(const Config& config) {
 }
 
 std::string attention_text(const Config& config) {
-  std::string changes;
+  std::string variant = config.variant, changes;
+  if (Kind kind = config.attention.kind; kind != plain_variant(variant).attention.kind)
+    variant = kind_names[int(kind)];  // each kind is a variant too
   std::set<std::string> idle = idle_keys(config);
-  for (const ChangedSetting& change : changed_settings(plain_variant(config.variant), config))
-    if (change.key.starts_with("attention.") && !idle.count(change.key))
-      append_item(changes, change.key.substr(10) + " = " + change.is);
-  return config.variant + " attention" + (changes.empty() ? "" : " with " + changes);
+  idle.insert("attention.variant");
+  for (const ChangedSetting& change : changed_settings(plain_variant(variant), config))
+    if ((change.key.starts_with("attention.") || change.key == "model.position") && !idle.count(change.key))
+      append_item(changes, change.key.substr(change.key.find('.') + 1) + " = " + change.is);
+  return variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
 
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {

@@ -25,12 +25,22 @@ static std::string alternatives(const Choice& choice, const std::string& interva
 
 // clang-format off
 static const Needs
+    OFFSET = {"attention.kind = \"lssar\" with an attention.offset other than 0",
+              [](const Config& c) { return c.attention.kind == Kind::lssar && c.attention.offset != 0; }},
     LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
     GATE = {"an attention.gate.activation",
             [](const Config& c) { return c.attention.gate.activation != GateActivation::none; }},
     GATE_BIAS = {"a gate with attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
     ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
+    SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
+               [](const Config& c) { return c.generate.every > 0; }},
+    LONGER = {"a length beyond model.context in eval.lengths, or in --lengths",
+              [](const Config& c) {
+                for (int length : c.eval.lengths)
+                  if (length > c.model.context) return true;
+                return false;
+              }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
     DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
 
@@ -75,8 +85,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
     only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
                       "subtracted in lssar's second stage, in units of the mean weight"}),
-    only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
-                      "first rows without that offset"}),
+    only_with(OFFSET, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
+                       "first rows without that offset"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none disables it"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
@@ -126,8 +136,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
-    {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
-     "how rope is scaled beyond the trained length", may_change},
+    only_with(LONGER, {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
+                       "how rope is scaled beyond the trained length", may_change}),
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
@@ -135,7 +145,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
 
     {"generate.every", &c.generate.every, "[0, 1e9]", no, "steps between printed samples; 0 = never", may_change},
     {"generate.tokens", &c.generate.tokens, "[1, 1e6]", no, "tokens of a sample", may_change},
-    {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change},
+    only_with(SAMPLES, {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change}),
     {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
      "of sampling; 0 = always the most likely token", may_change},
     {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "settings/config.h"
 
 // An enum's field. With `number`, a number may be given in place of a name: the field is then names.size().
@@ -67,6 +68,22 @@ Interval interval(const std::string& allowed);
 
 // A user_error "config: TEXT  [SOURCE]".
 [[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...);
+
+// Mistakes that are reported together, one line each.
+class Mistakes {
+ public:
+  template <class F> void attempt(F f) {  // remembers the user_error of f()
+    try {
+      f();
+    } catch (const UserError& error) {
+      texts_.push_back(error.what());
+    }
+  }
+  void report() const;  // a user_error if there are any
+
+ private:
+  std::vector<std::string> texts_;
+};
 
 Config plain_variant(const std::string& name);  // the defaults, with what this variant sets
 

@@ -83,7 +83,11 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(R"({"model": {"layers": "twelve"}})", {},
                "model.layers = \"twelve\" must be an integer in [1, 1000]  [x.json]");
   expect_error(R"({"model": {"layers": 1.5}})", {}, "model.layers = 1.5 must be an integer in [1, 1000]  [x.json]");
-  expect_error(R"({"model": {"layers": null}})", {}, "model.layers = null must be an integer in [1, 1000]  [x.json]");
+  expect_error("{}", {"model.layers=1e-400"}, "model.layers = 0.0 must be an integer in [1, 1000]  [--set]");
+  expect_error("{}", {"optimizer.eps=1e-400"}, "optimizer.eps = 0.0 must be a number in [1e-30, 1]  [--set]");
+  expect_error(R"({"seed": 1e19})", {},
+               "seed = 1e+19 is beyond the integers that floating point holds exactly; write it with all its digits  "
+               "[x.json]");
   expect_error(R"({"model": {"layers": [12]}})", {}, "model.layers = [12] must be an integer in [1, 1000]  [x.json]");
   expect_error(R"({"model": {"layers": -1}})", {}, "model.layers = -1 must be an integer in [1, 1000]  [x.json]");
   expect_error(R"({"model": {"layers": 99999999999}})", {},
@@ -129,8 +133,10 @@ TEST(ConfigErrors, RefusalsOfValues) {
                        : name == std::string("\\u007f") ? "\x7f"
                                                         : name) +
             " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
-  for (auto* file : {"a/...json", "\xff.json"})  // the name comes from there
-    EXPECT_TRUE(error_of([&] { parse_config("{}", file); }).starts_with("user: config: name = \"")) << file;
+  for (auto* file : {"a/...json", "\xff.json", "a/.json"})  // the name comes from there
+    EXPECT_NE(error_of([&] { parse_config("{}", file); }).find("; it comes from the file's name: give another with"),
+              std::string::npos)
+        << file;
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
   EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
 }
@@ -140,6 +146,7 @@ TEST(ConfigErrors, RefusalsOfKeys) {
   expect_error(R"({"layers": 3})", {}, "layers is unknown; did you mean \"model.layers\"?  [x.json]");
   expect_error(R"({"attention": {"gate": {"activaton": "silu"}}})", {},
                "attention.gate.activaton is unknown; did you mean \"attention.gate.activation\"?  [x.json]");
+  expect_error(R"({"": 1})", {}, "the key \"\" is empty; remove it, or see --help for the keys  [x.json]");
   expect_error(R"({"zzzzzz": {}})", {}, "zzzzzz is unknown; see --help  [x.json]");
   expect_error(R"({"model": 12})", {}, "model = 12 must be an object: \"model\": {...}  [x.json]");
   expect_error(R"({"attention": {"gate": "sigmoid"}})", {},
@@ -154,6 +161,24 @@ TEST(ConfigErrors, RefusalsOfKeys) {
   expect_error("{}", {"=1"}, "--set =1 has no key; write --set key=value");
   expect_error("{}", {"model.layers"}, "--set model.layers has no \"=\"; write --set key=value");
   expect_error("{}", {"name=\xff"}, "--set \"name=\xEF\xBF\xBD\" is not UTF-8");
+}
+
+TEST(ConfigErrors, SeveralAreReportedTogether) {
+  expect_error(R"({"typo": 1, "model": {"layers": 0, "leyers": 2}, "seed": "x"})", {"optimizer.lr=fast", "z"},
+               "model.leyers is unknown; did you mean \"model.layers\"?  [x.json]\n"
+               "config: typo is unknown; see --help  [x.json]\n"
+               "config: --set z has no \"=\"; write --set key=value\n"
+               "config: seed = \"x\" must be an integer in [0, 18446744073709551615]  [x.json]\n"
+               "config: model.layers = 0 must be an integer in [1, 1000]  [x.json]\n"
+               "config: optimizer.lr = \"fast\" must be a number in [0, 1000]  [--set]");
+  expect_error(R"({"attention": {"sink": "one"}})", {"attention.kind=relu", "batch.tokens=1000"},
+               "attention.sink = \"one\" needs attention.kind = \"softmax\", not \"relu\"; use sink \"none\"  [--set]\n"
+               "config: batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [--set]");
+  std::string many;
+  for (int i = 0; i < 100; i++) many += format("\"zzz%d\": 1, ", i);
+  std::string error = error_in("{" + many + "\"seed\": -1}");
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 8);
+  EXPECT_TRUE(error.ends_with("\nand 93 more")) << error;
 }
 
 TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
@@ -243,7 +268,8 @@ TEST(ConfigErrors, CrossChecks) {
       "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
       "heads are mixed already; use \"elementwise\" or another position  [x.json]");
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
-               "train.steps = 100 and train.tokens = 5000 are both given; remove one of them  [x.json]");
+               "train.steps = 100 and train.tokens = 5000 are both given; remove one of them, or unset it: --set "
+               "train.steps=null  [x.json]");
   EXPECT_EQ(error_in(R"({"train": {"steps": 100, "tokens": 0}})"), "");
   expect_error(R"({"eval": {"rope_scaling": "yarn"}, "model": {"position": "none"}})", {},
                "eval.rope_scaling = \"yarn\" needs model.position = \"rope\", not \"none\"  [x.json]");

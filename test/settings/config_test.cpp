@@ -141,6 +141,16 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
                                       "other than \"constant\"  [--set]"}));
   EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
+  EXPECT_EQ(warnings({"attention.variant=lssar", "attention.offset=0", "attention.offset_free_rows=10"}),
+            Sets{"config: attention.offset_free_rows = 10 has no effect: it needs attention.kind = \"lssar\" with an "
+                 "attention.offset other than 0  [--set]"});
+  EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.offset=0"}).empty());
+  for (auto& [set, other] : {std::pair("generate.prompt=x", "generate.every=1"),
+                             std::pair("eval.rope_scaling=yarn", "eval.lengths=1024,1025")}) {
+    EXPECT_EQ(warnings({set}).size(), 1u) << set;
+    EXPECT_TRUE(warnings({set, other}).empty()) << set;
+    EXPECT_TRUE(parse_config("{}", "x.json", {set}, false).warnings.empty()) << set;
+  }
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
   // What a variant sets, also where a run's config.json spells it out.
   Config ungated = parse_config("{}", "x.json", {"attention.variant=softplus_gated", "attention.gate.activation=none"});
@@ -167,7 +177,29 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_EQ(text({"attention.variant=lssar_softplus_gated"}), "lssar_softplus_gated attention");
   EXPECT_EQ(text({"attention.variant=lssar", "attention.power=3", "attention.gate.activation=tanh"}),
             "lssar attention with power = 3, gate.activation = \"tanh\"");
-  EXPECT_EQ(text({"attention.variant=lssar", "attention.kind=softmax"}), "lssar attention with kind = \"softmax\"");
+  EXPECT_EQ(text({"attention.variant=lssar", "attention.kind=softmax"}),
+            "softmax attention with qk_norm = \"l2\", scale = \"logd_logn\"");
+  EXPECT_EQ(text({"attention.kind=relu", "model.position=none"}), "relu attention with position = \"none\"");
+  for (const char* kind : kind_names)
+    EXPECT_EQ(text({std::string("attention.variant=") + kind}), kind + std::string(" attention"));
+}
+
+TEST(Config, NullIsAsIfTheKeyWasNotGiven) {
+  Config plain = parse_config("{}", "x.json"), c;
+  for (const ConfigRow& row : config_rows(plain)) {
+    std::string path = row.key;
+    std::replace(path.begin(), path.end(), '.', '/');
+    nlohmann::json file;
+    file[nlohmann::json::json_pointer("/" + path)] = nullptr;
+    c = config_from_json(file, "x.json");
+    EXPECT_EQ(c.origins, plain.origins) << row.key;
+    file[nlohmann::json::json_pointer("/" + path)] = value_json(row);
+    c = config_from_json(file, "x.json", {std::string(row.key) + "=null"});
+    EXPECT_EQ(c.origins, plain.origins) << row.key;
+  }
+  c = parse_config(R"({"train": {"steps": 100}})", "x.json", {"train.steps=null", "train.tokens=1e6"});
+  EXPECT_EQ(c.train.steps, 2);
+  EXPECT_EQ(parse_config(R"({"seed": 5})", "x.json", {"seed=6", "seed=null"}).seed, 1337u);
 }
 
 TEST(Config, ValuesOfEveryType) {
