@@ -18,6 +18,11 @@ static std::string today() {  // UTC
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d", gmtime_r(&now, &parts))};
 }
 
+static bool is_date(const std::string& text) {
+  return text.size() == 10 && text[4] == '-' && text[7] == '-' &&
+         text.find_first_not_of("0123456789-") == std::string::npos;
+}
+
 const std::string* MatmulChoices::find(const std::string& shape) const {
   auto found = choices_.find(device_ + shape);
   return found == choices_.end() ? nullptr : &found->second.algorithm;
@@ -52,7 +57,7 @@ MatmulChoices::Taken MatmulChoices::take(std::istream& lines) {
   std::map<std::string, Choice> found;
   for (std::string line; std::getline(lines, line);) {
     std::vector<std::string> fields = split(line, '\t');
-    if (fields.size() != 5) continue;
+    if (fields.size() != 5 || !is_date(fields[4])) continue;
     found.insert_or_assign(fields[0] + '\t' + fields[1] + '\t' + fields[2], Choice{fields[3], fields[4]});
   }
   Taken taken;

@@ -1,5 +1,6 @@
 #include "training/agreement.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -11,8 +12,10 @@
 
 Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
                const std::vector<DataFile>& val) {
+  const char* products = std::getenv("PLUSGPT_MATMUL");
   auto given = [](bool flag) { return flag ? "given" : "not given"; };
   Facts facts = {{"version of the program", version},
+                 {"the variable PLUSGPT_MATMUL", products ? products : "not set"},
                  {"--resume", flags.resuming ? json_quote(flags.resume) : given(false)},
                  {"--overwrite", given(flags.overwrite)},
                  {"--eval", given(flags.eval)},

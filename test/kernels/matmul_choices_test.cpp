@@ -45,7 +45,9 @@ TEST(MatmulChoices, TakesTheLaterOfTwo) {
 TEST(MatmulChoices, SkipsLinesThatDoNotParse) {
   MatmulChoices choices("card\t12");
   std::string good = "card\t12\tm1\tfast\t2026-03-01\n";
-  EXPECT_EQ(choices.take("no tabs\n\ncard\t12\tm1\t1\n\t\t\t\t\t\n" + good + "card\t12\tm2").count, 1);
+  EXPECT_EQ(
+      choices.take("no tabs\n\ncard\t12\tm1\t1\n\t\t\t\t\t\ncard\t12\tm2\t1\t\x1b[31m\n" + good + "card\t12\tm2").count,
+      1);
   EXPECT_EQ(choices.text(), good);
 }
 

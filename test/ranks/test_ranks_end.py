@@ -274,6 +274,11 @@ class Starts(RankRuns):
       self.assertNotRegex(errors, CRASH)
       self.assertFalse(os.path.exists(self.path("runs/tiny")))
     self.assertEqual(self.pair(threads=2, log__every=7, data__train="./train*.bin"), (0, 0, ""))
+    environments = torchrun(2)
+    environments[1]["PLUSGPT_MATMUL"] = "choose"
+    processes = self.started_by_hand(environments)
+    self.assertEqual([process.wait(20) for process in processes], [2, 2])
+    self.assertIn("PLUSGPT_MATMUL: choose here, not set at rank 0", processes[0].communicate()[1])
 
   def test_all_ranks_must_see_the_same_files(self):
     other = self.path("other")
