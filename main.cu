@@ -60,7 +60,8 @@ static StepResult one_step(Model& model, Loader& loader) {
   return result;
 }
 
-static void dry_run(Model& model, Loader& loader, bool fresh) {
+static void dry_run(Model& model, Loader& loader, const Data& data, bool fresh) {
+  if (model.comm().first()) check_all_tokens(model.config(), data);
   StepResult result = one_step(model, loader);
   if (fresh) warn_of_zero_gradients(model);
   std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
@@ -159,7 +160,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
                            .seed = config.seed});
   if (from) loader.seek(step);
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
-  if (flags.dry_run) return dry_run(*model, loader, !from);
+  if (flags.dry_run) return dry_run(*model, loader, data, !from);
 
   comm.barrier();  // all ranks have read their starting point: rank 0 may remove it now
   if (comm.first()) {

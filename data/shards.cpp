@@ -181,6 +181,21 @@ std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
   return warnings;
 }
 
+int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::string& key,
+                     const std::function<bool(int64_t)>& proceed) {
+  constexpr int64_t block = 1 << 20;
+  std::vector<uint16_t> tokens;
+  int64_t done = 0;
+  for (const Shard& shard : shards)
+    for (int64_t at = 0; at < shard.tokens; at += block) {
+      if (!proceed(done)) return done;
+      tokens.resize(size_t(std::min(block, shard.tokens - at)));
+      read_tokens(shard, at, tokens, vocab, key);
+      done += int64_t(tokens.size());
+    }
+  return done;
+}
+
 WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::string key)
     : shards_(std::move(shards)), first_window_{0}, T_(T), vocab_(vocab), key_(std::move(key)) {
   if (T < 1) user_error("%s: windows of %d tokens are impossible; at least 1 is needed", key_.c_str(), T);

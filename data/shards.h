@@ -10,6 +10,7 @@
 // from which they were made.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,12 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
 
 // Sets text_bytes of each shard that has an X.json. Returns a warning for each of these files that cannot be used.
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards);
+
+// Reads the tokens of all shards in order, in blocks. A user_error names shard, position and value of the first one that
+// is >= vocab. proceed(tokens read so far) is called before each block; if it returns false, the reading ends. Returns
+// the number of tokens read.
+int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::string& key,
+                     const std::function<bool(int64_t)>& proceed);
 
 // Copies are cheap and share the files; read() may be called from several threads.
 class WindowReader {

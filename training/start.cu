@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "base/checksum.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "data/tokenizer.h"
 #include "eval/evaluate.h"
@@ -72,6 +74,23 @@ void report_validation(const Config& config, const Data& data) {
   if (!data.val.empty() && tokens < config.eval.tokens)
     std::printf("data.val: %s tokens, all of them evaluated (eval.tokens = %ld)\n", count_text(double(tokens)).c_str(),
                 config.eval.tokens);
+}
+
+void check_all_tokens(const Config& config, const Data& data) {
+  for (auto& [key, shards] : {std::pair("data.train", &data.train), std::pair("data.val", &data.val)}) {
+    if (shards->empty()) continue;
+    int64_t tokens = 0;
+    for (const Shard& shard : *shards) tokens += shard.tokens;
+    ProgressBar progress(std::string("tokens of ") + key, tokens);
+    auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    int64_t read = check_tokens(*shards, config.model.vocab, key, [&](int64_t done) {
+      progress.update(done);
+      return std::chrono::steady_clock::now() < until;
+    });
+    std::printf("%s: %s of %s tokens read, all below model.vocab = %d%s\n", key, count_text(double(read)).c_str(),
+                count_text(double(tokens)).c_str(), config.model.vocab,
+                read < tokens ? " (a dry run reads for a minute; training checks the others as it reads them)" : "");
+  }
 }
 
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards) {

@@ -33,6 +33,10 @@ struct Beginning {
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 
+// Reads all tokens, for at most a minute for each key, and says how many it has read. A user_error names the first one
+// that model.vocab does not allow.
+void check_all_tokens(const Config& config, const Data& data);
+
 // Finds where --resume asks to start; all ranks find the same. real_run: steps will be made and written. A user_error
 // if --resume names nothing that can be resumed.
 Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run);

@@ -213,6 +213,26 @@ TEST_F(Shards, TokensBeyondTheVocabularyAreFoundWhereTheyAre) {
   EXPECT_NO_THROW(WindowReader(open({"late.bin"}, 50257), 100, 50257).read(30, inputs.data(), targets.data()));
 }
 
+TEST_F(Shards, AllTokensCanBeReadAtOnce) {
+  std::vector<int> tokens(1 << 20, 255);
+  add("a.bin", tokens), add("b.bin", tokens);
+  int calls = 0;
+  EXPECT_EQ(check_tokens(open({"a.bin", "b.bin"}, 256), 256, "data.train",
+                         [&](int64_t done) {
+                           EXPECT_EQ(done, int64_t(calls++) << 20);
+                           return true;
+                         }),
+            2 << 20);
+  EXPECT_EQ(calls, 2);
+  tokens.back() = 256;
+  add("b.bin", tokens);
+  auto check = [&](int64_t most) {
+    return check_tokens(open({"a.bin", "b.bin"}, 256), 256, "data.train", [=](int64_t done) { return done < most; });
+  };
+  EXPECT_EQ(check(1), 1 << 20);
+  expect_user_error([&] { check(2 << 20); }, {dir / "b.bin", "token 256 at position 1048575"});
+}
+
 TEST_F(Shards, LessThanOneWindowInAllIsRefused) {
   add("a.bin", numbers(7));
   add("b.bin", numbers(8));

@@ -68,6 +68,14 @@ class BadShards(Workspace):
     self.bad(names=["val.bin", "300", "vocab"], wrote_nothing=False)
     self.assertFalse(os.path.exists(self.model()))
 
+  def test_a_dry_run_reads_all_tokens(self):
+    self.assertRegex(self.ok("--dry-run").stdout, "data.train: 960 of 960 tokens read, all .*\ndata.val: 800 of 800 tokens")
+    for name, tokens in (("train_000001.bin", list(TEXT * 30)), ("val.bin", list(TEXT * 20000))):
+      tokens[-2] = 300
+      self.write(name, shard(tokens))
+      self.bad("--dry-run", names=[f"{name} holds token 300 at position {len(tokens) - 2}, but"])
+      self.write(name, shard(TEXT * 10))
+
   def test_smaller_vocabulary_than_the_shard(self):
     self.bad(names=["train_000000.bin", "model.vocab", "100"], model__vocab=100)
 
