@@ -201,6 +201,7 @@ static void turn_off_stdout() {
 }
 
 int main(int argc, char** argv) {
+  bool no_output = fcntl(STDOUT_FILENO, F_GETFD) < 0;
   // If standard input or output is closed, no file of the run may take its number.
   for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)
     if (file > 2) {
@@ -222,6 +223,7 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks, so that only one prints it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
+    if (no_output && (!flags.encode.empty() || flags.print_config)) failure("standard output is closed");
     if (!flags.encode.empty()) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
       return ended(links.get(), 0, "");

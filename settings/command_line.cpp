@@ -58,8 +58,10 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
-  for (const char* flag : {"--eval", "--passkey", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
-    app.get_option(flag)->disable_flag_override();
+  for (std::string flag : {"--eval", "--passkey", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
+    for (int i = 1; i < argc; i++)
+      if (std::string(argv[i]).starts_with(flag + "="))
+        user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();

@@ -246,8 +246,10 @@ class BadFlags(Workspace):
     self.bad("--dump-gradients", "", names=["--dump-gradients"])
     self.bad("--encode", "vocabulary", names=["CONFIG excludes --encode"])
     self.bad("--eval", "--lengths", "", names=["--lengths"])
-    for flag in ("--eval", "--dry-run", "--print-config", "--overwrite"):
-      self.bad(flag + "=false", names=[flag[2:]])
+    self.bad("--encode", "", names=["--encode: needs the folder"])
+    for flag in ("--eval", "--dry-run", "--print-config", "--overwrite", "--remeasure"):
+      for value in ("false", "true"):
+        self.bad(f"{flag}={value}", names=[f"{flag}={value}: the flag takes no value"])
 
   def test_flags_that_need_or_exclude_others(self):
     self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
@@ -268,6 +270,9 @@ class BadFlags(Workspace):
 
   def test_closed_input_and_output(self):
     self.ok("--print-config")
+    for flags in ("--encode .", "config.json --print-config"):
+      done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" {flags} >&-'], cwd=self.folder, capture_output=True, text=True)
+      self.assertEqual((done.returncode, done.stderr), (1, "standard output is closed\n"))
     done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" config.json <&- >&- 2>&-'], cwd=self.folder)
     self.assertEqual(done.returncode, 0)
     self.assertRegex(self.bytes_of(self.path("runs/tiny/.lock")), rb"^pid \d+\n$")
