@@ -131,6 +131,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
   Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
+  if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);

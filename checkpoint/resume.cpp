@@ -70,7 +70,6 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
                  "warning: %s has format 1, without checksums of the data: only names and lengths of the "
                  "shards are compared\n",
                  found->path.c_str());
-  std::printf("continuing from %s, after %ld steps\n", found->path.c_str(), found->state.step);
   return found;
 }
 
@@ -121,6 +120,13 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
       checkpoint.path.c_str(), listed(changes).c_str());
 }
 
+// The newest checkpoint of a run after at most `step` steps, "" if there is none.
+static std::string checkpoint_until(const std::string& run, int64_t step) {
+  for (const StepFolder& folder : step_folders(run))
+    if (folder.step <= step) return folder.path;
+  return "";
+}
+
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val) {
   const RunState& state = checkpoint.state;
@@ -135,8 +141,11 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   }
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
+  std::string earlier;
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
+    if (std::string path = checkpoint_until(fs::path(checkpoint.path).parent_path(), step); !path.empty())
+      earlier = "continue from an earlier checkpoint (--resume " + path + " can), ";
     changes.push_back(
         format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
                "changes the learning rates of steps already made",
@@ -148,8 +157,9 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
                              state.next_window, state.step, windows_a_step));
   if (!changes.empty())
     user_error(
-        "command line: --resume: the run in %s was begun with other settings; restore the old values, or begin "
-        "another run (--set name=...):%s",
+        "command line: --resume: the run in %s was begun with other settings; restore the old values, %sor begin "
+        "another run with these weights (%s--set init=%s, without --resume):%s",
+        checkpoint.path.c_str(), earlier.c_str(), now.name == before.name ? "--set name=... " : "",
         checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",

@@ -22,8 +22,8 @@ struct ResumePlace {
 };
 ResumePlace resume_place(const std::string& resume, const std::string& name);
 
-// The checkpoint there, verified (training: as for read_checkpoint); none if the run has none yet. Prints which it is
-// and which are damaged, and sets the damaged ones aside if `run` is given. A user_error if there are checkpoints but
+// The checkpoint there, verified (training: as for read_checkpoint); none if the run has none yet. Prints which
+// are damaged, and sets the damaged ones aside if `run` is given. A user_error if there are checkpoints but
 // none is intact.
 std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
 

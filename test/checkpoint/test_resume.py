@@ -146,6 +146,44 @@ class Interrupted(Runs):
     self.run_ok(name="other")
     self.run_bad("--resume", "runs/straight", name="other", names=["runs/other", "--overwrite"])
 
+  def test_the_ways_out_of_other_learning_rates(self):
+    changes = {**self.changes, "optimizer__schedule": "wsd", "checkpoint__every": 10}  # it decays from step 32 on
+    self.run_ok(**changes)
+    longer = {**changes, "train__steps": 80}
+    done = self.run_bad("--resume", **longer, names=[
+        r"earlier checkpoint \(--resume runs/tiny/step_00000030 can\), or begin another run with these weights "
+        r"\(--set name=\.\.\. --set init=runs/tiny/step_00000040, without --resume\)"])
+    self.assertNotIn("continuing", done.stdout)
+    self.run_bad("--resume", "runs/tiny", **longer, name="other",
+                 names=[r"weights \(--set init=runs/tiny/step_00000040, without"])
+    self.run_bad("--resume", **{**longer, "optimizer__schedule": "cosine"}, names=["restore the old values, or begin another"])
+    done = self.run_bad("--resume", "runs/tiny/step_00000030", "--gpus", "3", **longer, names=["x ranks"])
+    self.assertNotIn("continuing", done.stdout)
+    self.assertIn("continuing", self.run_ok("--resume", "runs/tiny/step_00000030", **longer).stdout)
+    self.run_ok("--set", "init=runs/tiny/step_00000080", **longer, name="other")
+
+  def test_a_run_as_the_configuration(self):
+    self.run_ok()
+    shutil.copytree(self.path("runs"), self.path("before"))
+
+    def train(*arguments, code=0):
+      done = subprocess.run([TRAIN, *arguments], cwd=self.folder, capture_output=True, text=True)
+      self.assertEqual(done.returncode, code, done.stderr)
+      self.assertNotRegex(done.stderr, CRASH)
+      return done.stdout + done.stderr
+    for folder, step in (("runs/tiny", 40), ("runs/tiny/", 40), ("runs/tiny/step_00000020", 20)):
+      self.assertRegex(train(folder, "--eval"), rf"\neval +step {step} ")
+      self.assertIn(f"{step} steps", train(folder, "--generate", "It was"))
+    self.assertIn("runs/tiny is finished", train("runs/tiny"))
+    self.assertIn("model.layers: 2 in the checkpoint, 3 now", train("runs/tiny", "--set", "model.layers=3", code=2))
+    self.assertIn("give no --resume", train("runs/tiny/step_00000020", "--resume", code=2))
+    os.mkdir(self.path("empty"))
+    self.assertRegex(train("empty", code=2), r"empty is a folder, but there is no empty/config\.json; name a configuration")
+    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    train("runs/tiny")
+    self.assertEqual([self.digest(self.path(place, "tiny/step_00000040/model.safetensors")) for place in ("before", "runs")],
+                     [self.digest(self.path("before/tiny/step_00000040/model.safetensors"))] * 2)
+
   def test_beginnings_and_ends(self):
     done = self.run_ok("--resume")
     self.assertRegex(done.stdout, "no checkpoint yet")
