@@ -75,7 +75,8 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void run(const Flags& flags, const Ranks& ranks, Links* links) {
+static void run(Flags flags, const Ranks& ranks, Links* links) {
+  take_run_folder(flags);
   bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags.config, flags.sets, training && !dumping);

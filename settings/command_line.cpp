@@ -20,7 +20,8 @@ struct HelpFormatter : CLI::Formatter {
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   Flags flags;
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
-  app.add_option("CONFIG", flags.config, "configuration, a JSON file");
+  app.add_option("CONFIG", flags.config,
+                 "configuration, a JSON file; or the folder of a run or of one of its steps: resumes it");
   app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);

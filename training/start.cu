@@ -28,6 +28,22 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   return device;
 }
 
+void take_run_folder(Flags& flags) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(flags.config, ignored)) return;
+  std::string folder = flags.config == "latest" ? "./latest" : flags.config;
+  ResumePlace place = resume_place(folder, "");
+  if (flags.resuming && !place.step.path.empty())
+    user_error("command line: %s is a checkpoint already; give no --resume beside it", folder.c_str());
+  flags.config = place.run + "/config.json";
+  if (!std::filesystem::exists(flags.config, ignored))
+    user_error(
+        "command line: %s is a folder, but there is no %s; name a configuration file, a run (runs/NAME) or one of its "
+        "checkpoints (runs/NAME/step_N)",
+        folder.c_str(), flags.config.c_str());
+  if (!flags.resuming) flags.resuming = true, flags.resume = folder;
+}
+
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
   for (const Shard& shard : shards)
@@ -116,6 +132,12 @@ template <class Find> static std::optional<Checkpoint> agreed_point(Comm& comm, 
 
 Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run) {
   Beginning found;
+  std::string own = "runs/" + config.name;
+  if (!flags.resuming && !training && config.init.empty() && !step_folders(own).empty())
+    user_error(
+        "command line: %s has checkpoints, but without --resume the weights would be random; give --resume, or --set "
+        "init=DIR for other weights, or another name (--set name=...) for random ones",
+        own.c_str());
   if (!flags.resuming) return found;
   found.place = resume_place(flags.resume, config.name);
   const std::string& run = found.place.run;

@@ -14,6 +14,10 @@
 // remeasure: as use_product_cache()'s.
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure);
 
+// If CONFIG is the folder of a run, or one of its checkpoints: takes the run's config.json, with --resume from there. A
+// user_error if it is another folder.
+void take_run_folder(Flags& flags);
+
 struct Data {
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;
@@ -24,6 +28,9 @@ struct Data {
 Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
 // Warns of files in both data.train and data.val, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
 void report_validation(const Config& config, const Data& data);
+// Reads all tokens, for at most a minute for each key, and says how many it has read. A user_error names the first one
+// that model.vocab does not allow.
+void check_all_tokens(const Config& config, const Data& data);
 // The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
 
@@ -33,10 +40,6 @@ struct Beginning {
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 
-// Reads all tokens, for at most a minute for each key, and says how many it has read. A user_error names the first one
-// that model.vocab does not allow.
-void check_all_tokens(const Config& config, const Data& data);
-
 // Finds where --resume asks to start; all ranks find the same. real_run: steps will be made and written. A user_error
-// if --resume names nothing that can be resumed.
+// if --resume names nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
 Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run);

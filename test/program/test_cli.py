@@ -228,6 +228,15 @@ class BadFlags(Workspace):
     self.bad("--generate", names=["--generate"])
     self.bad("--dump-gradients", names=["--dump-gradients"])
 
+  def test_random_weights_where_there_are_checkpoints(self):
+    self.ok()
+    before = self.run_files()
+    for flags in (["--eval"], ["--generate", "a"], ["--eval", "--gpus", "2"]):
+      self.bad(*flags, names=["runs/tiny has checkpoints", "give --resume, or --set init=DIR"], wrote_nothing=False)
+    self.assertEqual(before, self.run_files())
+    for way_out in (["--resume"], ["--set", "init=runs/tiny/step_00000004"], ["--set", "name=other"]):
+      self.ok("--eval", *way_out)
+
   def test_number_of_gpus(self):
     self.bad("--gpus", "many", names=["--gpus", "many"])
     self.bad("--gpus", "0", names=["--gpus 0"])

@@ -320,8 +320,9 @@ class Evaluation(Workspace):
     self.ok("--eval", "--resume")
     self.ok("--eval", "--resume", "--set", "data.val=[\"val_2.bin\", \"val.bin\"]", "--set", "eval.tokens=2000")
     self.ok("--eval", "--set", "init=runs/tiny/step_00000004/", "--set", "eval.rope_scaling=ntk")
-    self.ok("--eval")
-    val, (same, other, init, random) = self.metrics(kind="val")[-1], self.metrics(kind="eval")
+    self.ok("--eval", "--set", "name=random")
+    val, random = self.metrics(kind="val")[-1], self.metrics("random", "eval")[0]
+    same, other, init = self.metrics(kind="eval")
     with open(self.path("runs/tiny/step_00000004/state.json")) as file:
       data = json.load(file)["data"]["val"]
     self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16, "rope_scaling": "none",
