@@ -26,9 +26,10 @@ void cublas_check(cublasStatus_t status, const char* what, int line) {
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-size_t workspace_size = size_t(32) << 20;  // matmul_workspace() changes it
+size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
-constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
+constexpr int MOST_PARTS = 12, LEAST_PART = 512;  // of k, where we divide it ourselves
+constexpr float FAILED = 1e30f;                   // the time of a candidate that does not run
 
 template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
 template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
@@ -165,7 +166,43 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matm
                         &algorithm.opaque, workspace(stream), workspace_size, stream);
 }
 
-std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
+// Whether cuBLASLt takes the algorithm, which another process may have chosen.
+bool runs(const Plan& plan, const Algorithm& algorithm) {
+  cublasLtMatmulHeuristicResult_t check;
+  return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, &algorithm.opaque,
+                                 &check) == CUBLAS_STATUS_SUCCESS &&
+         check.workspaceSize <= workspace_size;
+}
+
+// Adds the first few with k in 2 to MOST_PARTS parts. The gradient of a weight has fewer tiles than a GPU has
+// multiprocessors, and a sum over all rows: only further parts of k fill whole waves. The heuristic knows few.
+template <class TIn, class TOut>
+void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const Matmul<TIn, TOut>& p) {
+  constexpr size_t DIVIDED = 3;
+  constexpr double TILE = 128 * 256;
+  if (double(p.m) * p.n > 2 * TILE * device_properties().multiProcessorCount) return;
+  for (size_t i = 0, end = std::min(DIVIDED, algorithms.size()); i < end; i++) {
+    int32_t divisible = 0;
+    size_t written;
+    if (cublasLtMatmulAlgoCapGetAttribute(&algorithms[i].opaque, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &divisible,
+                                          sizeof divisible, &written) != CUBLAS_STATUS_SUCCESS ||
+        !divisible)
+      continue;
+    for (int32_t parts = 2; parts <= std::min(MOST_PARTS, p.k / LEAST_PART); parts++) {
+      Algorithm divided = algorithms[i];
+      auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
+        CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&divided.opaque, attribute, &value, sizeof value));
+      };
+      configure(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts);
+      configure(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+      if (runs(plan, divided)) algorithms.push_back(divided);
+    }
+  }
+}
+
+template <class TIn, class TOut>
+std::vector<Algorithm> candidates(const Plan& plan, const Matmul<TIn, TOut>& p, uint32_t in_alignment,
+                                  uint32_t out_alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -188,6 +225,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;  // NOT_SUPPORTED: nothing fits
   for (int i = 0; i < count; i++)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+  add_parts_of_k(algorithms, plan, p);
   return algorithms;
 }
 
@@ -266,14 +304,6 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
   return {ranking[0].first, algorithms[ranking[0].second]};
 }
 
-// Whether cuBLASLt still takes the plan's algorithm, which another process may have chosen.
-bool runs(const Plan& plan) {
-  cublasLtMatmulHeuristicResult_t check;
-  return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                 &plan.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
-         check.workspaceSize <= workspace_size;
-}
-
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
@@ -308,14 +338,14 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
     auto described = describe(p, known.fused);
     described->algorithm = known.algorithm;
-    if (runs(*described)) return *(plan = std::move(described));
+    if (runs(*described, described->algorithm)) return *(plan = std::move(described));
   }
   float best = FAILED;
   std::unique_ptr<Plan> found;
   for (bool fused : {true, false}) {
     if (!possible(fused)) continue;
     auto described = describe(p, fused);
-    std::vector<Algorithm> algorithms = candidates(*described, shape.alignment, aligned ? 16 : sizeof(TOut));
+    std::vector<Algorithm> algorithms = candidates(*described, p, shape.alignment, aligned ? 16 : sizeof(TOut));
     if (algorithms.empty()) continue;
     auto [time, algorithm] = fastest(*described, algorithms, p, stream);
     described->algorithm = algorithm;

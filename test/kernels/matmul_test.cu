@@ -219,7 +219,7 @@ TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
   EXPECT_EQ(chosen(), "");
   matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
   EXPECT_EQ(chosen().empty(), on_cpu);
-  matmul_workspace(size_t(32) << 20);
+  matmul_workspace(MATMUL_WORKSPACE);
   // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
   std::vector<bf16> x = before.download(), y = after.download();
   for (int i = 0; i < n * n; i++)
