@@ -151,7 +151,6 @@ struct Activations {
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
   Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
-  Real* projected;  // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
   Real* logits;             // [logit_rows, Vp]
   int logit_rows;
   float* losses;            // [N]
@@ -190,7 +189,6 @@ struct Activations {
     plan.add(&meanf, N, category);
     plan.add(&rstdf, N, category);
     plan.add(&gated, gated_att ? N * A : 0, category);
-    plan.add(&projected, N * C, category);
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
@@ -210,6 +208,7 @@ struct Buffers {
   float* loss_sum;        // [1]
   Activations<Real> training, evaluation;
   Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
+  Real* dnorm;            // [N, C]  gradient of a layernorm's output, or of the projection before a gate
   Real* dwide;            // [N, max(Q, F)]
   Real* datt;             // [N, A]
   void* workspace;        // bytes
@@ -226,6 +225,7 @@ struct Buffers {
     if (train) {
       training.plan(plan, config, N, true, "activations");
       plan.add(&dx, N * C, "activation gradients");
+      plan.add(&dnorm, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
@@ -390,11 +390,13 @@ const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act,
   return act.gated;
 }
 
-// From a.x and a.ln1, all activations of a layer that the backward pass reads: steps 2 to 10. Steps 1 and 11 are in
-// forward(). With recompute = block the backward pass runs this again.
+// From a.x, all activations of a layer that the backward pass reads: steps 1 to 10. Step 11 is in forward(). With
+// recompute = block the backward pass runs this again.
 template <class Real>
 void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
+  // 1  ln1 = the layernorm of x
+  layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
   // 2  queries, keys, values and the gate's logits
   matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
@@ -405,16 +407,15 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 5  attention
   attention_forward(a.att, a.att_stats, a.qkv, settings_, {B, T, H, D}, training, stream, learned(l));
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
-  // 7  the projection of all heads into the residual stream
-  Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
-                      .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
-  // 8  the gate, if it acts on the projection (output)
-  if (gated(GatePosition::output))
-    gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
-  // 9  mid = x + projected, ln2 = its layernorm
-  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
-                             C, stream);
+  // 7  mid = x + the projection of all heads
+  bool gate_follows = gated(GatePosition::output);
+  matmul<Real, Real>({.d = gate_follows ? a.ungated : a.mid, .a = projection_input(a, act, N),
+                      .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A, .epilogue = Epilogue::bias,
+                      .bias = weight(ATT_PROJ_B, l), .c = gate_follows ? nullptr : a.x}, stream);
+  // 8  the gate, if it acts on the projection (output): mid = x + gated projection
+  if (gate_follows) gate_forward<Real>({a.mid, C}, {a.ungated, C}, logits_of(a), gate_, N, 1, C, stream, {a.x, C});
+  // 9  ln2 = the layernorm of mid
+  layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
   // 10  the MLP's hidden layer: fc, gelu = GELU(fc)
   matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
@@ -424,29 +425,20 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
 template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   int N = B * T;
-  Layer& first = act.layers[0];
-  embedding_forward(first.x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
-  // 1  ln1 = the layernorm of x
-  layernorm_forward(first.ln1, first.mean1, first.rstd1, first.x, weight(LN1_W, 0), weight(LN1_B, 0), N, C, stream);
+  embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
-    compute_activations(a, act, l, B, T, training);  // steps 2 to 10
-    // 11  the MLP's output projection; x = mid + projected, and with it step 1 of the next layer
-    matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
-                        .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
-    if (l + 1 < L) {
-      Layer& next = act.layers[l + 1];
-      residual_layernorm_forward(next.x, next.ln1, next.mean1, next.rstd1, a.mid, act.projected, weight(LN1_W, l + 1),
-                                 weight(LN1_B, l + 1), N, C, stream);
-    } else {
-      residual_layernorm_forward(act.x_final, act.lnf, act.meanf, act.rstdf, a.mid, act.projected, weight(LNF_W),
-                                 weight(LNF_B), N, C, stream);
-    }
+    compute_activations(a, act, l, B, T, training);  // steps 1 to 10
+    // 11  the next layer's x = mid + the MLP's output projection
+    matmul<Real, Real>({.d = l + 1 < L ? act.layers[l + 1].x : act.x_final, .a = a.gelu, .b = weight(MLP_PROJ_W, l),
+                        .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l),
+                        .c = a.mid}, stream);
   }
+  layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
 // act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
-// chunk of logits overwrites the one before: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the
+// chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum of the
 // losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
@@ -457,7 +449,7 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
     if (dloss == 0) continue;
     matmul<Real, Real>(
-        {.d = act.projected + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
+        {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
         {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
@@ -487,34 +479,30 @@ void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* 
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
 
-// From act.projected = d lnf, left by classify().
+// From b.dnorm = d lnf, left by classify().
 template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   zero(b.dx, size_t(N) * C, stream);
-  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
+  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), b.dnorm, act.x_final, act.meanf, act.rstdf,
                      weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
-    if (config_.train.recompute == "block") {
-      layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
-      compute_activations(a, act, l, B, T, true);
-    } else if (config_.train.recompute == "gelu") {
-      gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
-    }
-    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = act.projected;
-    // 11 and GELU: dx is the gradient of mid + projected, so of both terms
+    if (config_.train.recompute == "block") compute_activations(a, act, l, B, T, true);
+    else if (config_.train.recompute == "gelu") gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
+    // 11 and GELU: dx is the gradient of a sum, so of both its terms
     linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, C, a.fc);
     // 10  the MLP's hidden layer
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
-    // 9  dx += the MLP's part; dx is now the gradient of x + projected, so of both terms
+    // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
                        b.workspace, N, C, stream);
     // 8  the gate at the output; its logits are columns 3A.. of qkv, so their gradients are columns 3A.. of dqkv
     Matrix<Real> dlogits{dqkv + 3 * A, Q};
     Real* dprojected = b.dx;
     if (gated(GatePosition::output)) {
-      dprojected = act.projected;
+      dprojected = b.dnorm;
       gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
                           C, stream);
     }

@@ -17,13 +17,6 @@ template <class T> __device__ inline int pack_column(int p) {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-template <class T> __device__ __forceinline__ Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
-  Pack<T> sum;
-#pragma unroll
-  for (int k = 0; k < Pack<T>::size; k++) sum[k] = from_float<T>(to_float(a[k]) + to_float(b[k]));
-  return sum;
-}
-
 template <class T> __device__ __forceinline__ void add_values(float (&sums)[Pack<T>::size], const Pack<T>& v) {
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++) sums[k] += to_float(v[k]);
@@ -48,11 +41,10 @@ __device__ __forceinline__ void normalize_pack(T* out, const Pack<T>& x, float m
   store16(out, y);
 }
 
-// In every forward kernel: residual == nullptr normalizes x; otherwise sum = x + residual is written and normalized.
 template <class T, int PACKS>
 __global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_forward_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                             const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+    layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* x, const T* __restrict__ gamma,
+                             const T* __restrict__ beta, int N, int C) {
   int warps = gridDim.x * LN_WARPS;
   for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps) {
     Pack<T> v[PACKS];
@@ -61,15 +53,6 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
     for (int p = 0; p < PACKS; p++) {
       int c = pack_column<T>(p);
       v[p] = c < C ? load16(x + size_t(row) * C + c) : Pack<T>{};
-    }
-    if (residual) {
-#pragma unroll
-      for (int p = 0; p < PACKS; p++) {
-        int c = pack_column<T>(p);
-        if (c >= C) continue;
-        v[p] = add_packs(v[p], load16(residual + size_t(row) * C + c));
-        store16(sum + size_t(row) * C + c, v[p]);
-      }
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) add_values(totals, v[p]);
@@ -93,21 +76,13 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
 
 // Normalizes a row with `threads` threads (1 or 32), which read it again for each pass, from the cache.
 template <class T>
-__device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                                            const T* gamma, const T* beta, int row, int C, int thread, int threads) {
+__device__ __forceinline__ void forward_row(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta,
+                                            int row, int C, int thread, int threads) {
   constexpr int SIZE = Pack<T>::size;
   const T* from = x + size_t(row) * C;
   float totals[SIZE] = {}, squares[SIZE] = {};
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE) {
-    Pack<T> v = load16(from + c);
-    if (residual) {
-      v = add_packs(v, load16(residual + size_t(row) * C + c));
-      store16(sum + size_t(row) * C + c, v);
-    }
-    add_values(totals, v);
-  }
-  if (residual) from = sum + size_t(row) * C;  // each thread reads back what it wrote itself
+  for (int c = thread * SIZE; c < C; c += threads * SIZE) add_values(totals, load16(from + c));
   float total = sum_of(totals);
   if (threads == WARP) total = warp_sum(total);
   float m = total / C;
@@ -126,23 +101,23 @@ __device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* 
 }
 
 template <class T>
-__global__ void layernorm_forward_short_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+__global__ void layernorm_forward_short_kernel(T* out, float* mean, float* rstd, const T* x,
                                                const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
   int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row < N) forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, 0, 1);
+  if (row < N) forward_row(out, mean, rstd, x, gamma, beta, row, C, 0, 1);
 }
 
 template <class T>
-__global__ void layernorm_forward_wide_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                                              const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+__global__ void layernorm_forward_wide_kernel(T* out, float* mean, float* rstd, const T* x, const T* __restrict__ gamma,
+                                              const T* __restrict__ beta, int N, int C) {
   int warps = gridDim.x * LN_WARPS;
   for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
-    forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, threadIdx.x % WARP, WARP);
+    forward_row(out, mean, rstd, x, gamma, beta, row, C, threadIdx.x % WARP, WARP);
 }
 
 template <class T>
-static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* gamma,
-                    const T* beta, int N, int C, cudaStream_t stream) {
+void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
+                       cudaStream_t stream) {
   if (N == 0) return;
   auto kernel = layernorm_forward_wide_kernel<T>;
   switch (blocks_for(C, WARP * Pack<T>::size)) {  // packs a lane
@@ -161,20 +136,7 @@ static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const 
     grid = dim3(blocks_for(N, 64));
     block = dim3(64);
   }
-  launch_kernel("layernorm_forward", kernel, grid, block, 0, stream, sum, out, mean, rstd, x, residual, gamma, beta, N,
-                C);
-}
-
-template <class T>
-void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
-                       cudaStream_t stream) {
-  forward<T>(nullptr, out, mean, rstd, x, nullptr, gamma, beta, N, C, stream);
-}
-
-template <class T>
-void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
-                                const T* beta, int N, int C, cudaStream_t stream) {
-  forward<T>(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream);
+  launch_kernel("layernorm_forward", kernel, grid, block, 0, stream, out, mean, rstd, x, gamma, beta, N, C);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -371,11 +333,9 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
   add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);
 }
 
-#define INSTANTIATE(T)                                                                                               \
-  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);         \
-  template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int, \
-                                           cudaStream_t);                                                            \
-  template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*,     \
+#define INSTANTIATE(T)                                                                                           \
+  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);     \
+  template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*, \
                                    void*, int, int, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -11,11 +11,6 @@ template <class T>
 void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
                        cudaStream_t stream);
 
-// sum [N, C] = a + b (rounded to T; may alias a or b), out = layernorm(sum). Floor: 4 N C elements moved.
-template <class T>
-void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
-                                const T* beta, int N, int C, cudaStream_t stream);
-
 size_t layernorm_backward_workspace(int N, int C);  // bytes
 
 // dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd.

@@ -161,9 +161,9 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
 template <class TIn, class TOut>
 cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
                         cudaStream_t stream) {
-  float one = 1;
-  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm.opaque, workspace(stream), workspace_size, stream);
+  float one = 1, beta = p.c ? 1 : p.beta;
+  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &beta, p.c ? p.c : d, plan.d,
+                        d, plan.d, &algorithm.opaque, workspace(stream), workspace_size, stream);
 }
 
 // Whether cuBLASLt takes the algorithm, which another process may have chosen.
@@ -307,7 +307,7 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
-  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
+  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c);
   Shape shape{.type_in = int(data_type<TIn>),
               .type_out = int(data_type<TOut>),
               .m = p.m,
@@ -318,7 +318,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
               .lda = p.lda,
               .ldb = p.ldb,
               .ldd = p.ldd,
-              .accumulate = p.beta != 0,
+              .accumulate = p.c ? 2 : p.beta != 0,
               .epilogue = int(p.epilogue),
               .has_aux = p.aux != nullptr,
               .alignment = aligned ? 16 : int(sizeof(TIn))};

@@ -1,4 +1,5 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
+// In place of D another matrix C can be added: D = op(A) op(B) + C.
 // kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
 #include <type_traits>
@@ -15,8 +16,8 @@ enum class Epilogue {
 };
 
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
-// 0 = contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D
-// overlaps none of the others.
+// 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
+// c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
@@ -28,6 +29,7 @@ template <class TIn, class TOut = TIn> struct Matmul {
   Epilogue epilogue = Epilogue::none;
   const TIn* bias = nullptr;  // [n]
   TIn* aux = nullptr;         // [m, n]
+  const TOut* c = nullptr;    // [m, n]
 };
 
 // Fills in contiguous leading dimensions; fails on a combination that has no meaning.
@@ -40,6 +42,7 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
     failure("matmul: the bias is missing");
+  if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias))) failure("matmul: this adds no further matrix");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
 }
 

@@ -137,15 +137,13 @@ static std::vector<RowShape> layernorm_shapes() {
 }
 
 template <class T> struct LayernormInputs {
-  std::vector<T> x, residual, gamma, beta;
+  std::vector<T> x, gamma, beta;
   LayernormInputs(int N, int C, float offset, unsigned seed)
       : x(random_normal<T>(size_t(N) * C, seed, 2, offset)),
-        residual(random_normal<T>(size_t(N) * C, seed + 1)),
         gamma(random_normal<T>(C, seed + 2, 0.3f, 1)),
         beta(random_normal<T>(C, seed + 3)) {}
-  template <class P> RefLayernorm<P> reference(bool with_residual, int N, int C) const {
-    return ref_layernorm<P>(widen<P>(x), with_residual ? widen<P>(residual) : Reals<P>(), widen<P>(gamma),
-                            widen<P>(beta), N, C);
+  template <class P> RefLayernorm<P> reference(int N, int C) const {
+    return ref_layernorm<P>(widen<P>(x), widen<P>(gamma), widen<P>(beta), N, C);
   }
 };
 
@@ -160,35 +158,14 @@ TYPED_TEST(KernelTest, LayernormForward) {
         DeviceArray<T> out(size_t(N) * C), again(size_t(N) * C), x(in.x), gamma(in.gamma), beta(in.beta);
         DeviceArray<float> mean(N), rstd(N);
         layernorm_forward<T>(out, mean, rstd, x, gamma, beta, N, C, nullptr);
-        auto exact = in.template reference<Exact>(false, N, C);
-        auto naive = in.template reference<Naive<T>>(false, N, C);
+        auto exact = in.template reference<Exact>(N, C);
+        auto naive = in.template reference<Naive<T>>(N, C);
         outs.add(out.download(), exact.out, naive.out);
         means.add(mean.download(), exact.mean, naive.mean);
         rstds.add(rstd.download(), exact.rstd, naive.rstd);
         layernorm_forward<T>(again, nullptr, nullptr, x, gamma, beta, N, C,
                              nullptr);  // evaluation stores no statistics
         expect_same_bits("layernorm_forward without statistics", out.download(), again.download());
-      }
-    }
-}
-
-TYPED_TEST(KernelTest, ResidualLayernormForward) {
-  using T = TypeParam;
-  for (auto [N, C] : layernorm_shapes())
-    for (bool in_place : {false, true}) {
-      Pool sums(shape("residual_layernorm sum", {N, C}), u<T>), outs(shape("residual_layernorm out", {N, C}), u<T>);
-      Pool rstds(shape("residual_layernorm rstd", {N, C}), u32);
-      for (unsigned seed : Pool::seeds(N * 8)) {
-        LayernormInputs<T> in(N, C, 1, seed);
-        DeviceArray<T> out(size_t(N) * C), sum(size_t(N) * C), x(in.x);
-        DeviceArray<float> mean(N), rstd(N);
-        residual_layernorm_forward<T>(in_place ? x : sum, out, mean, rstd, x, DeviceArray<T>(in.residual),
-                                      DeviceArray<T>(in.gamma), DeviceArray<T>(in.beta), N, C, nullptr);
-        auto exact = in.template reference<Exact>(true, N, C);
-        auto naive = in.template reference<Naive<T>>(true, N, C);
-        sums.add((in_place ? x : sum).download(), exact.sum, naive.sum);
-        outs.add(out.download(), exact.out, naive.out);
-        rstds.add(rstd.download(), exact.rstd, naive.rstd);
       }
     }
 }
@@ -202,7 +179,7 @@ TYPED_TEST(KernelTest, LayernormBackward) {
     Pool dbetas(shape("layernorm_backward dbeta", {N, C}), u32);
     for (unsigned seed : Pool::seeds(C)) {
       LayernormInputs<T> in(N, C, 0.5f, seed);
-      auto statistics = in.template reference<Naive<float>>(false, N, C);
+      auto statistics = in.template reference<Naive<float>>(N, C);
       auto dx0 = random_normal<T>(size_t(N) * C, seed + 5), dout = random_normal<T>(size_t(N) * C, seed + 6);
       auto dgamma0 = random_normal<float>(C, seed + 7), dbeta0 = random_normal<float>(C, seed + 8);
       auto reference = [&]<class P>(P) {
@@ -231,12 +208,11 @@ TYPED_TEST(KernelTest, LayernormReproducible) {
   for (auto [N, C] : {RowShape{700, 128}, RowShape{150, 720}, RowShape{150, 2056}}) {
     LayernormInputs<T> in(N, C, 1, 1);
     expect_reproducible(shape("layernorm", {N, C}), [&, N = N, C = C] {
-      DeviceArray<T> out(size_t(N) * C), sum(size_t(N) * C), dx(in.residual), gamma(in.gamma);
+      DeviceArray<T> out(size_t(N) * C), x(in.x), dx(random_normal<T>(size_t(N) * C, 2)), gamma(in.gamma);
       DeviceArray<float> mean(N), rstd(N), dgamma(random_normal<float>(C, 7)), dbeta(random_normal<float>(C, 8));
       DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
-      residual_layernorm_forward<T>(sum, out, mean, rstd, DeviceArray<T>(in.x), dx, gamma, DeviceArray<T>(in.beta), N,
-                                    C, nullptr);
-      layernorm_backward<T>(dx, dgamma, dbeta, out, sum, mean, rstd, gamma, workspace, N, C, nullptr);
+      layernorm_forward<T>(out, mean, rstd, x, gamma, DeviceArray<T>(in.beta), N, C, nullptr);
+      layernorm_backward<T>(dx, dgamma, dbeta, out, x, mean, rstd, gamma, workspace, N, C, nullptr);
       return bits_of(out, mean, rstd, dx, dgamma, dbeta);
     });
   }
