@@ -468,7 +468,7 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
 }
 
 // For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
-// given. The first `biased` columns have a bias.
+// given. dbias is summed of the first `biased` columns; where doutput is dx, layernorm_backward() has summed it already.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
                                  int l, int N, int in, int out, int biased, Real* before_gelu) {
@@ -484,30 +484,32 @@ template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   zero(b.dx, size_t(N) * C, stream);
-  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), b.dnorm, act.x_final, act.meanf, act.rstdf,
-                     weight(LNF_W), b.workspace, N, C, stream);
+  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), gradient(MLP_PROJ_B, L - 1), b.dnorm, act.x_final,
+                     act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
     if (config_.train.recompute == "block") compute_activations(a, act, l, B, T, true);
     else if (config_.train.recompute == "gelu") gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
     // 11 and GELU: dx is the gradient of a sum, so of both its terms
-    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, C, a.fc);
+    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, 0, a.fc);
     // 10  the MLP's hidden layer
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
     // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
-    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
-                       b.workspace, N, C, stream);
+    bool gate_follows = gated(GatePosition::output);
+    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
+                       dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
     // 8  the gate at the output; its logits are columns 3A.. of qkv, so their gradients are columns 3A.. of dqkv
     Matrix<Real> dlogits{dqkv + 3 * A, Q};
     Real* dprojected = b.dx;
-    if (gated(GatePosition::output)) {
+    if (gate_follows) {
       dprojected = b.dnorm;
       gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
                           C, stream);
     }
     // 7  the projection
-    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
+    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C,
+                    gate_follows ? C : 0);
     // 6  the gate at sdpa
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
@@ -523,8 +525,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     int biased = gradient(GATE_B, l) ? Q : 3 * A;  // a gate may have no bias: its columns must stay zero
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
     // 1  dx += attention's part
-    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l),
-                       b.workspace, N, C, stream);
+    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
+                       dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
     reduce_from(store_.layout().layer_begin[l]);
   }
   embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);

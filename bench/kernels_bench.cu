@@ -130,7 +130,8 @@ template <class T> static void measure(const Model& m) {
   T *bias = normal(F), *weight = normal(size_t(C) * F, 0.02f);
   T *wte = normal(size_t(Vp) * C, 0.02f), *wpe = normal(size_t(T_) * C, 0.02f), *logits = normal(size_t(rows) * Vp);
   float *mean = floats(N), *rstd = floats(N), *dweight = floats(size_t(C) * F), *dwte = floats(size_t(Vp) * C);
-  float *dwpe = floats(size_t(T_) * C), *dgamma = floats(F), *dbeta = floats(C), *losses = floats(N), *one = floats(1);
+  float *dwpe = floats(size_t(T_) * C), *dgamma = floats(F), *dbeta = floats(C), *dbias = floats(C),
+        *losses = floats(N), *one = floats(1);
   int* inputs = arrays.tokens(N, V);
   void* workspace = arrays.bytes(std::max(
       {embedding_backward_workspace(N, C, Vp), layernorm_backward_workspace(N, C), bias_backward_workspace(N, F)}));
@@ -145,11 +146,12 @@ template <class T> static void measure(const Model& m) {
        [&] { embedding_backward<T>(dwte, dwpe, x, inputs, workspace, B, T_, C, Vp, stream); });
   line("layernorm_forward", 2 * NC * s, 0, [&] { layernorm_forward<T>(y, mean, rstd, x, gamma, beta, N, C, stream); });
   line("layernorm_backward", 4 * NC * s, 0,
-       [&] { layernorm_backward<T>(z, dgamma, dbeta, y, x, mean, rstd, gamma, workspace, N, C, stream); });
+       [&] { layernorm_backward<T>(z, dgamma, dbeta, dbias, y, x, mean, rstd, gamma, workspace, N, C, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
   line("bias_backward [N, F]", double(N) * F * s, 0,
        [&] { bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
-  line("bias_backward [N, C]", NC * s, 0, [&] { bias_backward<T>(dgamma, x, workspace, N, C, 0, stream); });
+  line("bias_backward [N, 3 C]", 3 * NC * s, 0,
+       [&] { bias_backward<T>(dgamma, wide, workspace, N, 3 * C, 0, stream); });
   line("cross_entropy, loss only", double(rows) * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 0, rows, V, Vp, stream); });
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,

@@ -170,35 +170,39 @@ TYPED_TEST(KernelTest, LayernormForward) {
     }
 }
 
-template <class P> struct LayernormGradients { Reals<P> dx, dgamma, dbeta; };
+template <class P> struct LayernormGradients { Reals<P> dx, dgamma, dbeta, dbias; };
 
 TYPED_TEST(KernelTest, LayernormBackward) {
   using T = TypeParam;
   for (auto [N, C] : layernorm_shapes()) {
     Pool dxs(shape("layernorm_backward dx", {N, C}), u<T>), dgammas(shape("layernorm_backward dgamma", {N, C}), u32);
     Pool dbetas(shape("layernorm_backward dbeta", {N, C}), u32);
+    Pool dbiases(shape("layernorm_backward dbias", {N, C}), u32);
     for (unsigned seed : Pool::seeds(C)) {
       LayernormInputs<T> in(N, C, 0.5f, seed);
       auto statistics = in.template reference<Naive<float>>(N, C);
       auto dx0 = random_normal<T>(size_t(N) * C, seed + 5), dout = random_normal<T>(size_t(N) * C, seed + 6);
       auto dgamma0 = random_normal<float>(C, seed + 7), dbeta0 = random_normal<float>(C, seed + 8);
+      auto dbias0 = random_normal<float>(C, seed + 9);
       auto reference = [&]<class P>(P) {
-        LayernormGradients<P> g{widen<P>(dx0), widen<P>(dgamma0), widen<P>(dbeta0)};
+        LayernormGradients<P> g{widen<P>(dx0), widen<P>(dgamma0), widen<P>(dbeta0), widen<P>(dbias0)};
         ref_layernorm_backward<P>(g.dx, g.dgamma, g.dbeta, widen<P>(dout), widen<P>(in.x), widen<P>(statistics.mean),
                                   widen<P>(statistics.rstd), widen<P>(in.gamma), N, C);
+        ref_bias_backward<P>(g.dbias, g.dx, N, C, C);
         return g;
       };
       auto exact = reference(Exact());
       auto naive = reference(Naive<T>());
-      DeviceArray<T> dx(dx0);
-      DeviceArray<float> dgamma(dgamma0), dbeta(dbeta0);
+      DeviceArray<T> dx(dx0), again(dx0), device_dout(dout), x(in.x), gamma(in.gamma);
+      DeviceArray<float> dgamma(dgamma0), dbeta(dbeta0), dbias(dbias0), mean(statistics.mean), rstd(statistics.rstd);
       DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
-      layernorm_backward<T>(dx, dgamma, dbeta, DeviceArray<T>(dout), DeviceArray<T>(in.x),
-                            DeviceArray<float>(statistics.mean), DeviceArray<float>(statistics.rstd),
-                            DeviceArray<T>(in.gamma), workspace, N, C, nullptr);
+      layernorm_backward<T>(dx, dgamma, dbeta, dbias, device_dout, x, mean, rstd, gamma, workspace, N, C, nullptr);
       dxs.add(dx.download(), exact.dx, naive.dx);
       dgammas.add(dgamma.download(), exact.dgamma, naive.dgamma);
       dbetas.add(dbeta.download(), exact.dbeta, naive.dbeta);
+      dbiases.add(dbias.download(), exact.dbias, naive.dbias);
+      layernorm_backward<T>(again, dgamma, dbeta, nullptr, device_dout, x, mean, rstd, gamma, workspace, N, C, nullptr);
+      expect_same_bits("layernorm_backward without dbias", again.download(), dx.download());
     }
   }
 }
@@ -209,11 +213,12 @@ TYPED_TEST(KernelTest, LayernormReproducible) {
     LayernormInputs<T> in(N, C, 1, 1);
     expect_reproducible(shape("layernorm", {N, C}), [&, N = N, C = C] {
       DeviceArray<T> out(size_t(N) * C), x(in.x), dx(random_normal<T>(size_t(N) * C, 2)), gamma(in.gamma);
-      DeviceArray<float> mean(N), rstd(N), dgamma(random_normal<float>(C, 7)), dbeta(random_normal<float>(C, 8));
+      DeviceArray<float> mean(N), rstd(N), dgamma(random_normal<float>(C, 7)), dbeta(random_normal<float>(C, 8)),
+          dbias(random_normal<float>(C, 9));
       DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
       layernorm_forward<T>(out, mean, rstd, x, gamma, DeviceArray<T>(in.beta), N, C, nullptr);
-      layernorm_backward<T>(dx, dgamma, dbeta, out, x, mean, rstd, gamma, workspace, N, C, nullptr);
-      return bits_of(out, mean, rstd, dx, dgamma, dbeta);
+      layernorm_backward<T>(dx, dgamma, dbeta, dbias, out, x, mean, rstd, gamma, workspace, N, C, nullptr);
+      return bits_of(out, mean, rstd, dx, dgamma, dbeta, dbias);
     });
   }
 }

@@ -432,7 +432,7 @@ TEST(Profile, PhasesAndKernelsOfAStep) {
   EXPECT_EQ(calls["memset"], 4);  // gradients, their loss, and the residual stream's gradient twice
   EXPECT_EQ(calls["upload"], 2);
   EXPECT_EQ(calls["embedding_forward_kernel"], 2);  // "(embedding_forward_kernel<T>)" where it is launched
-  EXPECT_EQ(calls["bias_chunk_kernel"], 16);        // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"
+  EXPECT_EQ(calls["bias_chunk_kernel"], 8);         // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"
 
   step();
   EXPECT_TRUE(profile_collect().empty() && phases_collect().empty()) << "both are off unless they are asked for";
