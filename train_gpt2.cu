@@ -472,9 +472,9 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
                                  int l, int N, int in, int out, int biased, Real* before_gelu) {
-  matmul<Real, float>(
-      {.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
-  bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
+  matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true,
+                       .beta = 1, .dbias = biased ? gradient(bias, l) : nullptr, .biased = biased,
+                       .scratch = b.workspace}, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }

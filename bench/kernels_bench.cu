@@ -157,8 +157,8 @@ template <class T> static void measure(const Model& m) {
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 1.0f / rows, rows, V, Vp, stream); });
 
-  auto products = [&](const char* what, int in,
-                      int out) {  // forward, input gradient, weight gradient of [N, in] x [in, out]
+  // forward, input gradient, weight gradient of [N, in] x [in, out]; biased: with the bias's, which no other kernel sums
+  auto products = [&](const char* what, int in, int out, bool biased) {
     double flops = 2.0 * N * in * out, activations = double(N) * (in + out), weights = double(in) * out;
     line(std::string(what) + " forward + bias", (activations + weights) * s, flops, [&] {
       matmul<T, T>(
@@ -169,14 +169,24 @@ template <class T> static void measure(const Model& m) {
       matmul<T, T>({.d = wide2, .a = wide, .b = weight, .m = N, .n = in, .k = out, .trans_b = true}, stream);
     });
     line(std::string(what) + " dweight", activations * s + 8 * weights, flops, [&] {
-      matmul<T, float>({.d = dweight, .a = wide, .b = wide2, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1},
+      matmul<T, float>({.d = dweight,
+                        .a = wide,
+                        .b = wide2,
+                        .m = in,
+                        .n = out,
+                        .k = N,
+                        .trans_a = true,
+                        .beta = 1,
+                        .dbias = biased ? dgamma : nullptr,
+                        .biased = out,
+                        .scratch = workspace},
                        stream);
     });
   };
-  products("qkv", C, 3 * C);
-  products("attention projection", C, C);
-  products("mlp", C, F);
-  products("mlp projection", F, C);
+  products("qkv", C, 3 * C, true);
+  products("attention projection", C, C, false);
+  products("mlp", C, F, true);
+  products("mlp projection", F, C, false);
   line("mlp projection forward + bias, residual", (2 * NC + double(N) * F + double(F) * C) * s, 2 * NC * F, [&] {
     matmul<T, T>(
         {.d = y, .a = wide, .b = weight, .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = bias, .c = x},

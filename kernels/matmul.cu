@@ -14,9 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/bias.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
+#include "kernels/reduce.cuh"
 
 namespace {
 
@@ -125,8 +127,9 @@ template <class V> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAt
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
-// Where a fused epilogue finds its arrays in this call.
+// Where a fused epilogue finds its arrays in this call. cuBLASLt does not add to a bias's gradient.
 template <class TIn, class TOut> void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
+  if (plan.fused && p.dbias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.scratch);
   if (!plan.fused || p.epilogue == Epilogue::none) return;
   if (p.epilogue != Epilogue::dgelu) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
@@ -147,10 +150,11 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
   layout(&plan->a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
   layout(&plan->b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
   layout(&plan->d, data_type<TOut>, p.m, p.n, p.ldd);
-  if (!fused || p.epilogue == Epilogue::none) return plan;
+  if (!fused || (p.epilogue == Epilogue::none && !p.dbias)) return plan;
   cublasLtEpilogue_t with_gelu = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
   set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-      p.epilogue == Epilogue::bias    ? CUBLASLT_EPILOGUE_BIAS
+      p.dbias                         ? CUBLASLT_EPILOGUE_BGRADA
+      : p.epilogue == Epilogue::bias  ? CUBLASLT_EPILOGUE_BIAS
       : p.epilogue == Epilogue::dgelu ? CUBLASLT_EPILOGUE_DGELU
                                       : with_gelu);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
@@ -248,7 +252,15 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
   }
 }
 
-template <class TIn, class TOut> void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+// What the plan leaves to do after its product.
+template <class TIn, class TOut>
+void finish(const Plan& plan, const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+  if (p.dbias && plan.fused) {
+    add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
+  } else if (p.dbias) {
+    bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
+  }
+  if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)
     LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
@@ -258,17 +270,20 @@ template <class TIn, class TOut> void apply_epilogue(const Matmul<TIn, TOut>& p,
 // our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
 // again.
 template <class TIn, class TOut>
-std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
-                                    const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Matmul<TIn, TOut> p,
+                                    cudaStream_t stream) {
   TOut* d = p.d;
   void* spare = nullptr;
-  if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
-    if (cudaMalloc(&spare, size_t(p.m) * p.ldd * sizeof(TOut)) != cudaSuccess) {
+  // Adding to D many times would change it; without memory for another D the heuristic decides.
+  if (p.beta != 0 || p.dbias) {
+    size_t bytes = size_t(p.m) * p.ldd * sizeof(TOut), with_bias = bytes + p.biased * sizeof(float);
+    if (cudaMalloc(&spare, with_bias) != cudaSuccess) {
       cudaGetLastError();
       return {0, algorithms[0]};
     }
-    CUDA_CHECK(cudaMemsetAsync(spare, 0, size_t(p.m) * p.ldd * sizeof(TOut), stream));
+    CUDA_CHECK(cudaMemsetAsync(spare, 0, with_bias, stream));
     d = static_cast<TOut*>(spare);
+    if (p.dbias) p.dbias = reinterpret_cast<float*>(static_cast<char*>(spare) + bytes);
   }
   cudaEvent_t start, stop;
   CUDA_CHECK(cudaEventCreate(&start));
@@ -279,7 +294,7 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
       CUDA_CHECK(cudaEventRecord(start, stream));
       for (int i = 0; i < products; i++) {
         if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
-        if (!plan.fused) apply_epilogue(p, d, stream);
+        finish(plan, p, d, stream);
       }
       CUDA_CHECK(cudaEventRecord(stop, stream));
       CUDA_CHECK(cudaEventSynchronize(stop));
@@ -307,7 +322,7 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
-  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c);
+  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c, static_cast<char*>(p.scratch));
   Shape shape{.type_in = int(data_type<TIn>),
               .type_out = int(data_type<TOut>),
               .m = p.m,
@@ -319,7 +334,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
               .ldb = p.ldb,
               .ldd = p.ldd,
               .accumulate = p.c ? 2 : p.beta != 0,
-              .epilogue = int(p.epilogue),
+              .epilogue = p.dbias ? -1 : int(p.epilogue),
               .has_aux = p.aux != nullptr,
               .alignment = aligned ? 16 : int(sizeof(TIn))};
   std::unique_ptr<Plan>& plan = device().plans[shape];
@@ -331,8 +346,9 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
   // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
-  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
-  auto possible = [&](bool fused) { return fused ? fusible : p.epilogue != Epilogue::none; };
+  bool more = p.epilogue != Epilogue::none || p.dbias;
+  bool fusible = !more || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
+  auto possible = [&](bool fused) { return fused ? fusible : more; };
   std::string name = shape_text(shape);
   Choice known;
   if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
@@ -342,7 +358,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   }
   float best = FAILED;
   std::unique_ptr<Plan> found;
-  for (bool fused : {true, false}) {
+  for (bool fused : {false, true}) {
     if (!possible(fused)) continue;
     auto described = describe(p, fused);
     std::vector<Algorithm> algorithms = candidates(*described, p, shape.alignment, aligned ? 16 : sizeof(TOut));
@@ -368,7 +384,7 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
     ProfileScope scope("matmul", stream);
     CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
   }
-  if (!plan.fused) apply_epilogue(p, p.d, stream);
+  finish(plan, p, p.d, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -17,6 +17,7 @@
 
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
+#include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
 
@@ -146,6 +147,7 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
       multiply_tile(p, slice, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
+  if (p.dbias) bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -39,8 +39,8 @@ struct Algorithm {
   uint32_t magic;
   Alignments alignments;
   int epilogue;
-  int rank;                                                // in the heuristic's list, so that all of them differ
-  int parts = 1, scheme = CUBLASLT_REDUCTION_SCHEME_NONE;  // of k
+  int rank;           // in the heuristic's list, so that all of them differ
+  int parts, scheme;  // of k: 1 and CUBLASLT_REDUCTION_SCHEME_NONE if it is not divided
   // Parts of k are kept as float32 until they are added up.
   uint64_t workspace(const Layout& out) const { return parts > 1 ? 4 * parts * out.rows * out.columns : 0; }
 };
@@ -58,7 +58,8 @@ cublasStatus_t refused(const char* why) {
 // What the documentation asks of an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
 cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
-  const bool with_bias = d.epilogue() & CUBLASLT_EPILOGUE_BIAS, with_auxiliary = d.epilogue() & AUXILIARY;
+  const bool with_bias = d.epilogue() & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADA),
+             with_auxiliary = d.epilogue() & AUXILIARY;
   for (int attribute : {CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE}) {
     if (!with_bias && d.attributes.count(attribute)) return refused("a bias is set, and the epilogue adds none");
   }
@@ -82,7 +83,7 @@ cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
 }
 
 cublasStatus_t check_parts(const Algorithm& algorithm) {
-  if (algorithm.parts < 1 || algorithm.parts == 1 != (algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_NONE)) {
+  if (algorithm.parts < 1 || (algorithm.parts == 1) != (algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_NONE)) {
     return refused("parts of k and their reduction do not fit");
   }
   // Stricter than the documentation: the others round each part to the output's type.
@@ -207,7 +208,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *count = 0;
   if (cublasStatus_t status = check_epilogue(description(d), layout(D_handle))) return status;
   for (; *count < std::min(most, 2); ++*count) {
-    const Algorithm algorithm = {Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count};
+    const Algorithm algorithm = {
+        Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count, 1, CUBLASLT_REDUCTION_SCHEME_NONE};
     cublasLtMatmulHeuristicResult_t& result = results[*count];
     result = {};
     memcpy(&result.algo, &algorithm, sizeof algorithm);
@@ -283,7 +285,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const bool with_gelu = epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   const bool with_bias = with_gelu || epilogue == CUBLASLT_EPILOGUE_BIAS;
   const bool keeps = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, derives = epilogue == CUBLASLT_EPILOGUE_DGELU;
-  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const bool sums = epilogue == CUBLASLT_EPILOGUE_BGRADA;  // of A's rows, over k
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives && !sums) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   void* bias = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0));
   void* auxiliary = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0));
@@ -294,6 +297,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
 
   const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
   const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
+  const std::vector<float> ones(sums ? depth : 0, 1);
+  for (uint64_t row = 0; sums && row < rows; row++) {
+    store(bias, row, bias_type, dot(&left[row * depth], ones.data(), depth));
+  }
   for (uint64_t column = 0; column < columns; column++) {
     for (uint64_t row = 0; row < rows; row++) {
       const uint64_t beside = row + column * auxiliary_leading;

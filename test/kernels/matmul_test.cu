@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/matmul.cuh"
 #include "test/kernels/reference.h"
@@ -194,6 +195,51 @@ template <class TIn, class TOut> static void test_reproducible() {
   });
 }
 
+// The gradients of a weight and of a bias, of which the last columns may have none.
+template <class T> static void test_bias_gradient(int m, int n, int k, int biased) {
+  std::string name = format("matmul %dx%dx%d with the gradient of %d biases", m, n, k, biased);
+  Pool products(name, unit_roundoff<float>), biases(name, unit_roundoff<float>);
+  for (unsigned seed : Pool::seeds(n)) {
+    auto a = random_normal<T>(size_t(k) * m, seed), b = random_normal<T>(size_t(k) * n, seed + 1);
+    auto d0 = random_normal<float>(size_t(m) * n, seed + 2), dbias0 = random_normal<float>(n, seed + 3);
+    DeviceArray<float> d(d0), dbias(dbias0);
+    DeviceArray<char> scratch(bias_backward_workspace(k, n));
+    matmul<T, float>({.d = d,
+                      .a = DeviceArray<T>(a),
+                      .b = DeviceArray<T>(b),
+                      .m = m,
+                      .n = n,
+                      .k = k,
+                      .trans_a = true,
+                      .beta = 1,
+                      .dbias = dbias,
+                      .biased = biased,
+                      .scratch = scratch},
+                     nullptr);
+    auto reference = [&]<class P>(P) {
+      auto sums = widen<P>(dbias0), all = sums;
+      ref_bias_backward<P>(all, widen<P>(b), k, n, n);
+      std::copy_n(all.begin(), biased, sums.begin());
+      Reals<P> none;
+      return std::pair(
+          ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), m, n, k, true, false, n, m, n, 1, 0, none, none).d,
+          sums);
+    };
+    auto [exact_d, exact_dbias] = reference(Exact());
+    using Plain = std::conditional_t<std::is_same_v<T, float>, Naive<float>, Chopped>;
+    products.add(d.download(), exact_d, reference(Plain()).first);
+    biases.add(dbias.download(), exact_dbias, reference(Naive<float>()).second);
+  }
+}
+
+TEST(Matmul, GradientsOfBiases) {
+  for (auto [m, n, k, biased] : {std::tuple(1, 1, 1, 1), std::tuple(24, 40, 1100, 40), std::tuple(40, 72, 300, 64),
+                                 std::tuple(13, 33, 70, 31)}) {
+    test_bias_gradient<float>(m, n, k, biased);
+    test_bias_gradient<bf16>(m, n, k, biased);
+  }
+}
+
 TEST(Matmul, Reproducible) {
   test_reproducible<float, float>();
   test_reproducible<bf16, bf16>();
@@ -276,6 +322,9 @@ TEST(Matmul, RefusesImpossibleArguments) {
       (matmul<float, float>(
           {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .epilogue = Epilogue::bias, .bias = x}, nullptr)),
       Failure);
+  EXPECT_THROW(
+      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .dbias = x, .biased = 4}, nullptr)),
+      Failure);  // without scratch memory
   EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .c = x}, nullptr)),
                Failure);
   EXPECT_THROW(
