@@ -9,16 +9,19 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/signals.h"
 #include "base/text.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
+#include "eval/passkey.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
@@ -70,7 +73,7 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void run(const Flags& flags, const Ranks& ranks, Links* links) {
-  bool training = !flags.eval && !flags.generating, dumping = !flags.dump_gradients.empty();
+  bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags.config, flags.sets, training && !dumping);
   for (const std::string& warning : config.warnings)
@@ -85,10 +88,21 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
+  std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
+  if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
   if (real_run) watch_signals();
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
+  for (const std::string& warning : read_text_bytes(data.val))
+    if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  std::unique_ptr<Tokenizer> prompt_tokenizer;
+  std::vector<PasskeyPrompt> prompts;
+  if (flags.passkey) {
+    prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+    prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
+    if (ranks.rank == 0) write_passkey_prompts(*prompt_tokenizer, config, prompts);
+  }
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
@@ -111,16 +125,25 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
     if (!flags.remeasure) take_products(*from, device);
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
-  Plan plan = plan_run(config, device, evaluates ? data.lengths : std::vector<int>{}, training, micro_before, comm);
+  std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
+  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
-  agree_on_products(*model, data.val, evaluates ? data.lengths : std::vector<int>{}, training);
-  if (flags.eval) {
+  agree_on_products(*model, data.val, lengths, training, flags.passkey);
+  if (flags.eval || flags.passkey) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-    if (!evaluate_lengths(*model, data.val, data.lengths, step, "eval", &metrics))
+    Weights weights{"random", step};
+    if (from) weights = {from->path, step, from->state.tokens};
+    else if (!config.init.empty()) weights.path = named_folder(config.init).path;
+    if (flags.passkey) {
+      if (!evaluate_passkey(*model, *prompt_tokenizer, prompts, weights, metrics))
+        failure("a logit is not finite (bad weights, or overflow on these prompts)");
+      return;
+    }
+    if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
       failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
   }
@@ -147,6 +170,7 @@ static void run(const Flags& flags, const Ranks& ranks, Links* links) {
   state.train = data.train_files;
   state.val = data.val_files;
   state.config = config;
+  state.tokenizer = tokenizer;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
   train(*model, device, loader, data.val, run_dir.get(), state, metrics);
 }

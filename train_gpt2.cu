@@ -310,6 +310,7 @@ class Gpt2 final : public Model {
   StepResult finish(float grad_clip) override;
   void update(const AdamW& settings) override;
   void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
  private:
@@ -616,20 +617,26 @@ void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, in
 }
 
 template <class Real>
-void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
-  int T = config_.model.context;
-  // What follows cannot influence what precedes it, and one length means one set of matrix shapes.
-  std::vector<int> padded(T, 0);
-  std::memcpy(padded.data(), tokens, count * sizeof(int));
+void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) {
   Activations<Real>& act = b.evaluation;
-  upload(act, padded.data(), padded.data(), T);
-  forward(act, 1, T, false);
-  matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(count - 1) * C, .b = weight(WTE), .m = 1, .n = Vp, .k = C,
-                      .trans_b = true}, stream);
-  std::vector<Real> row(V);
-  CUDA_CHECK(cudaMemcpyAsync(row.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
-  CUDA_CHECK(cudaStreamSynchronize(stream));
-  for (int v = 0; v < V; v++) logits[v] = to_float(row[v]);
+  upload(act, inputs, inputs, B * T);
+  forward(act, B, T, false);
+  std::vector<Real> values(V);
+  for (int row : rows) {
+    matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(row) * C, .b = weight(WTE), .m = 1, .n = Vp, .k = C,
+                        .trans_b = true}, stream);
+    CUDA_CHECK(cudaMemcpyAsync(values.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (Real value : values) *logits++ = to_float(value);
+  }
+}
+
+template <class Real>
+void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
+  // What follows cannot influence what precedes it, and one length means one set of matrix shapes.
+  std::vector<int> padded(config_.model.context, 0);
+  std::memcpy(padded.data(), tokens, count * sizeof(int));
+  row_logits(logits, padded.data(), 1, config_.model.context, {count - 1});
 }
 
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {

@@ -53,6 +53,8 @@ class Model {
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
   virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
+  // Logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
+  virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
   // Logits = [V] of the token that follows tokens[0..count), count <= config.model.context.
   virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
 };

@@ -1,11 +1,8 @@
 // Before and after attention, in place on qkv [B, T, 3, H, D]: rotary positions, query/key norm and the row scale
-// alpha_i.
+// alpha_i. README.md has their formulas.
 //     q_i <- alpha_i norm(R_i q_i),  k_j <- norm(R_j k_j);   v is not touched
-// R rotates the pairs (x_d, x_{d + D/2}) by the angles of a table (half-split; D even); a rotation keeps the length, so
-// norm and rotation commute. norm: none | l2 x / max(|x|, 1e-12) | rms x / sqrt(mean x^2 + 1e-6). alpha_i = factor x
-// one of
-//     rsqrt_d 1/sqrt(D) | logd_logn ln(D) ln(i) | logn ln(i) / (ln(context) sqrt(D)) | ssmax s_h ln(i)/sqrt(D) | number
-// with i counted from 1. One pass over the data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
+// A rotation keeps the length, so norm and rotation commute. One pass over the data each way. A group of 1 to 16 lanes
+// has a row (b, t, q|k, h).
 #pragma once
 #include <vector>
 
@@ -15,8 +12,7 @@
 // The scaling says how positions beyond the trained length, length / factor, are squeezed; with factor 1 none are.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1);
-// For AttentionSetup::scale_factor: yarn's attention factor 0.1 ln(factor) + 1, squared, as it acts on q and on k;
-// else 1.
+// For AttentionSetup::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
 // rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.

@@ -33,7 +33,9 @@ void ProgressBar::update(int64_t done) {
   std::fflush(out_);
 }
 
-ProgressBar::~ProgressBar() {
+ProgressBar::~ProgressBar() { clear(); }
+
+void ProgressBar::clear() {
   if (!out_) return;
   std::fprintf(out_, "\r\033[K");
   std::fflush(out_);

@@ -22,6 +22,7 @@ class ProgressBar {
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   void update(int64_t done);
+  void clear();  // removes the bar until the next update(), so that a line can be printed
 
  private:
   std::string label_;

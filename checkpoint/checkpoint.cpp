@@ -45,12 +45,6 @@ ordered_json written_text(const std::string& path, const std::string& text) {
   return {{"bytes", text.size()}, {"xxh64", checksum_text(text)}};
 }
 
-ordered_json data_json(const std::vector<DataFile>& files) {
-  ordered_json list = ordered_json::array();
-  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
-  return list;
-}
-
 // The end of the file: the checksum of everything before it, so that every byte is covered.
 std::string seal(const std::string& begin) {
   return format(",\n \"xxh64\": \"%s\"\n}\n", checksum_text(begin).c_str());
@@ -167,6 +161,12 @@ void verify_file(const std::string& folder, const std::string& name, const json&
 
 }  // namespace
 
+ordered_json data_json(const std::vector<DataFile>& files) {
+  ordered_json list = ordered_json::array();
+  for (auto& file : files) list.push_back({{"name", file.name}, {"tokens", file.tokens}, {"xxh64", file.xxh64}});
+  return list;
+}
+
 std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   int64_t step = content.state.step;
   try {
@@ -177,6 +177,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
     files[OPTIMIZER_FILE] = written_arrays(path(OPTIMIZER_FILE), content.optimizer);
     files[CONFIG_FILE] = written_text(path(CONFIG_FILE), content.config);
     if (!content.modelling.empty()) files[MODELLING_FILE] = written_text(path(MODELLING_FILE), content.modelling);
+    for (auto& [name, text] : content.state.tokenizer) files[name] = written_text(path(name.c_str()), text);
     write_text_file(path("state.json"), state_text(content.state, files));
     return run.publish_step(step);
   } catch (...) {

@@ -3,14 +3,17 @@
 //   optimizer.safetensors  AdamW's moments: m.NAME and v.NAME, shapes as in model.safetensors
 //   config.json            describes the model to Hugging Face transformers
 //   modeling_plusgpt.py    the model in Python, if transformers does not know it
+//   vocab.json, merges.txt, tokenizer_config.json   the tokenizer, if generate.tokenizer_dir names it
 //   state.json             RunState, then size and XXH64 of these files, and last the XXH64 of everything before it
 // No random generator has a state to save: the initial weights are a function of the seed, the data order of (seed,
 // epoch), samples of the seed. So the step and the position in the data are enough.
 // The folder is written under another name, synced and renamed (RunDir), so a step_N that exists was complete once.
 // Reading trusts nothing: a folder is intact if its files have the checksums with which they were written.
-// modeling_plusgpt.py, which no run reads, may be changed or missing.
+// modeling_plusgpt.py and the tokenizer, which no run reads, may be changed or missing.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +28,8 @@ struct DataFile {  // a shard: its name without folders, because data may move
   std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
   bool operator==(const DataFile&) const = default;
 };
+nlohmann::ordered_json data_json(
+    const std::vector<DataFile>& files);  // [{"name": ..., "tokens": N, "xxh64": ...}, ...]
 
 // The losses and norms by which training/spikes.h detects spikes.
 struct SpikeHistory {
@@ -40,8 +45,9 @@ struct RunState {
   int64_t windows = 0;               // in one epoch
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
   SpikeHistory spikes;
-  std::string matmul_choices;  // the measured algorithms, which a resumed run must use again
-  Config config;               // the resolved settings
+  std::string matmul_choices;                    // the measured algorithms, which a resumed run must use again
+  Config config;                                 // the resolved settings
+  std::map<std::string, std::string> tokenizer;  // files for transformers, by name; not in state.json
 };
 
 struct CheckpointContent {

@@ -1,12 +1,14 @@
 #include "checkpoint/hugging_face.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "data/gpt2_bpe.h"
 
 // The name without Hugging Face's prefix; "" if it does not name a parameter.
 static std::string plain_name(std::string name) {
@@ -75,6 +77,34 @@ static bool is_gpt2(const Config& config) {
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
+
+std::map<std::string, std::string> tokenizer_files(const Config& config) {
+  const std::string& dir = config.generate.tokenizer_dir;
+  if (config.generate.tokenizer != "gpt2" || dir.empty()) return {};
+  std::string problem;
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(dir, ignored)) {
+    problem = "is not a folder";
+  } else if (Gpt2Tokenizer tokenizer(dir); tokenizer.vocab() > config.model.vocab || tokenizer.end_of_text() < 0) {
+    problem = format("has %d tokens%s, but model.vocab is %d", tokenizer.vocab(),
+                     tokenizer.end_of_text() < 0 ? ", without <|endoftext|>" : "", config.model.vocab);
+  }
+  if (!problem.empty()) {
+    std::fprintf(stderr, "warning: checkpoints will hold no tokenizer: generate.tokenizer_dir = \"%s\" %s\n",
+                 dir.c_str(), problem.c_str());
+    return {};
+  }
+  const nlohmann::ordered_json about = {{"tokenizer_class", "GPT2Tokenizer"},
+                                        {"bos_token", "<|endoftext|>"},
+                                        {"eos_token", "<|endoftext|>"},
+                                        {"unk_token", "<|endoftext|>"},
+                                        {"add_prefix_space", false}};
+  const auto [vocabulary, merges] = gpt2_files(dir);
+  auto content = [](const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); };
+  return {{"vocab.json", content(vocabulary)},
+          {"merges.txt", content(merges)},
+          {"tokenizer_config.json", about.dump(2) + "\n"}};
+}
 
 std::string model_config_json(const Config& config) {
   using nlohmann::ordered_json;

@@ -1,8 +1,10 @@
 // A folder that holds a model: model.safetensors, with all parameters in float32 under Hugging Face's names and
-// layouts; config.json; and, unless the network is exactly GPT-2's, the Python file with which transformers opens it.
+// layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and the
+// tokenizer, if its files are known.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,3 +31,8 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
 // transformers' own GPT-2 opens the model.
 inline constexpr const char* MODELLING_FILE = "modeling_plusgpt.py";
 std::string modelling_code(const Config& config);
+
+// The tokenizer of GPT-2 tokens as transformers' AutoTokenizer reads it: the content of vocab.json, merges.txt and
+// tokenizer_config.json, by name, from generate.tokenizer_dir. None if the configuration names no such folder; none,
+// with a warning, if it does not exist or is of another vocabulary than the model's. A damaged one is a user_error.
+std::map<std::string, std::string> tokenizer_files(const Config& config);

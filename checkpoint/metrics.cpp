@@ -1,10 +1,12 @@
 #include "checkpoint/metrics.h"
 
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 
 MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(path)) {
@@ -17,8 +19,12 @@ MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(pat
   if (end < size) file_.truncate(end);
 }
 
-void MetricsLog::write(int64_t step, const ordered_json& line) {
+void MetricsLog::write(int64_t step, const char* type, const ordered_json& fields) {
   if (!file_) return;
+  auto now = std::chrono::system_clock::now().time_since_epoch();
+  double time = double(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1e3;
+  ordered_json line = {{"type", type}, {"time", time}};
+  line.update(fields);
   std::string text = line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   try {
     file_.write(text.data(), text.size());
@@ -32,73 +38,109 @@ void MetricsLog::start(const std::string& commit, const std::string& command, co
                        const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
   ordered_json list = ordered_json::object();
   for (auto& [name, version] : versions) list[name] = version;
-  write(0, {{"type", "start"},
-            {"commit", commit},
-            {"command", command},
-            {"config", config},
-            {"device", device},
-            {"versions", list}});
+  write(0, "start",
+        {{"commit", commit}, {"command", command}, {"config", config}, {"device", device}, {"versions", list}});
 }
 
 void MetricsLog::train(const TrainReport& r) {
-  write(r.step, {{"type", "train"},
-                 {"step", r.step},
-                 {"loss", r.loss},
-                 {"grad_norm", r.grad_norm},
-                 {"lr", r.lr},
-                 {"tokens", r.tokens},
-                 {"tokens_per_s", r.tokens_per_s},
-                 {"mfu", r.mfu},
-                 {"ms", r.ms}});
+  write(r.step, "train",
+        {{"step", r.step},
+         {"loss", r.loss},
+         {"grad_norm", r.grad_norm},
+         {"lr", r.lr},
+         {"tokens", r.tokens},
+         {"tokens_per_s", r.tokens_per_s},
+         {"mfu", r.mfu},
+         {"ms", r.ms}});
 }
 
-void MetricsLog::val(int64_t step, int length, double loss, int64_t tokens) {
-  write(step, {{"type", "val"}, {"step", step}, {"length", length}, {"loss", loss}, {"tokens", tokens}});
+// To 1e-6: enough to compare runs, and short.
+static std::vector<double> rounded(std::vector<double> values) {
+  for (double& x : values) x = std::round(x * 1e6) / 1e6;
+  return values;
+}
+
+void MetricsLog::evaluation(const char* type, const EvalReport& r) {
+  bool suffix = r.mode == EvalMode::suffix;
+  ordered_json fields = {{"step", r.weights.step},
+                         {"tokens", r.weights.tokens},
+                         {"mode", eval_mode_names[int(r.mode)]},
+                         {"length", r.length}};
+  if (suffix) fields.update({{"context_of", r.window}, {"suffix", r.targets}});
+  fields.update({{"loss", r.loss},
+                 {"stderr", r.standard_error},
+                 {"perplexity", std::exp(r.loss)},
+                 {"bits_per_byte", r.bits_per_byte}});
+  if (suffix)
+    fields["difference"] = {
+        {"from", r.difference.from}, {"loss", r.difference.loss}, {"stderr", r.difference.standard_error}};
+  else fields["last_loss"] = r.last_loss;
+  fields["of"] = {{"data", data_json(r.data)}, {"tokens_asked", r.tokens_asked}, {"tokens", r.tokens},
+                  {"windows", r.windows},      {"rope_scaling", r.rope_scaling}, {"weights", r.weights.path}};
+  if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
+  fields["window_losses"] = rounded(r.window_losses);
+  write(r.weights.step, type, fields);
 }
 
 void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) {
-  write(step, {{"type", "skip"}, {"step", step}, {"reason", reason}, {"skipped", skipped}});
+  write(step, "skip", {{"step", step}, {"reason", reason}, {"skipped", skipped}});
 }
 
-void MetricsLog::eval(int64_t step, int length, double loss, int64_t tokens, double last_loss,
-                      const std::vector<double>& by_position) {
-  write(step, {{"type", "eval"},
-               {"step", step},
-               {"length", length},
-               {"loss", loss},
-               {"tokens", tokens},
-               {"last_loss", last_loss},
-               {"by_position", by_position}});
+void MetricsLog::passkey(const PasskeyReport& r) {
+  write(r.weights.step, "passkey",
+        {{"step", r.weights.step},
+         {"form", r.form},
+         {"length", r.length},
+         {"trials", r.trials},
+         {"depths", r.depths},
+         {"exact", r.exact},
+         {"nll", r.nll},
+         {"rank", r.rank},
+         {"distance", r.distance},
+         {"control", r.control},
+         {"stderr", r.standard_error},
+         {"weights", r.weights.path}});
 }
 
-// Calls f(line, type, step, length) for every whole line, with "", -1, 0 for missing values; a torn last line is left
-// out. A file that does not exist has no lines.
+static int64_t integer_of(const json& line, const char* key, int64_t absent) {
+  auto found = line.find(key);
+  return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : absent;
+}
+
+static std::string text_of(const json& line, const char* key, const char* absent) {
+  auto found = line.find(key);
+  return found != line.end() && found->is_string() ? found->get<std::string>() : absent;
+}
+
+// Calls f(text, line) for every whole line, with {} for one that is not a JSON object; a torn last line is left out. A
+// file that does not exist has no lines.
 template <class F> static void for_each_line(const std::string& path, F f) {
   std::ifstream lines(path);
   for (std::string text; std::getline(lines, text) && !lines.eof();) {
-    nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
-    auto integer = [&](const char* key, int64_t absent) {
-      return line.is_object() && line.contains(key) && line[key].is_number_integer() ? line[key].get<int64_t>()
-                                                                                     : absent;
-    };
-    bool typed = line.is_object() && line.contains("type") && line["type"].is_string();
-    f(text + '\n', typed ? line["type"].get<std::string>() : "", integer("step", -1), integer("length", 0));
+    json line = json::parse(text, nullptr, false);
+    f(text + '\n', line.is_object() ? line : json::object());
   }
   if (lines.bad()) failure("cannot read %s", path.c_str());
 }
 
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
-  for_each_line(path, [&](const std::string& text, const std::string& type, int64_t at, int64_t) {
-    if (at <= step || (type != "train" && type != "val" && type != "skip")) kept += text;
+  for_each_line(path, [&](const std::string& whole, const json& line) {
+    std::string type = text_of(line, "type", "");
+    if (integer_of(line, "step", -1) <= step || (type != "train" && type != "val" && type != "skip")) kept += whole;
   });
   replace_text_file(path, kept);
 }
 
-std::set<int> evaluated_lengths(const std::string& path, int64_t step) {
+std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval) {
   std::set<int> lengths;
-  for_each_line(path, [&](const std::string&, const std::string& type, int64_t at, int64_t length) {
-    if (at == step && type == "val") lengths.insert(static_cast<int>(length));
+  for_each_line(path, [&](const std::string&, const json& line) {
+    int length = static_cast<int>(integer_of(line, "length", 0));
+    if (text_of(line, "type", "") == "val" && integer_of(line, "step", -1) == step &&
+        text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
+        integer_of(line, "context_of", length) == eval.window(length) &&
+        integer_of(line, "suffix", length) == eval.targets(length))
+      lengths.insert(length);
   });
   return lengths;
 }

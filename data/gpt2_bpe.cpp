@@ -114,13 +114,16 @@ std::vector<std::string_view> split_gpt2(std::string_view) {
 }
 #endif
 
+Gpt2Files gpt2_files(const std::string& dir) {
+  return {find_file(dir, "vocab.json", "encoder.json"), find_file(dir, "merges.txt", "vocab.bpe")};
+}
+
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
   if (dir.empty())
     user_error(
         "generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names a folder with GPT-2's "
         "vocabulary: vocab.json or encoder.json, and merges.txt or vocab.bpe");
-  const std::string vocabulary = find_file(dir, "vocab.json", "encoder.json");
-  const std::string merges = find_file(dir, "merges.txt", "vocab.bpe");
+  const auto [vocabulary, merges] = gpt2_files(dir);
   load_merges(merges, vocabulary, load_vocabulary(vocabulary));
 }
 

@@ -34,5 +34,11 @@ class Gpt2Tokenizer : public Tokenizer {
   int end_of_text_ = -1;
 };
 
+// The paths of the vocabulary and the merges in a folder, under either name; a user_error if one is missing.
+struct Gpt2Files {
+  std::string vocabulary, merges;
+};
+Gpt2Files gpt2_files(const std::string& dir);
+
 // The pieces into which GPT-2 cuts valid UTF-8 text, in order; joined they are the text. A user_error without PCRE2.
 std::vector<std::string_view> split_gpt2(std::string_view text);

@@ -10,8 +10,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without conversion");
 static_assert(sizeof(off_t) == 8, "shards may be larger than 2 GB");
@@ -70,6 +73,7 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   const int error = errno;
   std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + (result == 0 ? matches.gl_pathc : 0));
   ::globfree(&matches);
+  std::erase_if(paths, [](const std::string& path) { return path.ends_with(".json"); });
   if (result == GLOB_ABORTED)
     user_error("%s = \"%s\": a folder in it cannot be read: %s", key.c_str(), pattern.c_str(), std::strerror(error));
   if (result != 0 && result != GLOB_NOMATCH)
@@ -129,6 +133,23 @@ Shard open_shard(const std::string& path, int vocab, const std::string& key) {
   return shard;
 }
 
+// The "bytes" of X.json; a runtime_error says what is wrong with the file.
+int64_t bytes_of_text(const std::string& path, int64_t tokens) {
+  const char* what = "bytes of text";
+  const nlohmann::json root = parse_json(read_text_file(path, what, 1 << 16), what, path);
+  auto integer = [&](const char* key) {
+    if (!root.contains(key) || !root[key].is_number_integer())
+      user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
+    return root[key].get<int64_t>();
+  };
+  if (integer("tokens") != tokens)
+    user_error("%s: \"tokens\" is %lld, but the shard has %lld  [%s]", what, (long long)integer("tokens"),
+               (long long)tokens, path.c_str());
+  if (integer("bytes") <= 0)
+    user_error("%s: \"bytes\" is %lld, but must be above 0  [%s]", what, (long long)integer("bytes"), path.c_str());
+  return integer("bytes");
+}
+
 }  // namespace
 
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key) {
@@ -143,6 +164,21 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
   std::vector<Shard> shards;
   for (const std::string& path : paths) shards.push_back(open_shard(path, vocab, key));
   return shards;
+}
+
+std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
+  std::vector<std::string> warnings;
+  for (Shard& shard : shards) {
+    std::error_code ignored;
+    const std::string path = std::filesystem::path(shard.path).replace_extension(".json").string();
+    if (path == shard.path || !std::filesystem::exists(path, ignored)) continue;
+    try {
+      shard.text_bytes = bytes_of_text(path, shard.tokens);
+    } catch (const std::runtime_error& error) {
+      warnings.push_back(std::string("bits per byte is unknown; make the shard again: ") + error.what());
+    }
+  }
+  return warnings;
 }
 
 WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::string key)
@@ -161,12 +197,16 @@ WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::str
         key_.c_str(), (long long)T + 1, T, longest->path.c_str(), (long long)longest->tokens);
 }
 
-void WindowReader::read(int64_t window, int* inputs, int* targets) const {
+size_t WindowReader::shard_of(int64_t window) const {
   if (window < 0 || window >= windows())
     failure("%s: window %lld of %lld does not exist", key_.c_str(), (long long)window, (long long)windows());
-  const size_t shard = std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
-  std::vector<uint16_t> tokens(size_t(T_) + 1);
-  read_tokens(shards_[shard], (window - first_window_[shard]) * T_, tokens, vocab_, key_);
+  return std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
+}
+
+void WindowReader::read(int64_t window, int* inputs, int* targets, int skip) const {
+  const size_t shard = shard_of(window);
+  std::vector<uint16_t> tokens(size_t(T_ - skip) + 1);
+  read_tokens(shards_[shard], (window - first_window_[shard]) * T_ + skip, tokens, vocab_, key_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
 }

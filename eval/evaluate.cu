@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <numeric>
 
 #include "base/progress.h"
 #include "base/text.h"
@@ -14,19 +16,20 @@ static int batch_of(const Config& config, int length, int64_t windows) {
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   size_t rows = 0;
   for (int length : lengths) {
-    int64_t windows = std::max<int64_t>(1, config.eval.tokens / length);
+    int64_t windows = std::max<int64_t>(1, config.eval.tokens / config.eval.window(length));
     rows = std::max(rows, size_t(batch_of(config, length, windows)) * length);
   }
   return rows;
 }
 
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
-  if (tokens < length)
+  int window = config.eval.window(length);
+  if (tokens < window)
     user_error(
         "config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
         "length  [%s]",
-        (long long)tokens, length, config.file.c_str());
-  return std::min(tokens / length, WindowReader(shards, length, config.model.vocab, "data.val").windows());
+        (long long)tokens, window, config.file.c_str());
+  return std::min(tokens / window, WindowReader(shards, window, config.model.vocab, "data.val").windows());
 }
 
 void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
@@ -39,15 +42,74 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
   model.set_rope(config.model.context);
 }
 
-std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
-                                   const std::function<bool()>& stop) {
+// Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
+// round(2^(k / 8)) below the length, the length.
+static std::vector<int> position_edges(int length) {
+  std::vector<int> edges = {0};
+  for (int k = 0;; k++) {
+    int edge = int(std::lround(std::exp2(k / 8.0)));
+    if (edge >= length) break;
+    if (edge > edges.back()) edges.push_back(edge);
+  }
+  edges.push_back(length);
+  return edges;
+}
+
+// Of the mean of these values, one of each window; NaN for a single one.
+static double standard_error(const std::vector<double>& windows) {
+  double count = double(windows.size()), squares = 0;
+  double mean = std::accumulate(windows.begin(), windows.end(), 0.0) / count;
+  for (double value : windows) squares += (value - mean) * (value - mean);
+  return windows.size() > 1 ? std::sqrt(squares / (count - 1) / count) : NAN;
+}
+
+// Fills the standard error of the loss, and the means of groups of windows, from by_window.
+static void add_spread(EvalReport& report) {
+  const std::vector<double>& windows = report.by_window;
+  size_t count = windows.size(), groups = std::min<size_t>(count, 256);
+  report.standard_error = standard_error(windows);
+  for (size_t g = 0; g < groups; g++) {
+    auto begin = windows.begin() + g * count / groups, end = windows.begin() + (g + 1) * count / groups;
+    report.window_losses.push_back(std::accumulate(begin, end, 0.0) / double(end - begin));
+  }
+}
+
+// Fills the difference to the loss of the same targets at another length. Its error comes from the differences of single
+// windows, which vary far less than their losses.
+static void add_difference(EvalReport& report, const EvalReport& from) {
+  std::vector<double> differences;
+  for (size_t w = 0; w < report.by_window.size(); w++) differences.push_back(report.by_window[w] - from.by_window[w]);
+  report.difference = {from.length, report.loss - from.loss, standard_error(differences)};
+}
+
+// Fills the shards that the windows come from, and bits per byte: the nats of a token in bits, times the tokens and
+// over the bytes of these whole shards, which for the evaluated windows alone are not known.
+static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
+                     const std::vector<DataFile>& files) {
+  double tokens = 0, bytes = 0;
+  size_t next = 0;  // shards before it have been counted
+  for (int64_t w = 0; w < report.windows; w++) {
+    size_t i = reader.shard_of(w);
+    if (i < next) continue;
+    next = i + 1;
+    report.data.push_back(files[i]);
+    tokens += double(shards[i].tokens);
+    bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
+  }
+  report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
+}
+
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                                   int length, int64_t tokens, const std::function<bool()>& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
-  WindowReader reader(shards, length, config.model.vocab, "data.val");
+  int whole = config.eval.window(length), counted = config.eval.targets(length);
+  WindowReader reader(shards, whole, config.model.vocab, "data.val");
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   std::vector<float> losses(inputs.size());
-  std::vector<double> by_position(length, 0.0);  // summed over the windows in order, then over the ranks
+  std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
+  std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -60,46 +122,91 @@ std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shard
     int count = int(std::min<int64_t>(batch, windows - window));
     // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
-      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length]);
+      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
+                  whole - length);
     model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
-    for (int row = 0; row < count; row++)
-      for (int t = 0; t < length; t++) by_position[t] += losses[size_t(row) * length + t];
+    for (int row = 0; row < count; row++) {
+      const float* loss = &losses[size_t(row) * length + length - counted];
+      for (int t = 0; t < counted; t++) by_position[t] += loss[t];
+      by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / counted;
+    }
     if (progress) progress->update(window + count);
   }
   model.set_rope(config.model.context);
   if (stopped) return std::nullopt;
   comm.all_reduce_sum(by_position.data(), by_position.size());
+  comm.all_reduce_sum(by_window.data(), by_window.size());
 
-  LengthLoss result{length, 0, 0, windows * length, {}};
-  int bin = std::clamp(length / 32, 1, 256), last = std::min(1024, length);
-  for (int t = 0; t < length; t++) {
-    if (t % bin == 0) result.by_position.push_back(0);
-    result.by_position.back() += by_position[t];
-    result.loss += by_position[t];
-    if (t >= length - last) result.last_loss += by_position[t];
+  EvalReport report;
+  report.mode = config.eval.mode;
+  report.length = length;
+  report.window = whole;
+  report.targets = counted;
+  report.tokens_asked = tokens;
+  report.tokens = windows * counted;
+  report.windows = windows;
+  report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
+  report.position_edges = position_edges(counted);
+  int last = std::min(1024, counted);
+  for (int t = 0; t < counted; t++) {
+    report.loss += by_position[t];
+    if (t >= counted - last) report.last_loss += by_position[t];
   }
-  for (size_t i = 0; i < result.by_position.size(); i++)
-    result.by_position[i] /= double(windows) * std::min<double>(bin, length - double(i) * bin);
-  result.loss /= double(windows) * length;
-  result.last_loss /= double(windows) * last;
-  return result;
+  report.loss /= double(windows) * counted;
+  report.last_loss /= double(windows) * last;
+  for (size_t i = 0; i + 1 < report.position_edges.size(); i++) {
+    int from = report.position_edges[i], to = report.position_edges[i + 1];
+    double sum = std::accumulate(&by_position[from], by_position.data() + to, 0.0);
+    report.by_position.push_back(sum / (double(windows) * (to - from)));
+  }
+  report.by_window = std::move(by_window);
+  add_spread(report);
+  add_data(report, reader, shards, files);
+  return report;
 }
 
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
-                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop) {
+static void print(const EvalReport& r, const char* type) {
+  auto plus_minus = [](double error) { return std::isfinite(error) ? format(" +- %.4f", error) : ""; };
+  std::string length = format("length %5d", r.length),
+              more = format(" | last %d: %.4f", std::min(1024, r.length), r.last_loss);
+  if (r.mode == EvalMode::suffix) {
+    length = format("last %d of %d, context %5d", r.targets, r.window, r.length);
+    more = r.length == r.difference.from
+               ? ""
+               : format(" | %+.4f", r.difference.loss) + plus_minus(r.difference.standard_error) +
+                     format(" from context %d", r.difference.from);
+  }
+  if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
+  std::printf("%s  step %lld  %s | loss %.4f%s%s | %s tokens\n", type, (long long)r.weights.step, length.c_str(),
+              r.loss, plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str());
+  std::fflush(stdout);
+}
+
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
+                      const std::function<bool()>& stop) {
+  const Config::Eval& eval = model.config().eval;
+  std::vector<int> order = lengths;
+  bool suffix = eval.mode == EvalMode::suffix;
+  if (suffix && !order.empty()) {
+    order.push_back(*std::min_element(eval.lengths.begin(), eval.lengths.end()));
+    std::sort(order.begin(), order.end());
+    order.erase(std::unique(order.begin(), order.end()), order.end());
+  }
+  std::optional<EvalReport> shortest;
   bool finite = true;
-  for (int length : lengths) {
-    std::optional<LengthLoss> loss = evaluate(model, shards, length, model.config().eval.tokens, stop);
-    if (!loss) return finite;
-    LengthLoss& result = *loss;
-    finite = finite && std::isfinite(result.loss);
-    std::printf("%s  step %lld  length %5d | loss %.4f | last %d: %.4f | %s tokens\n", type, (long long)step, length,
-                result.loss, std::min(1024, length), result.last_loss, count_text(double(result.tokens)).c_str());
-    std::fflush(stdout);
-    if (!metrics) continue;
-    if (std::string(type) == "eval")
-      metrics->eval(step, length, result.loss, result.tokens, result.last_loss, result.by_position);
-    else metrics->val(step, length, result.loss, result.tokens);
+  for (int length : order) {
+    std::optional<EvalReport> report = evaluate(model, shards, files, length, eval.tokens, stop);
+    if (!report) return finite;
+    report->weights = weights;
+    if (suffix) {
+      if (!shortest) shortest = report;
+      add_difference(*report, *shortest);
+    }
+    if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
+    finite = finite && std::isfinite(report->loss);
+    print(*report, type);
+    metrics.evaluation(type, *report);
   }
   return finite;
 }

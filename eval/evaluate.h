@@ -1,8 +1,10 @@
 // Validation loss by length, the measurement for which this program was written.
-// Windows of L inputs do not overlap and never cross a shard's end; they are taken in order, through the shards in
-// order, until floor(tokens / L) are used (fewer if the shards end). The loss is the mean cross-entropy over all their
-// targets, in nats; it does not depend on the number of windows computed at once. Ranks take batches of windows in
-// turn, and all get the result.
+// Windows of W tokens do not overlap and never cross a shard's end; they are taken in order, through the shards in
+// order, until floor(tokens / W) are used (fewer if the shards end). The model sees the last L tokens of each, and the
+// loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is
+// the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and
+// only the context grows. A loss does not depend on the number of windows computed at once. Ranks take batches of
+// windows in turn, and all get the result.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,19 +15,12 @@
 #include "data/shards.h"
 #include "train_gpt2.h"
 
-struct LengthLoss {
-  int length;
-  double loss;                      // mean over all targets
-  double last_loss;                 // mean over the last min(1024, L) targets of every window
-  int64_t tokens;                   // targets used
-  std::vector<double> by_position;  // mean loss in bins of clamp(L / 32, 1, 256) positions; the last bin may be shorter
-};
-
-// A user_error if the shards or `tokens` hold less than one window. The model must have been made for at least
-// eval_rows(config, {length}) rows. stop, if given, is called before every batch, equally often on every rank, and must
-// return the same on all: true ends the evaluation without a result.
-std::optional<LengthLoss> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
-                                   const std::function<bool()>& stop = {});
+// files: the names and checksums of the shards, for the report, whose weights the caller fills in. A user_error if the
+// shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been made
+// for at least eval_rows(config, {length}) rows. stop, if given, is called before every batch, equally often on every
+// rank, and must return the same on all: true ends the evaluation without a result.
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                                   int length, int64_t tokens, const std::function<bool()>& stop = {});
 
 // Makes every matrix product of evaluate() with these arguments at least once, on each rank, and discards the results.
 void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
@@ -36,8 +31,10 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);
 
-// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval") if
-// metrics are given. Returns whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed
-// run evaluates the lengths that are missing.
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths, int64_t step,
-                      const char* type, MetricsLog* metrics, const std::function<bool()>& stop = {});
+// Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). In mode
+// suffix, the shortest of eval.lengths comes first, for the differences to it; if it is not among `lengths`, it is not
+// written. Returns whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed run evaluates
+// the lengths that are missing.
+bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
+                      const std::function<bool()>& stop = {});

@@ -13,6 +13,9 @@
 // A user_error if a token is not in the model's vocabulary.
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config);
 
+// A user_error if a token is not in the model's vocabulary.
+void check_vocabulary(const std::vector<int>& tokens, const Config& config);
+
 // Continues the prompt by settings.tokens tokens and passes the text to `print` as it grows, in pieces that do not
 // split a UTF-8 character. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives the same
 // text.

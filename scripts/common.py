@@ -1,9 +1,12 @@
 """What several scripts need: ending with a message, and ./train. Standard library only."""
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 
 def stop(message, code=2):
@@ -30,6 +33,29 @@ def run(main, interrupted):
     stop(f"failed: {error}", 1)
   except KeyboardInterrupt:
     stop(f"interrupted; {interrupted}", 130)
+
+
+@contextlib.contextmanager
+def whole_files(folder, pattern, overwrite):
+  """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
+  `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
+  if some match and overwrite is false, or if the folder cannot be used."""
+  try:
+    os.makedirs(folder, exist_ok=True)
+    old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
+    if old and not overwrite:
+      raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another --name")
+    temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=folder)
+  except OSError as error:
+    raise UserError(f"--out {folder}: {error.strerror}")
+  try:
+    yield temporary
+    for name in old:  # all of them first: files may be missing if this is stopped here, but old and new never mix
+      os.remove(os.path.join(folder, name))
+    for name in sorted(os.listdir(temporary)):
+      os.replace(os.path.join(temporary, name), os.path.join(folder, name))
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def train(program, *flags, folder=None):

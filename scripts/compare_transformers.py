@@ -13,7 +13,8 @@ makes, in every type of number. Compared are
   - the validation loss, and the loss by position, the mean over the same windows;
   - a row of logits. ./train prints losses only, but those of one position for every token v that could follow are
     logsumexp(z) - z_v: all of the row's log-probabilities, which is the row up to a constant that means nothing.
-    The row is the last one, at the longest length, so that every layer, position and key has a part in it;
+    The row is the last one, at the longest length, so that every layer, position and key has a part in it. Only its
+    token changes, so the loss summed over the window changes by as much as that of the last position;
   - greedy generation by generate(), beyond the trained length, with a loop that takes the largest logit each time.
 All in fp32. The promise is 1e-4 (nats); an error above 1e-5 is a failure (exit 1), as rounding alone makes 1e-6, and
 the other GELU, for example, not even 1e-4.
@@ -130,8 +131,8 @@ class Trainer:
     row = []
     for token in range(VOCAB):
       write_shard(self.path("window.bin"), window + [token])
-      row.append(-self.evaluated(init, len(window), "window.bin")["by_position"][-1])
-    return torch.tensor(row)
+      row.append(-self.evaluated(init, len(window), "window.bin")["loss"] * len(window))
+    return torch.tensor(row, dtype=torch.float64).log_softmax(-1)
 
 
 def losses_of(model, tokens, length):
@@ -142,10 +143,9 @@ def losses_of(model, tokens, length):
   return F.cross_entropy(model(inputs).logits.transpose(1, 2), targets, reduction="none")
 
 
-def by_position(losses):
-  """In bins of as many positions as ./train's, that is 1 up to a length of 63."""
-  assert losses.shape[1] < 64
-  return losses.mean(0)
+def by_position(losses, edges):
+  """The mean loss in each of ./train's bins of positions."""
+  return torch.stack([losses[:, first:after].mean() for first, after in zip(edges, edges[1:])])
 
 
 def generates(model):
@@ -167,7 +167,7 @@ def compare(trainer, folder, model, lengths):
   for length in lengths:
     ours, theirs = trainer.evaluated(folder, length), losses_of(model, val, length)
     errors["loss"] = max(errors["loss"], abs(ours["loss"] - theirs.mean().item()))
-    difference = torch.tensor(ours["by_position"]) - by_position(theirs)
+    difference = torch.tensor(ours["by_position"]) - by_position(theirs, ours["position_edges"])
     errors["by position"] = max(errors["by position"], difference.abs().max().item())
   window = text(lengths[-1], seed=3)
   row = model(torch.tensor([window])).logits[0, -1].log_softmax(-1)

@@ -2,93 +2,125 @@
 """Trains one configuration with several attention variants and seeds, and compares the loss by length.
 
     python3 scripts/compare_variants.py [--config configs/quickstart.json] [--variants softmax,lssar] [--seeds 1,2,3]
-                                        [--set key=value]... [--results FILE.json] [--picture FILE.png]
+                                        [--set key=value]... [--overwrite] [--results FILE.json] [--picture FILE.png]
 
 Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, where the hash is that of
-the configuration and all --set. A complete run is not repeated: the script continues where it was stopped. Prints means
-and standard deviations over the seeds as a Markdown table; --results keeps all losses as JSON, with all that is needed
-to repeat them; --picture draws the table.
+the configuration and all --set. A complete run is not repeated, and one that was stopped continues from its newest
+checkpoint, unless --overwrite is given. If a run fails the others are still made; Ctrl-C ends the series once the run has
+saved. Either way the results are those of the runs that are complete. Prints means and standard deviations over the seeds
+as a Markdown table; --results keeps all losses as JSON, with all that is needed to repeat them and what failed;
+--picture draws the table.
 """
 import argparse
 import hashlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
+import metrics
 import plot
-from common import stop
+from common import run as run_main, stop
 
 VARIANTS = "softmax,softmax_qknorm,lssa,lssar,sigmoid_gated,softplus_gated,lssar_softplus_gated"
 
 
+STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
+
+
 def complete(folder):
-  """The run, if its metrics reach the last step and every length was evaluated there; else None."""
+  """The run, if every length was evaluated at its last step; else None."""
   try:
-    run = plot.Run(folder)
+    run = metrics.Run(folder)
     steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
   except (OSError, KeyError):
     return None
-  return run if all(run.by_length.get(length, (-1,))[0] == steps for length in lengths) else None
+  return run if run.step() == steps and all(length in run.row for length in lengths) else None
 
 
 def duration(seconds):
   return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
+def train(command):
+  """Exit code and output. After Ctrl-C it waits until the program has saved; a second one reaches the program too."""
+  with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as output:
+    program, interrupted = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), False
+    while True:
+      try:
+        code = program.wait()
+        break
+      except KeyboardInterrupt:
+        interrupted = True
+        program.send_signal(signal.SIGINT)
+    output.seek(0)
+    return -signal.SIGINT if interrupted else code, output.read()
+
+
 def collect(arguments):
-  """{variant: [run of each seed]}; trains what is missing."""
+  """Trains what is missing. Returns {variant: [complete runs]}, {name of a run that failed: why}, and whether Ctrl-C, or a
+  signal to a run, ended the series."""
   program = os.environ.get("TRAIN", "./train")
   try:
     with open(arguments.config, encoding="utf-8") as file:
       settings = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
   except (OSError, UnicodeDecodeError) as error:
     stop(f"{arguments.config}: {error}")
-  folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}" for variant in arguments.variants for seed in arguments.seeds}
-  missing = [key for key, name in folders.items() if not complete(os.path.join("runs", name))]
-  start = time.monotonic()
+  folders = {(variant, seed): f"compare_{variant}_{seed}_{settings}"
+             for variant in arguments.variants for seed in arguments.seeds}
+  runs = {key: None if arguments.overwrite else complete(os.path.join("runs", name)) for key, name in folders.items()}
+  missing, failed, stopped, start = [key for key, run in runs.items() if not run], {}, False, time.monotonic()
   for number, (variant, seed) in enumerate(missing):
     left = f", about {duration((time.monotonic() - start) / number * (len(missing) - number))} left" if number else ""
     print(f"{number + 1}/{len(missing)}: {variant}, seed {seed}{left}", file=sys.stderr, flush=True)
     name = folders[variant, seed]
-    command = [program, arguments.config, "--overwrite"]
+    command = [program, arguments.config, "--overwrite" if arguments.overwrite else "--resume"]
     for setting in [f"name={name}", f"attention.variant={variant}", f"seed={seed}"] + arguments.set:
       command += ["--set", setting]
     try:
-      done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+      code, output = train(command)
     except OSError as error:
       stop(f"{program}: {error.strerror}; build it with make, or name it in $TRAIN")
-    if done.returncode or not complete(os.path.join("runs", name)):
-      sys.exit(f"{done.stdout}\ncompare_variants.py: {' '.join(command)} failed with exit code {done.returncode}")
-  return {variant: [complete(os.path.join("runs", folders[variant, seed])) for seed in arguments.seeds]
-          for variant in arguments.variants}
+    if code == 0 or code in STOPPED:
+      runs[variant, seed] = complete(os.path.join("runs", name))
+    if code in STOPPED or (code == 0 and not runs[variant, seed]):  # 0: a program that ends well when it is told to stop
+      print(f"compare_variants.py: stopped in {name}; run this again, without --overwrite, to continue", file=sys.stderr)
+      stopped = True
+      break
+    if code:
+      failed[name] = f"exit code {code}: {(output.strip().splitlines() or ['no output'])[-1]}"
+      print(f"{output}\ncompare_variants.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
+  return {variant: [runs[variant, seed] for seed in arguments.seeds if runs[variant, seed]]
+          for variant in arguments.variants}, failed, stopped
 
 
 def spread(values):
   return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def summary(runs, arguments):
-  first = next(iter(runs.values()))[0]
-  with open(os.path.join(first.folder, "metrics.jsonl"), encoding="utf-8") as lines:
-    start = json.loads(next(lines))
-  lengths = sorted(first.by_length)
-  losses = {variant: {length: [run.by_length[length][1] for run in seeds] for length in lengths} for variant, seeds in runs.items()}
-  return {"config": arguments.config, "set": arguments.set, "seeds": arguments.seeds, "commit": start.get("commit"),
-          "device": start.get("device"), "context": first.context(), "steps": first.config["train"]["steps"],
-          "tokens_per_step": first.config["batch"]["tokens"], "lengths": lengths, "losses": losses}
+def summary(runs, failed, arguments):
+  first = next(run for seeds in runs.values() for run in seeds)
+  lengths = sorted(first.config["eval"]["lengths"])
+  losses = {variant: {length: [run.row[length].loss for run in seeds] for length in lengths}
+            for variant, seeds in runs.items() if seeds}
+  return {"config": arguments.config, "set": arguments.set, "seeds": arguments.seeds, "commit": first.start.get("commit"),
+          "device": first.start.get("device"), "context": first.context(), "steps": first.config["train"]["steps"],
+          "tokens_per_step": first.config["batch"]["tokens"], "lengths": lengths, "losses": losses, "failed": failed}
 
 
 def table(result):
+  """Rows with fewer seeds than the others say so."""
   rows = ["| validation loss at length | " + " | ".join(map(str, result["lengths"])) + " |",
           "|---|" + "---|" * len(result["lengths"])]
   for variant, losses in result["losses"].items():
-    cells = []
+    cells, seeds, of = [], len(next(iter(losses.values()))), len(result["seeds"])
     for values in losses.values():
       cells.append(f"{statistics.mean(values):.3f} ± {spread(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}")
-    rows.append(f"| {variant} | " + " | ".join(cells) + " |")
+    rows.append(f"| {variant}{f' ({seeds} of {of} seeds)' if seeds < of else ''} | " + " | ".join(cells) + " |")
   return "\n".join(rows)
 
 
@@ -117,21 +149,27 @@ def main():
   parser.add_argument("--variants", default=VARIANTS, type=lambda text: text.split(","), metavar="A,B,...")
   parser.add_argument("--seeds", default="1337,1338,1339", type=lambda text: [int(seed) for seed in text.split(",")], metavar="N,M,...")
   parser.add_argument("--set", action="append", default=[], metavar="key=value", help="passed on to every run")
+  parser.add_argument("--overwrite", action="store_true", help="train every run anew, complete ones too")
   parser.add_argument("--results", metavar="FILE.json")
   parser.add_argument("--picture", metavar="FILE.png")
   arguments = parser.parse_args()
   for path in (arguments.results, arguments.picture):  # not after hours of training
     if path and not os.path.isdir(os.path.dirname(path) or "."):
       parser.error(f"{path}: there is no folder {os.path.dirname(path)}")
-  result = summary(collect(arguments), arguments)
-  if arguments.results:
-    with open(arguments.results, "w", encoding="utf-8") as file:
-      json.dump(result, file, indent=1)
-      file.write("\n")
-  if arguments.picture:
-    draw(result, arguments.picture)
-  print(table(result))
+  runs, failed, stopped = collect(arguments)
+  if any(runs.values()):
+    result = summary(runs, failed, arguments)
+    print(table(result), flush=True)
+    if arguments.results:
+      with open(arguments.results, "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+        file.write("\n")
+    if arguments.picture:
+      draw(result, arguments.picture)
+  for name, reason in failed.items():
+    print(f"compare_variants.py: runs/{name} failed: {reason}", file=sys.stderr)
+  sys.exit(130 if stopped else 1 if failed else 0)
 
 
 if __name__ == "__main__":
-  main()
+  run_main(main, "run this again, without --overwrite, to continue")

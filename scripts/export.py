@@ -4,86 +4,73 @@
     python3 scripts/export.py runs/a runs/b --to tensorboard      then: tensorboard --logdir runs
     python3 scripts/export.py runs/a --to wandb [--project plusgpt]
 
-Training and validation become curves over the step, named train/loss, val/loss/LENGTH and so on; the loss by position
-of an evaluation becomes a curve over the position; runs can be sorted by configuration and last losses. Needs PyTorch
-with tensorboard, or tensorboardX; or wandb, whose own variables control the login (WANDB_MODE=offline). TensorBoard's
-files are in RUN/tensorboard, and the next export replaces them; wandb makes a new run each time.
+Training and validation become curves over the step, named train/loss, val/loss/LENGTH and so on; the newest loss by
+position becomes a curve over the position; runs can be sorted by configuration and last losses. Evaluations with other
+settings or of other data than the run's own are left out, and counted. Needs PyTorch with tensorboard, or tensorboardX;
+or wandb, whose own variables control the login (WANDB_MODE=offline). TensorBoard's files are in RUN/tensorboard, and the
+next export replaces them; wandb makes a new run each time.
 """
 import argparse
 import glob
+import importlib
 import os
 
-import plot
+import metrics
 from common import stop
 
 
-def flat(settings, prefix=""):
-  """{"model.layers": 12, ...} of a nested configuration; lists as text, as neither program sorts by them."""
-  result = {}
-  for key, value in settings.items():
-    if isinstance(value, dict):
-      result.update(flat(value, f"{prefix}{key}."))
-    else:
-      result[prefix + key] = value if isinstance(value, (bool, int, float, str)) else str(value)
+def points(run):
+  """(axis, place on it, Unix time or None, {name: value}) of every line that is the run's own."""
+  found = [("step", line["step"], line.get("time"),
+            {f"{line['type']}/{key}": value for key, value in line.items() if key not in ("step", "time")})
+           for line in run.lines]
+  found += [("step", e.step, e.time, losses(e)) for e in run.evaluations]
+  found += [("position", last, e.time, {f"eval/by_position/{length}": loss})
+            for length, e in run.row.items() for loss, last in zip(e.by_position, e.edges[1:])]
+  numbers = lambda values: {name: value for name, value in values.items() if metrics.finite(value) is not None}
+  found = [(axis, place, metrics.finite(time), numbers(values)) for axis, place, time, values in found]
+  return [point for point in found if point[3]]
+
+
+def losses(evaluation):
+  return {f"{evaluation.type}/{key}/{evaluation.length}": getattr(evaluation, key)
+          for key in ("loss", "last_loss", "bits_per_byte") if getattr(evaluation, key) is not None}
+
+
+def last(run):
+  """The losses that runs are sorted by: those of the row, and the last in training."""
+  result = {"last/train/loss": loss for _, loss in run.train()[-1:]}
+  for e in run.evaluations:
+    if e.step == run.step():
+      result.update((f"last/{name}", value) for name, value in losses(e).items())
   return result
 
 
-class Run(plot.Run):
-  """points: (axis, place on it, {name: value}) of every line that is the run's own; last: its last losses."""
-
-  def __init__(self, folder):
-    self.points, self.last, self.newest = [], {}, {}
-    super().__init__(folder)
-    for length, losses in self.newest.items():
-      width = plot.bin_width(length)
-      for number, loss in enumerate(losses, 1):
-        if plot.finite(loss) is not None:
-          self.points.append(("position", min(number * width, length), {f"eval/by_position/{length}": loss}))
-
-  def add(self, entry):
-    super().add(entry)
-    kind = entry["type"]
-    if kind in ("train", "skip"):
-      values = {f"{kind}/{key}": value for key, value in entry.items() if key != "step"}
-    elif kind in ("val", "eval") and self.of_this_run():
-      length = entry["length"]
-      values = {f"{kind}/{key}/{length}": entry[key] for key in ("loss", "last_loss") if key in entry}
-      if isinstance(entry.get("by_position"), list):
-        self.newest[length] = entry["by_position"]
-    else:
-      return
-    values = {name: value for name, value in values.items() if plot.finite(value) is not None}
-    if values:
-      self.points.append(("step", entry["step"], values))
-    self.last.update((name, value) for name, value in values.items() if "loss" in name)
-
-
 def open_tensorboard():
-  """SummaryWriter, and the name of its add_hparams' argument for the folder to write into."""
-  try:
-    from torch.utils.tensorboard import SummaryWriter
-    return SummaryWriter, "run_name"
-  except ImportError:
-    pass
-  try:
-    from tensorboardX import SummaryWriter
-    return SummaryWriter, "name"
-  except ImportError as error:
-    stop(f"no library for TensorBoard ({error}): pip install tensorboardX tensorboard")
+  """SummaryWriter, and the function that makes the summaries of a configuration and last losses."""
+  for package in ("torch.utils.tensorboard", "tensorboardX"):
+    try:
+      return importlib.import_module(package).SummaryWriter, importlib.import_module(package + ".summary").hparams
+    except ImportError as error:
+      missing = error
+  stop(f"no library for TensorBoard ({missing}): pip install tensorboardX tensorboard")
 
 
 def to_tensorboard(runs):
-  SummaryWriter, folder_argument = open_tensorboard()
+  SummaryWriter, hparams = open_tensorboard()
   for run in runs:
     folder = os.path.join(run.folder, "tensorboard")
     for old in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
       os.remove(old)
     writer = SummaryWriter(folder)
-    for _, place, values in run.points:
+    for _, place, time, values in points(run):
       for name, value in values.items():
-        writer.add_scalar(name, value, place)
-    writer.add_hparams(flat(run.config), {f"last/{name}": value for name, value in run.last.items()},
-                       **{folder_argument: "."})
+        writer.add_scalar(name, value, place, walltime=time)
+    # Not add_hparams(): it opens another writer, and tensorboardX gives both files the same name within a second.
+    for summary in hparams(metrics.flat(run.config), last(run)):
+      writer.file_writer.add_summary(summary)
+    for name, value in last(run).items():
+      writer.add_scalar(name, value)
     writer.close()
     print(f"{run.label}: {folder}")
 
@@ -102,9 +89,9 @@ def to_wandb(runs, project):
     # Its own counter only goes up, but an evaluation may be of an earlier step, and positions begin again.
     target.define_metric("*", step_metric="step")
     target.define_metric("eval/by_position/*", step_metric="position")
-    for axis, place, values in run.points:
-      target.log({axis: place, **values})
-    target.summary.update({f"last/{name}": value for name, value in run.last.items()})
+    for axis, place, time, values in points(run):
+      target.log({axis: place, **({"time": time} if time else {}), **values})
+    target.summary.update(last(run))
     target.finish()
     print(f"{run.label}: project {project}")
 
@@ -115,10 +102,12 @@ def main():
   parser.add_argument("--to", required=True, choices=("tensorboard", "wandb"))
   parser.add_argument("--project", default="plusgpt", help="for wandb: the project [plusgpt]")
   arguments = parser.parse_args()
-  runs = plot.read_runs(arguments.runs, Run)
+  runs = metrics.read_runs(arguments.runs)
   for run in runs:
-    if not run.points:
+    if not points(run):
       stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
+    if run.note():
+      print(run.note())
   try:
     if arguments.to == "wandb":
       to_wandb(runs, arguments.project)

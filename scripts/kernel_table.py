@@ -3,19 +3,27 @@
 or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
 
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
+    python3 scripts/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
 
 Columns: registers of a thread, bytes that it spills, shared memory that the kernel declares (without what a launch
 adds), and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass counts some instructions of
 each kernel, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy engine loads
 (UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
+
+--count prints another table, from machine code alone: every inner loop with tensor-core products, and what a step of
+it takes without masks (sass.py says how it is found). "scores" are those that two warpgroups handle in a step (with
+mma.sync 4 warps), "issued" the instructions of a warp, "per score" those of a thread for one of its scores; then cycles
+of a multiprocessor for the step, by unit. A second table bounds each pass by the slowest unit of its loops. Without
+cuobjdump, pip fetches it into build/.
 """
 import argparse
+import collections
 import os
 import re
-import shutil
 import subprocess
 import sys
 
+import sass
 from common import stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
@@ -24,6 +32,7 @@ USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized .*function '(\w+)'")
 INSTRUCTIONS = ("HMMA", "HGMMA", "UTMALDG", "UTMASTG")
+PROCESSORS, CLOCK = 132, 1.755e9  # of an H100 or H200: for the bounds of --count
 
 
 def read(folder):
@@ -58,25 +67,13 @@ def serialized(folder):
   return found
 
 
-def count_instructions(folder):
-  """{mangled name: {instruction: how many}} by disassembling every object below."""
-  tool = shutil.which("cuobjdump") or os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "cuobjdump")
-  counts = {}
-  for place, _, names in os.walk(folder):
-    for name in names:
-      if not name.endswith(".cu.o"):
-        continue
-      try:
-        done = subprocess.run([tool, "-sass", os.path.join(place, name)], capture_output=True, text=True)
-      except FileNotFoundError:
-        stop("--sass needs cuobjdump, of the CUDA toolkit, on the PATH or below CUDA_HOME")
-      kernel = None
-      for line in done.stdout.splitlines():
-        if "Function : " in line:
-          kernel = counts.setdefault(line.split("Function : ")[1].strip(), dict.fromkeys(INSTRUCTIONS, 0))
-        elif kernel and (found := re.search(r"\b(%s)\b" % "|".join(INSTRUCTIONS), line)):
-          kernel[found[1]] += 1
-  return counts
+def machine_code(path, arch):
+  """(mangled name, instructions) of every kernel of an object, or of every object below a folder."""
+  environment = sass.tools()
+  paths = [os.path.join(place, name) for place, _, names in sorted(os.walk(path)) for name in sorted(names)]
+  for object_path in [path] if os.path.isfile(path) else paths:
+    if object_path.endswith(".cu.o"):
+      yield from sass.kernels_of(object_path, environment, arch).items()
 
 
 def readable(names):
@@ -90,24 +87,76 @@ def readable(names):
   return short
 
 
+def title(name):
+  """softmax, D 64, forward: what a kernel of attention is called in the tables; others keep their name."""
+  found = re.match(r"attention_(forward|backward_keys|backward_queries)_(hopper_)?(?:tensor_)?kernel"
+                   r"<(?:bf16, )?(\w+)<.*Tile<(\d+)", name)
+  if not found:
+    return name
+  power = re.search(r"FixedPower<(\d+)>|(AnyPower)", name)
+  parts = [found[3].lower() + (" " + (power[1] or "any") if power else ""), "D " + found[4],
+           {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ"}[found[1]]]
+  return ", ".join(parts + ["evaluation"] * (", false>" in name) + ["mma.sync"] * (not found[2]))
+
+
+def count_table(path, arch, only):
+  """Prints the tables of --count."""
+  kernels = dict(machine_code(path, arch))
+  if not kernels:
+    stop(f"no objects compiled by nvcc in {path}: make BACKEND=cuda makes them", 1)
+  rows = sorted((title(name), mangled) for name, mangled in zip(readable(kernels), kernels))
+  units = ("tensor", "MUFU", "ALU", "issue", "shared")
+  columns = ("loop", "scores", "issued", "per score", "MUFU of them", "products", *units, "registers", "LDL, STL")
+  passes = collections.defaultdict(list)
+  print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+  for name, mangled in rows:
+    loops = sass.inner_loops(kernels[mangled], "backward" in mangled) if only.search(name) else []
+    spills = sum(sass.opcode(one) in ("LDL", "STL") for one in kernels[mangled])
+    for number, loop in enumerate(loops, 1):
+      per_score = f"{loop['issued'] / loop['each']:.1f}" if loop["each"] else "-"
+      row = [name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score, loop["mufu"],
+             loop["products"], *(loop["cycles"][unit] for unit in units), sass.registers(kernels[mangled]), spills]
+      print("| " + " | ".join(map(str, row)) + " |")
+      if ", D " in name and "mma.sync" not in name and loop["scores"]:
+        passes[re.sub("dK dV|dQ", "backward", name)].append(loop)
+  print(f"\n| pass, at {PROCESSORS} x {CLOCK / 1e9} GHz | slowest unit of each loop | bound, TFLOP/s |\n|---|---|---|")
+  for name, loops in passes.items():
+    if "backward" in name and not loops[1:]:
+      continue
+    cycles = sum(max(loop["cycles"].values()) / loop["scores"] for loop in loops)
+    flops = (10 if "backward" in name else 4) * int(re.search(r", D (\d+)", name)[1])
+    slowest = [max(loop["cycles"], key=loop["cycles"].get) for loop in loops]
+    print(f"| {name} | {', '.join(slowest)} | {flops / cycles * PROCESSORS * CLOCK / 1e12:.0f} |")
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("folder", nargs="?", default="build/cuda")
   parser.add_argument("--arch", help="only this target, as in 80 or 90a")
   parser.add_argument("--sass", action="store_true", help="count instructions too")
+  parser.add_argument("--count", action="store_true", help="count what a step of each inner loop issues")
+  parser.add_argument("--only", default="", metavar="REGEX", help="with --count: only loops of this name")
   arguments = parser.parse_args()
+  if arguments.count:
+    try:
+      only = re.compile(arguments.only)
+    except re.error as error:
+      stop(f'--only "{arguments.only}" is no regular expression: {error}')
+    count_table(arguments.folder, arguments.arch, only)
+    return 0
   kernels = [k for k in read(arguments.folder) if arguments.arch in (None, k[1])]
   if not kernels:
     print(f"no kernels compiled by nvcc in {arguments.folder}: make BACKEND=cuda compiles them")
     return 1
-  sass = count_instructions(arguments.folder) if arguments.sass else {}
+  counts_of = {name: collections.Counter(map(sass.opcode, code)) for name, code in machine_code(arguments.folder, arguments.arch)} \
+      if arguments.sass else {}
   columns = INSTRUCTIONS if arguments.sass else ()
   print("\n| " + " | ".join(("kernel", "target", "registers", "spilled", "shared", "warps") + columns) + " |")
   print("|---" * (6 + len(columns)) + "|")
   lacking = []
   for name, (mangled, arch, registers, spilled, shared) in zip(readable([k[0] for k in kernels]), kernels):
     warps = min(64, 65536 // (-(-registers // 8) * 8 * 32))
-    counts = [sass.get(mangled, {}).get(column, 0) for column in columns]
+    counts = [counts_of.get(mangled, {}).get(column, 0) for column in columns]
     if arguments.sass and "_hopper_kernel" in name and 0 in counts[1:]:
       lacking.append(name)
     print("| " + " | ".join(map(str, [name, f"sm_{arch}", registers, spilled, shared, warps] + counts)) + " |")

@@ -156,9 +156,10 @@ class Attention(nn.Module):
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
     z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale)
-    y = (weights(z, self.settings, self.context, self.sink) @ v.to(wide)).to(x.dtype).transpose(1, 2)
+    P = weights(z, self.settings, self.context, self.sink)
+    y = (P @ v.to(wide)).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
-    return self.gated(self.c_proj(y), x, "output")
+    return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
 
   def gated(self, y, x, position):
     """y [B, T, H, D], or [B, T, C] at the output: under the gate if the gate is at this position. x: input of its logits."""
@@ -189,8 +190,10 @@ class Block(nn.Module):
     self.mlp = MLP(config)
 
   def forward(self, x):
-    x = x + self.attn(self.ln_1(x))
-    return x + self.mlp(self.ln_2(x))
+    """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T]."""
+    y, P = self.attn(self.ln_1(x))
+    x = x + y
+    return x + self.mlp(self.ln_2(x)), P
 
 
 class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
@@ -220,9 +223,21 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   def set_input_embeddings(self, embeddings):
     self.wte = embeddings
 
-  def forward(self, input_ids, attention_mask=None, labels=None, return_dict=True, **unused):
+  def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None, output_hidden_states=None,
+              return_dict=True, **others):
     """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
-    (input_ids again; -100 is left out). Padding may only stand at the end, where no other token sees it."""
+    (input_ids again; -100 is left out). Padding may only stand at the end, where no other token sees it. On request, as
+    GPT-2 gives them: attentions, the weights P [B, H, T, T] of each layer (their rows sum to 1 where the kind normalises
+    them and has no sink); hidden_states, [B, T, C] before each layer, and after the last one and ln_f."""
+    # use_cache asks for speed alone, and None or False for nothing.
+    unknown = [name for name, value in others.items() if value is not None and value is not False and name != "use_cache"]
+    if unknown:
+      raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, attention_mask, labels, "
+                      "output_attentions, output_hidden_states and return_dict")
+    if output_attentions is None:
+      output_attentions = getattr(self.config, "output_attentions", False)
+    if output_hidden_states is None:
+      output_hidden_states = getattr(self.config, "output_hidden_states", False)
     T = input_ids.shape[1]
     if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
       raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
@@ -232,17 +247,25 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       if T > self.config.n_positions:
         raise ValueError(f"{T} tokens, but the model has learned {self.config.n_positions} positions")
       x = x + self.wpe.weight[:T]
+    hidden_states, attentions = (), ()
     for block in self.h:
-      x = block(x)
-    logits = self.ln_f(x) @ self.wte.weight.T
+      hidden_states += (x,) if output_hidden_states else ()
+      x, P = block(x)
+      attentions += (P,) if output_attentions else ()
+      del P  # unless it was asked for, the next layer needs its memory
+    x = self.ln_f(x)
+    logits = x @ self.wte.weight.T
     loss = None
     if labels is not None:
       loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-    output = CausalLMOutput(loss=loss, logits=logits)
+    output = CausalLMOutput(loss=loss, logits=logits, attentions=attentions if output_attentions else None,
+                            hidden_states=hidden_states + (x,) if output_hidden_states else None)
     return output if return_dict else output.to_tuple()
 
-  def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+  def prepare_inputs_for_generation(self, input_ids, attention_mask=None, output_attentions=None,
+                                    output_hidden_states=None, **unused):
     """As ./train generates: from the last tokens that fit into the trained length."""
     last = slice(-self.config.n_positions, None)
-    return {"input_ids": input_ids[:, last],
+    return {"input_ids": input_ids[:, last], "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
             "attention_mask": None if attention_mask is None else attention_mask[:, last]}

@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Draws one or several runs over each other, and prints their loss by length as a Markdown table.
+"""Draws one or several runs over each other, and prints their loss by length as Markdown tables.
 
-    python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief]
+    python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte] [--baseline runs/b]
 
-The picture shows the loss and the loss by length; if `--eval` was run, also the loss by position in the longest windows;
-below them the gradient norm, the learning rate and the tokens per second. --brief draws only the first two. Reads
+Each row of losses is of one step, the newest that was evaluated, and each table of one set of data and one number of
+tokens asked for; the script says which evaluations it leaves out. Further tables hold the differences to the first run (or
+--baseline), where both were evaluated on the same windows, with standard errors, and the settings in which runs differ.
+
+The picture shows the loss, the loss by length with standard errors, and by position in the longest windows; below them
+the gradient norm, the learning rate, the tokens per second, the differences, and the loss of the same targets by context
+(of eval.mode = suffix). --brief draws only the first two. Reads
 RUN/metrics.jsonl and skips damaged lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
-import json
+import math
 import os
-import sys
 
+import metrics
 from common import stop
 
 
@@ -21,96 +26,14 @@ def load_pyplot():
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
   except ImportError:
-    stop(f"{sys.executable} has no matplotlib; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
+    stop("no picture: install matplotlib (pip install matplotlib, or scripts/install_deps.sh for /usr/bin/python3)")
   return pyplot, ticker
 
 
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
-
-
-def finite(value):
-  """The value if it is a number that can be drawn, else None: a loss that exploded, or something else in its place."""
-  return value if type(value) in (int, float) and abs(value) < 1e30 else None
-
-
-def count(value, least=0):
-  if type(value) is not int or not least <= value < 1 << 53:
-    raise ValueError("not a number of steps or tokens")
-  return value
-
-
-def bin_width(length):
-  """Of the bins of positions that a window of this length is evaluated in (eval/evaluate.cu)."""
-  return max(1, min(256, length // 32))
-
-
-def section(settings, name):
-  found = settings.get(name)
-  return found if isinstance(found, dict) else {}
-
-
-class Run:
-  """What metrics.jsonl says: config, (step, loss) of training and validation, {length: (step, loss)} of evaluation and,
-  by --eval, {length: (step, [loss of each bin of positions])}."""
-
-  def __init__(self, folder):
-    path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
-    self.folder = os.path.dirname(path) or "."
-    self.label = os.path.basename(os.path.abspath(self.folder))
-    self.config, self.train, self.curve, self.by_length, self.by_position = {}, [], [], {}, {}
-    self.lines = []   # training, whole
-    self.latest = {}  # the configuration of the lines that follow
-    with open(path, encoding="utf-8", errors="replace") as lines:
-      for line in lines:
-        try:
-          self.add(json.loads(line))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-          continue
-
-  def add(self, entry):
-    kind, loss = entry["type"], finite(entry.get("loss"))
-    if kind == "start":
-      self.latest = {**entry["config"]}  # a TypeError unless it is an object
-      self.config = self.config or self.latest
-      return
-    step = count(entry["step"])
-    length = count(entry["length"], 1) if kind in ("val", "eval") else 0
-    if kind == "train" and loss is not None:
-      self.train.append((step, loss))
-      self.lines.append(entry)
-    elif kind in ("val", "eval") and loss is not None and self.of_this_run():
-      if kind == "val" and length == self.context():
-        self.curve.append((step, loss))
-      if step >= self.by_length.get(length, (-1,))[0]:
-        self.by_length[length] = (step, loss)
-      bins = entry.get("by_position")
-      if isinstance(bins, list) and bins and None not in map(finite, bins) and step >= self.by_position.get(length, (-1,))[0]:
-        self.by_position[length] = (step, bins)
-
-  def of_this_run(self):
-    """False for an evaluation with other settings than the run's first, which would replace the run's own."""
-    pick = lambda c: [c.get(key) for key in ("model", "attention", "precision", "init")] + [
-        section(c, "eval").get("rope_scaling")]
-    return pick(self.latest) == pick(self.config)
-
-  def context(self):
-    return finite(section(self.config, "model").get("context"))
-
-
-def read_runs(folders, kind=Run):
-  """A kind(folder) of each. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
-  try:
-    runs = [kind(folder) for folder in folders]
-  except OSError as error:
-    stop(f"{error.filename}: {error.strerror}")
-  parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
-  for number, run in enumerate(runs):
-    others = [other for other in parts if other != parts[number]]
-    depth = 1
-    while any(other[-depth:] == parts[number][-depth:] for other in others):
-      depth += 1
-    run.label = os.sep.join(parts[number][-depth:])
-  return runs
+LINES = ["-", "--", ":", "-."]  # of runs evaluated on the same data as the first, on others, ...
+UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": ("bits per byte", "bits per byte"),
+         "perplexity": ("perplexity", "perplexity (of a token)")}
 
 
 def in_text(label):
@@ -131,43 +54,128 @@ def smooth(losses):
   return result
 
 
-def table(runs):
-  lengths = sorted({length for run in runs for length in run.by_length})
-  rows = ["| validation loss at length | " + " | ".join(str(length) for length in lengths) + " |",
-          "|---|" + "---|" * len(lengths)]
-  for run in runs:
-    cells = ["%.3f" % run.by_length[length][1] if length in run.by_length else "-" for length in lengths]
-    rows.append("| " + " | ".join([run.label] + cells) + " |")
-  return "\n".join(rows)
+def perplexity(loss):
+  return math.exp(loss) if loss < 700 else math.inf
+
+
+def in_unit(unit, evaluation):
+  """The function from its losses to the unit; None where its bits per byte are unknown."""
+  if unit == "bits_per_byte":
+    bits = evaluation.bits_per_byte
+    return (lambda loss: loss * bits / evaluation.loss) if bits and evaluation.loss else None
+  return perplexity if unit == "perplexity" else float
+
+
+def markdown(head, rows):
+  line = lambda cells: "| " + " | ".join(cells) + " |"
+  return "\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)])
+
+
+def table(runs, unit="nats", at="at length", row_of=lambda run: run.row):
+  lengths = sorted({length for run in runs for length in row_of(run)})
+  value = {(run, length): in_unit(unit, e) for run in runs for length, e in row_of(run).items()}
+  return markdown([f"{UNITS[unit][0]} {at}", *map(str, lengths)],
+                  [[run.label, *("%.3f" % value[run, length](row_of(run)[length].loss) if value.get((run, length)) else "-"
+                                 for length in lengths)] for run in runs])
+
+
+def context_table(runs, unit):
+  """Of runs whose contexts have the same targets."""
+  e = runs[0].contexts[min(runs[0].contexts)]
+  return "last %d targets in windows of %d of %s:\n\n" % (e.targets[1], e.targets[0], e.data()) + table(
+      runs, unit, "with context", lambda run: run.contexts)
+
+
+def differences(runs, baseline):
+  """{run: {length: (mean, standard error) of the run's loss less the baseline's}}, of runs that have any."""
+  found = {run: {length: gap for length, e in run.row.items() if length in baseline.row
+                 and (gap := metrics.difference(e, baseline.row[length]))} for run in runs if run is not baseline}
+  return {run: gaps for run, gaps in found.items() if gaps}
+
+
+def difference_table(gaps, baseline):
+  lengths = sorted({length for row in gaps.values() for length in row})
+  return markdown(["difference in nats at length", *map(str, lengths)],
+                  [[f"{run.label} - {baseline.label}",
+                    *("%+.3f ± %.3f" % row[length] if length in row else "-" for length in lengths)]
+                   for run, row in gaps.items()])
+
+
+def settings_table(runs):
+  """The keys in which the runs differ, the step and the loss at the trained length; among comparable runs the lowest
+  loss first."""
+  keys, configs = metrics.differing(runs), {run: metrics.flat(run.config) for run in runs}
+  groups = [*metrics.comparable(runs), [run for run in runs if not run.own]]
+  loss = lambda run: run.row[run.context()].loss if run.context() in run.row else math.inf
+  ranked = [run for group in groups for run in sorted(group, key=loss)]
+  return markdown(["run", *keys, "step", "loss at trained length"],
+                  [[run.label, *(str(configs[run].get(key, "-")) for key in keys), str(run.step()),
+                    "%.3f" % loss(run) if loss(run) < math.inf else "-"] for run in ranked])
+
+
+def looks(runs):
+  """{run: how its lines are drawn}: solid where it was evaluated on the same data as the first, else marked."""
+  result = {run: {"color": COLOURS[number % len(COLOURS)], "label": in_text(run.label), "linestyle": LINES[0]}
+            for number, run in enumerate(runs)}
+  for number, group in enumerate(metrics.comparable(runs)):
+    for run in group if number else ():
+      label = f"{run.label}\nof {run.of()}".replace(", ", ",\n")
+      result[run].update(linestyle=LINES[number % len(LINES)], label=in_text(label))
+  return result
 
 
 DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "tokens per second"))
 
 
-def draw_details(runs, panels):
+def draw_details(runs, style, panels):
   for axes, (key, title, label) in zip(panels, DETAILS):
-    for number, run in enumerate(runs):
-      points = [(entry["step"], entry[key]) for entry in run.lines if finite(entry.get(key)) is not None]
+    for run in runs:
+      points = [(entry["step"], entry[key]) for entry in run.lines if metrics.finite(entry.get(key)) is not None]
       if points:
-        axes.plot(*zip(*points), color=COLOURS[number % len(COLOURS)], linewidth=1.0, alpha=0.9)
+        axes.plot(*zip(*points), color=style[run]["color"], linewidth=1.0, alpha=0.9)
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
-def draw_positions(runs, axes, ticker):
-  """The loss by position in each run's longest windows."""
-  longest = set()
-  for number, run in enumerate(runs):
-    if not run.by_position:
-      continue
-    length = max(run.by_position)
-    longest.add(length)
-    bins = run.by_position[length][1]
-    width = bin_width(length)
-    middles = [(first + min(first + width, length) + 1) / 2 for first in range(0, length, width)]
-    axes.plot(middles[:len(bins)], bins[:len(middles)], color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=in_text(run.label))
+def draw_positions(runs, style, axes, ticker, unit):
+  """The loss by position in each run's longest windows; names the runs that have none."""
+  longest, without = set(), []
+  for run in runs:
+    e = run.row[max(run.row)] if run.row else None
+    convert = e and in_unit(unit, e)
+    points = [((first + last + 1) / 2, convert(loss)) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
+              if loss is not None] if convert else []
+    if points:
+      longest.add(e.length)
+      axes.plot(*zip(*points), linewidth=1.4, **style[run])
+    else:
+      without.append(run.label)
   of = f"windows of {max(longest)}" if len(longest) == 1 else "the longest windows"
-  axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel="loss (nats per token)")
+  axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel=UNITS[unit][1])
   length_axis(axes, ticker)
+  if without:
+    text = in_text("no loss by position: " + ", ".join(without)) + "\n(--eval --resume adds it)"
+    axes.text(0.5, 0.02, text, ha="center", va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
+
+
+def draw_contexts(groups, style, axes, ticker, unit):
+  """No error bars: the losses at all lengths are of the same targets, and vary together."""
+  for number, run in ((number, run) for number, group in enumerate(groups) for run in group):
+    points = [(length, convert(e.loss)) for length, e in sorted(run.contexts.items()) if (convert := in_unit(unit, e))]
+    if points:
+      axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, color=style[run]["color"],
+                linestyle=LINES[number % len(LINES)])
+  axes.set(title="Loss by context", xlabel="context of the same targets", ylabel=UNITS[unit][1])
+  length_axis(axes, ticker, sorted({length for group in groups for run in group for length in run.contexts}))
+
+
+def draw_differences(gaps, baseline, style, axes, ticker):
+  for run, row in gaps.items():
+    lengths = sorted(row)
+    axes.errorbar(lengths, [row[length][0] for length in lengths], yerr=[row[length][1] for length in lengths], marker="o",
+                  markersize=4, capsize=3, linewidth=1.2, **style[run])
+  axes.axhline(0, color=style[baseline]["color"], linewidth=1)
+  axes.set(title=in_text(f"Difference to {baseline.label}"), xlabel="evaluated length (tokens)", ylabel="nats per token")
+  length_axis(axes, ticker, sorted({length for row in gaps.values() for length in row}))
 
 
 def length_axis(axes, ticker, lengths=None):
@@ -180,47 +188,55 @@ def length_axis(axes, ticker, lengths=None):
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def draw(runs, path, brief=False):
+def draw(runs, path, brief=False, unit="nats", baseline=None):
   pyplot, ticker = load_pyplot()
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                           "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
                           "axes.axisbelow": True, "legend.frameon": False})
-  positions = not brief and any(run.by_position for run in runs)
+  style = looks(runs)
+  gaps = differences(runs, baseline or runs[0])
   if brief:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    by_length = [right]
   else:
-    figure = pyplot.figure(figsize=(15 if positions else 11, 7), constrained_layout=True)
-    grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
-    width = 2 if positions else 3
-    left, right = figure.add_subplot(grid[0, :width]), figure.add_subplot(grid[0, width:2 * width])
-    draw_details(runs, [figure.add_subplot(grid[1, 2 * n:2 * n + 2]) for n in range(3)])
-  by_length = [right]
-  if positions:
-    by_length.append(figure.add_subplot(grid[0, 4:], sharey=right))
-    draw_positions(runs, by_length[1], ticker)
-  for number, run in enumerate(runs):
-    colour = COLOURS[number % len(COLOURS)]
-    if run.train:
-      steps, losses = zip(*run.train)
+    figure = pyplot.figure(figsize=(15, 7), constrained_layout=True)
+    contexts = metrics.same_targets(runs)
+    grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
+    left, *by_length = grid[0].subgridspec(1, 3).subplots()
+    right = by_length[0]
+    below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(contexts)).subplots()
+    draw_details(runs, style, below)
+    if contexts:
+      draw_contexts(contexts, style, below[-1], ticker, unit)
+      by_length.append(below[-1])
+    draw_positions(runs, style, by_length[1], ticker, unit)
+    if gaps:
+      draw_differences(gaps, baseline or runs[0], style, below[3], ticker)
+  for run in runs:
+    colour, train, curve = style[run]["color"], run.train(), run.curve()
+    if train:
+      steps, losses = zip(*train)
       left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
       left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=in_text(run.label))
-    if run.curve:
-      left.plot(*zip(*run.curve), "o", color=colour, markersize=4, markeredgecolor="white", markeredgewidth=0.6,
-                label=None if run.train else in_text(run.label))
-    if run.by_length:
-      lengths = sorted(run.by_length)
-      right.plot(lengths, [run.by_length[length][1] for length in lengths], "o-", color=colour, linewidth=1.6,
-                 markersize=5, label=in_text(run.label))
-  left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve for run in runs) else ""),
+    if curve:
+      inside, edge = (colour, "white") if style[run]["linestyle"] == LINES[0] else ("white", colour)
+      left.plot(*zip(*curve), "o", color=inside, markersize=4, markeredgecolor=edge, markeredgewidth=0.6,
+                label=None if train else style[run]["label"])
+    points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
+              for _, e in sorted(run.row.items()) if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf]
+    if points:
+      lengths, values, errors = zip(*points)
+      right.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
+  left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
            xlabel="step", ylabel="loss (nats per token)")
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
-  late = [loss for run in runs for loss in smooth([loss for _, loss in run.train])[len(run.train) // 30:]]
-  late += [loss for run in runs for step, loss in run.curve if step > 0]
+  late = [loss for run in runs for loss in smooth([loss for _, loss in run.train()])[len(run.train()) // 30:]]
+  late += [loss for run in runs for step, loss in run.curve() if step > 0]
   if late:
     spread = max(late) - min(late) or 1.0
     left.set_ylim(min(late) - 0.08 * spread, max(late) + 0.12 * spread)
-  lengths = sorted({length for run in runs for length in run.by_length})
-  right.set(title="Validation loss by length", xlabel="evaluated length (tokens)", ylabel="loss (nats per token)")
+  lengths = sorted({length for run in runs for length in run.row})
+  right.set(title="Validation loss by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
   if lengths:
     length_axis(right, ticker, lengths)
     right.margins(x=0.06, y=0.12)
@@ -242,20 +258,30 @@ def main():
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--out", metavar="FILE.png", help="the picture, or a folder for loss.png [the first run's]")
   parser.add_argument("--brief", action="store_true", help="draw the losses only")
+  parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
+  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
-  runs = read_runs(arguments.runs)
+  runs = metrics.read_runs(arguments.runs)
   for run in runs:
-    if not run.train and not run.by_length:
+    if not run.train() and not run.row and not run.contexts:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
+  wanted = os.path.abspath(arguments.baseline or arguments.runs[0])
+  baseline = next((run for given, run in zip(arguments.runs, runs) if os.path.abspath(given) == wanted), None)
+  if not baseline:
+    stop(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
   path = arguments.out or runs[0].folder
   if os.path.isdir(path):
     path = os.path.join(path, "loss.png")
   elif not os.path.splitext(path)[1]:
     path += ".png"
-  if any(run.by_length for run in runs):
-    print(table(runs))
+  tables = [f"{group[0].of()}:\n\n" + table(group, arguments.unit) for group in metrics.comparable(runs)]
+  gaps = differences(runs, baseline)
+  tables += [context_table(group, arguments.unit) for group in metrics.same_targets(runs)]
+  tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
+  tables += ["\n".join(filter(None, (run.note() for run in runs)))]
+  print("\n\n".join(filter(None, tables)))
   try:
-    draw(runs, path, arguments.brief)
+    draw(runs, path, arguments.brief, arguments.unit, baseline)
   except OSError as error:
     stop(f"{path}: {error.strerror}")
   except ValueError as error:  # a name that ends in no kind of picture

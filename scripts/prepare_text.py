@@ -1,26 +1,43 @@
 #!/usr/bin/env python3
-"""Turns text files into token shards for training and validation.
+"""Turns text into token shards for training and validation.
 
     python3 scripts/prepare_text.py book.txt --out data/shards/book --name book
-    zcat dump.txt.gz | python3 scripts/prepare_text.py - --out data/shards/dump --name dump \\
+    python3 scripts/prepare_text.py part_*.jsonl.zst --out data/shards/web --name web --val-every 200 \\
         --tokenizer gpt2 --tokenizer-dir DIR
 
 Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8;
-for GPT-2 tokens also ./train. Files are read in the given order; "-" is standard input. The end of the input becomes the
-validation text. It begins where --val-fraction of the input is left, or at the next document if one begins nearby, else
-at the next line.
+for GPT-2 tokens also ./train, for .zst the program zstd, for .parquet the package pyarrow. Inputs are read in the given
+order; "-" is standard input. What a file holds follows from its name, once .gz or .zst is taken off:
 
-bytes: one token per byte; files are joined without a separator (model.vocab 256).
+  .jsonl    a JSON object a line, whose text in the field --field is a document
+  .parquet  the same, a row a document; only the column --field is read
+  others    text: one document, unless it contains <|endoftext|>, which begins another
+
+What is not plain text in a file is unpacked into a temporary file in --out, so memory does not grow with the input.
+Documents are numbered from 1 over all inputs; empty ones in JSONL and Parquet are left out. --val-every N validates on
+the documents N, 2N, ...; otherwise the end of the input becomes the validation text. It begins where --val-fraction of
+the input is left, or at the next document if one begins nearby, else at the next line.
+
+bytes: one token per byte; documents are joined without a separator (model.vocab 256).
 gpt2:  GPT-2's BPE by ./train --encode, with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir
-       (model.vocab 50257). Every file is a document, and <|endoftext|> in a file begins another. Each document that is
-       not empty gets one token 50256 before it.
+       (model.vocab 50257). Each document that is not empty gets one token 50256 before it; <|endoftext|> within a
+       document of JSONL or Parquet begins another too.
+
+Beside each shard X.bin, X.json has its numbers of tokens and of bytes: {"tokens": N, "bytes": M, "tokenizer": "gpt2"}.
+The bytes are those of the text, as UTF-8, that these tokens stand for. The token between documents stands for none, and
+a document that crosses the end of a shard is counted where its tokens are: the sum over all shards is the whole text.
 
 No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
+import array
+import bisect
 import codecs
+import contextlib
+import gzip
 import itertools
 import json
+import mmap
 import os
 import re
 import shutil
@@ -30,61 +47,203 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 from common import Failure, UserError, run
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
-MARKER = "<|endoftext|>"
+MARKER = b"<|endoftext|>"
 BLOCK = 4 << 20
 
 
 # ------------------------------------------------------------------------------------------------------------ input
 
+def kind_of(name):
+  """The ending of a name, but for that of its compression."""
+  return os.path.splitext(re.sub(r"\.(gz|zst)$", "", name))[1]
+
+
+@contextlib.contextmanager
+def unpacked(name, stream):
+  """The file without the compression that its name tells of."""
+  if name.endswith(".gz"):
+    try:
+      with gzip.GzipFile(fileobj=stream) as whole:
+        yield whole
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+      raise UserError("%s is damaged, or not a gzip file: %s" % (name, error))
+  elif name.endswith(".zst"):
+    try:  # --long: some archives have windows beyond the default limit
+      process = subprocess.Popen(["zstd", "-dcq", "--long=31"], stdin=stream, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE)
+    except OSError as error:
+      raise UserError("%s needs the program zstd: %s; install it (apt-get install zstd), or unpack the file" % (
+          name, error.strerror))
+    with process:
+      yield process.stdout
+      if process.wait() != 0:
+        said = process.stderr.read().decode(errors="replace").strip()
+        raise UserError("%s is damaged, or not a zstd file: %s" % (name, said))
+  else:
+    yield stream
+
+
+def listed(names):
+  return ", ".join('"%s"' % name for name in names[:20]) or "no fields"
+
+
+def utf8(value, where, args):
+  """The text of a document as UTF-8."""
+  if not isinstance(value, str):
+    raise UserError('%s: "%s" is %s, not text; name the field that has the text with --field' % (
+        where, args.field, json.dumps(value, default=str)[:40]))
+  try:
+    return value.encode()
+  except UnicodeEncodeError:  # JSON can write half of a surrogate pair
+    if args.errors == "strict":
+      raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, args.field))
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def json_documents(name, stream, args):
+  for number, line in enumerate(stream, 1):
+    if line.isspace():
+      continue
+    where = "%s, line %d" % (name, number)
+    try:
+      record = json.loads(line.decode("utf-8", args.errors))
+    except UnicodeDecodeError as error:
+      raise UserError("%s is not UTF-8 at byte %d of the line: convert it (iconv -t UTF-8) or use --errors replace" % (
+          where, error.start))
+    except (ValueError, RecursionError) as error:
+      at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
+      raise UserError("%s is not JSON: %s; every line must be a JSON object" % (where, at))
+    if not isinstance(record, dict) or args.field not in record:
+      raise UserError('%s: a JSON object with "%s" is needed, but it %s; --field names the field with the text' % (
+          where, args.field, "has " + listed(list(record)) if isinstance(record, dict) else "is none"))
+    yield utf8(record[args.field], where, args)
+
+
+def parquet_documents(name, stream, args):
+  try:
+    import pyarrow
+    from pyarrow import parquet
+  except ImportError as error:
+    raise UserError("%s: %s; %s -m pip install pyarrow, or save it as JSONL" % (name, error, sys.executable))
+  try:
+    file = parquet.ParquetFile(stream, pre_buffer=False)
+    if args.field not in file.schema_arrow.names:
+      raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
+          name, args.field, listed(file.schema_arrow.names)))
+    batches = file.iter_batches(batch_size=1000, columns=[args.field])
+    rows = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+    for number, value in enumerate(rows, 1):
+      yield utf8(value, "%s, row %d" % (name, number), args)
+  except (pyarrow.ArrowException, OSError) as error:
+    raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
+
+
+def warn_of_json(name, block):
+  line, newline, _ = block.partition(b"\n")
+  try:
+    fields = listed(list(json.loads(line))) if newline and line.startswith(b"{") else ""
+  except ValueError:
+    return
+  if fields:
+    sys.stderr.write("prepare_text.py: warning: %s is taken as text, but its first line is a JSON object, which has %s; "
+                     "--jsonl takes a document from each line\n" % (name, fields))
+
+
 class Text:
-  """Several files as one long text, addressed by byte offset. Unseekable input (a pipe) is copied to a temporary file."""
+  """All inputs as one long text, addressed by byte offset. starts: where its documents begin, in order, and its end."""
 
-  def __init__(self, names, temporary):
-    self.names, self.paths, self.starts, self.temporary = [], [], [0], temporary
-    for name in names:
-      path = name
-      if name == "-" or (os.path.exists(name) and not os.path.isdir(name) and not os.path.isfile(name)):
-        path = os.path.join(temporary, "input_%d" % len(self.paths))
-        with open(path, "wb") as copy:
-          if name == "-":
-            shutil.copyfileobj(sys.stdin.buffer, copy, BLOCK)
-          else:
-            with open(name, "rb") as source:
-              shutil.copyfileobj(source, copy, BLOCK)
-      try:
-        with open(path, "rb") as file:
-          size = file.seek(0, os.SEEK_END)
-      except OSError as error:
-        raise UserError("%s cannot be read: %s; name text files" % (name, error.strerror))
-      self.names.append("standard input" if name == "-" else name)
-      self.paths.append(path)
-      self.starts.append(self.starts[-1] + size)
-    self.size = self.starts[-1]
+  def __init__(self, args, temporary):
+    self.args, self.temporary, self.size = args, temporary, 0
+    self.names, self.files = [], []  # files: (name, path, first byte, end)
+    progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
+    with open(os.path.join(temporary, "starts"), "w+b") as self.starts_file:  # on the disk: there may be many
+      self.new_starts = array.array("Q")
+      for name in args.files:
+        self._add(name, progress)
+      self._begin(self.size)
+      self.new_starts.tofile(self.starts_file)
+      self.starts_file.flush()
+      self.starts = memoryview(mmap.mmap(self.starts_file.fileno(), 0, access=mmap.ACCESS_READ)).cast("Q")
+    progress.end()
 
-  def files(self, start, end):
-    """(name, first byte within the file, blocks) of every file that has text in [start, end)."""
-    for name, path, file_start, file_end in zip(self.names, self.paths, self.starts, self.starts[1:]):
-      first, last = max(start, file_start), min(end, file_end)
-      if first < last:
-        yield name, first - file_start, self._blocks(name, path, first - file_start, last - first)
+  def _add(self, name, progress):
+    args, path, first, before = self.args, name, self.size, progress.done
+    try:
+      raw = open(os.dup(0) if name == "-" else name, "rb")
+    except OSError as error:
+      raise UserError("%s cannot be read: %s; name text files" % (name, error.strerror))
+    with raw, unpacked(name, raw) as stream:
+      regular, kind, documents = os.path.isfile(name), kind_of(name), None
+      if args.jsonl or kind == ".jsonl":
+        documents = json_documents(name, stream, args)
+      elif kind == ".parquet":
+        file = raw
+        if stream is not raw:  # it is not read from its beginning to its end
+          file = tempfile.TemporaryFile(dir=self.temporary)
+          shutil.copyfileobj(stream, file, BLOCK)
+        documents = parquet_documents(name, file, args)
+      if documents or stream is not raw or not regular:
+        path = os.path.join(self.temporary, "input_%d" % len(self.names))
+      with open(os.devnull if path == name else path, "wb") as copy:
+        for part in documents or self._plain(name, stream):
+          if documents and part:
+            self._begin(self.size)
+          copy.write(part)
+          self.size += len(part)
+          if regular:
+            progress.add(before + raw.tell() - progress.done)
+    self.names.append("standard input" if name == "-" else name)
+    self.files.append((self.names[-1], path, first, self.size))
 
-  def read(self, start, end):
-    return b"".join(block for _, _, blocks in self.files(start, end) for block in blocks)
+  def _plain(self, name, stream):
+    """The blocks of a file that is text."""
+    first, window = self.size, b""
+    for block in iter(lambda: stream.read(BLOCK), b""):
+      if not window:
+        warn_of_json(name, block)
+        self._begin(first)
+      window = window[1 - len(MARKER):]  # where a marker may have begun
+      offset, window = self.size - len(window), window + block
+      for marker in re.finditer(re.escape(MARKER), window):
+        if offset + marker.start() > first:
+          self._begin(offset + marker.start())
+      yield block
+
+  def _begin(self, offset):
+    self.new_starts.append(offset)
+    if len(self.new_starts) == 1 << 16:
+      self.new_starts.tofile(self.starts_file)
+      del self.new_starts[:]
+
+  def documents(self, first, last, chosen=lambda number: True):
+    """(name, first byte within the file, blocks) of each chosen document that has text in [first, last), and only of
+    that text. chosen: of its number, counted from 1. Blocks are valid until the next document."""
+    index = bisect.bisect_right(self.starts, first) - 1
+    for name, path, file_first, file_end in self.files:
+      with open(path, "rb") as file:
+        while self.starts[index] < min(file_end, last):
+          start, end = max(self.starts[index], first), min(self.starts[index + 1], last)
+          index += 1
+          if chosen(index):
+            file.seek(start - file_first)
+            yield name, start - file_first, self._blocks(name, file, end - start)
 
   @staticmethod
-  def _blocks(name, path, offset, length):
-    with open(path, "rb") as file:
-      file.seek(offset)
-      while length > 0:
-        block = file.read(min(BLOCK, length))
-        if not block:
-          raise UserError("%s became shorter while it was read" % name)
-        length -= len(block)
-        yield block
+  def _blocks(name, file, length):
+    while length > 0:
+      block = file.read(min(BLOCK, length))
+      if not block:
+        raise UserError("%s became shorter while it was read" % name)
+      length -= len(block)
+      yield block
+
+  def read(self, start, end):
+    return b"".join(block for _, _, blocks in self.documents(start, end) for block in blocks)
 
 
 def validation_start(text, fraction):
@@ -93,14 +252,11 @@ def validation_start(text, fraction):
     return 0 if fraction else text.size
   start = text.size - int(round(text.size * fraction))
   near = start + (text.size - start) // 2  # at least half of the wanted validation text remains
-  file_starts = [at for at in text.starts[1:-1] if start <= at <= near]
-  if file_starts:
-    return file_starts[0]
+  document = text.starts[bisect.bisect_left(text.starts, start)]
+  if document <= near:
+    return document
   before = max(start - 1, 0)  # where a line may have ended
-  ahead = text.read(before, min(text.size, near, before + (64 << 20)))
-  marker, line = ahead.find(MARKER.encode()), ahead.find(b"\n", 0, 1 << 16)
-  if marker >= 0:
-    return before + marker
+  line = text.read(before, min(near, before + (1 << 16))).find(b"\n")
   if line >= 0:
     return before + line + 1
   while start < text.size and text.read(start, start + 1)[0] & 0xC0 == 0x80:
@@ -110,14 +266,15 @@ def validation_start(text, fraction):
 
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
-# Both have tokens(text, start, end, errors), which yields (bytes of text read, their tokens as the bytes of uint16).
+# Both have tokens(documents, args), which yields (bytes of text read, their tokens as the bytes of uint16), and lengths:
+# how many bytes of text each token stands for (None: 1).
 
 class Bytes:
-  vocab = 256
+  vocab, lengths = 256, None
 
   @staticmethod
-  def tokens(text, start, end, errors):
-    for _, _, blocks in text.files(start, end):
+  def tokens(documents, args):
+    for _, _, blocks in documents:
       for block in blocks:
         wide = bytearray(2 * len(block))
         wide[::2] = block
@@ -133,7 +290,10 @@ class Gpt2:
       self._finish(process)
     name = next(name for name in ("vocab.json", "encoder.json") if os.path.exists(os.path.join(directory, name)))
     with open(os.path.join(directory, name), encoding="utf-8") as file:
-      self.vocab = len(json.load(file))
+      numbers = json.load(file)
+    self.vocab, self.lengths = len(numbers), [0] * len(numbers)
+    for token, number in numbers.items():  # written with a character for each byte
+      self.lengths[number] = 0 if token == MARKER.decode() else len(token)
 
   def _start(self, output):
     try:
@@ -153,11 +313,11 @@ class Gpt2:
       raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
           " ".join(process.args), process.returncode, said))
 
-  def tokens(self, text, start, end, errors):
-    with tempfile.TemporaryFile(dir=text.temporary) as output:
+  def tokens(self, documents, args):
+    with tempfile.TemporaryFile(dir=args.out) as output:
       with self._start(output) as process:
         try:
-          for part in self._utf8(text, start, end, errors):
+          for part in self._utf8(documents, args.errors):
             process.stdin.write(part)
             yield len(part), b""
         except BrokenPipeError:
@@ -172,9 +332,9 @@ class Gpt2:
         yield 0, block
 
   @staticmethod
-  def _utf8(text, start, end, errors):
-    """The text as UTF-8, with a marker after every file."""
-    for name, offset, blocks in text.files(start, end):
+  def _utf8(documents, errors):
+    """The text as UTF-8, with a marker after every document."""
+    for name, offset, blocks in documents:
       decoder = codecs.getincrementaldecoder("utf-8")(errors)
       for block in itertools.chain(blocks, [b""]):
         try:
@@ -183,27 +343,34 @@ class Gpt2:
           at = offset - len(decoder.getstate()[0]) + error.start
           raise UserError("%s is not UTF-8 at byte %d: convert it (iconv -t UTF-8) or use --errors replace" % (name, at))
         offset += len(block)
-      yield MARKER.encode()
+      yield MARKER
 
 
 # ----------------------------------------------------------------------------------------------------------- output
 
+def sidecar(shard):
+  """The name of the file that has a shard's numbers of tokens and bytes."""
+  return shard[:-len(".bin")] + ".json"
+
+
 class ShardWriter:
-  def __init__(self, directory, stem, shard_tokens):
-    self.directory, self.stem, self.shard_tokens = directory, stem, shard_tokens
-    self.counts, self.file = [], None  # tokens of each shard
+  def __init__(self, directory, stem, args, lengths):
+    self.directory, self.stem, self.args, self.lengths = directory, stem, args, lengths
+    self.counts, self.bytes, self.file = [], 0, None  # tokens of each shard; bytes of text of the last
 
   def write(self, data):
     data = memoryview(data)
     while len(data):
-      if self.file is None or self.counts[-1] == self.shard_tokens:
+      if self.file is None or self.counts[-1] == self.args.shard_tokens:
         self.close()
         self.file = open(os.path.join(self.directory, self.name(len(self.counts))), "wb")
         self.file.write(bytes(4 * HEADER_INTS))
         self.counts.append(0)
-      part = data[:2 * (self.shard_tokens - self.counts[-1])]
+        self.bytes = 0
+      part = data[:2 * (self.args.shard_tokens - self.counts[-1])]
       self.file.write(part)
       self.counts[-1] += len(part) // 2
+      self.bytes += sum(map(self.lengths.__getitem__, part.cast("H"))) if self.lengths else len(part) // 2
       data = data[len(part):]
 
   def close(self):
@@ -214,6 +381,9 @@ class ShardWriter:
       os.fsync(self.file.fileno())
       self.file.close()
       self.file = None
+      with open(os.path.join(self.directory, sidecar(self.name(len(self.counts) - 1))), "w") as file:
+        json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
+        file.write("\n")
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)
@@ -246,23 +416,33 @@ class Progress:
 
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("files", nargs="+", metavar="FILE", help='text files; "-" is standard input')
+  parser.add_argument("files", nargs="+", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
+                                                               '"-" is standard input')
   parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
   parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
   parser.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
-  parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
-                      help="share of the text for validation, 0 to 1 [0.1]")
+  parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
+  parser.add_argument("--jsonl", action="store_true", help="every input is JSONL, whatever its name is")
+  validation = parser.add_mutually_exclusive_group()
+  validation.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
+                          help="share of the text for validation, 0 to 1, from its end [0.1]")
+  validation.add_argument("--val-every", type=int, metavar="N", help="instead: every N-th document is for validation")
   parser.add_argument("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
   parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
-                      help="gpt2: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
+                      help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
   if not re.fullmatch(r"[\w.+-]+", args.name):
     raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
   if not 0 <= args.val_fraction <= 1:
     raise UserError("--val-fraction %g is not between 0 and 1" % args.val_fraction)
+  if args.val_every is not None and args.val_every < 2:
+    raise UserError("--val-every %d is less than 2, which validates on every second document" % args.val_every)
+  if args.field is not None and not args.jsonl and not any(kind_of(f) in (".jsonl", ".parquet") for f in args.files):
+    raise UserError("--field %s: no input is called .jsonl or .parquet; --jsonl reads others as JSONL" % args.field)
+  args.field = args.field or "text"
   if not 1 <= args.shard_tokens < 1 << 31:
     raise UserError("--shard-tokens %d is not between 1 and %d" % (args.shard_tokens, (1 << 31) - 1))
   if args.tokenizer == "gpt2" and not args.tokenizer_dir:
@@ -272,32 +452,39 @@ def parse_arguments():
 
 
 def prepare(args, tokenizer, temporary):
-  text = Text(args.files, temporary)
+  text = Text(args, temporary)
   if text.size == 0:
     raise UserError("there is no text in %s" % ", ".join(text.names))
-  start = validation_start(text, args.val_fraction)
-  if args.val_fraction not in (0, 1) and start in (0, text.size):
-    raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
-                    "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
+  if args.val_every:
+    if len(text.starts) - 1 < args.val_every:
+      raise UserError("--val-every %d: the number of documents is only %d" % (args.val_every, len(text.starts) - 1))
+    train = text.documents(0, text.size, lambda number: number % args.val_every)
+    val = text.documents(0, text.size, lambda number: number % args.val_every == 0)
+  else:
+    start = validation_start(text, args.val_fraction)
+    if args.val_fraction not in (0, 1) and start in (0, text.size):
+      raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
+                      "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
+    train, val = text.documents(0, start), text.documents(start, text.size)
   writers = []
   progress = Progress(text.size)
-  for split, first, last in (("train", 0, start), ("val", start, text.size)):
-    writer = ShardWriter(temporary, "%s_%s" % (args.name, split), args.shard_tokens)
-    for read, tokens in tokenizer.tokens(text, first, last, args.errors):
+  for split, documents in (("train", train), ("val", val)):
+    writer, before = ShardWriter(temporary, "%s_%s" % (args.name, split), args, tokenizer.lengths), progress.done
+    for read, tokens in tokenizer.tokens(documents, args):
       writer.write(tokens)
       progress.add(read)
     writer.close()
     if writer.counts:
       writers.append(writer)
-    elif first < last:
-      raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, last - first))
+    elif progress.done > before:
+      raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
   return writers
 
 
 def existing_shards(args):
   splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
-  pattern = re.compile(r"%s_(%s)_\d{6,}\.bin" % (re.escape(args.name), "|".join(splits)))
+  pattern = re.compile(r"%s_(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
   return [os.path.join(args.out, name) for name in sorted(os.listdir(args.out)) if pattern.fullmatch(name)]
 
 
@@ -315,10 +502,13 @@ def main():
   try:
     writers = prepare(args, tokenizer, temporary)
     written = {writer.name(index): count for writer in writers for index, count in enumerate(writer.counts)}
-    for name in written:
+    for path in old:  # a file of numbers never lies beside another shard than its own, even if this is stopped here
+      if path.endswith(".json"):
+        os.remove(path)
+    for name in list(written) + [sidecar(name) for name in written]:
       os.replace(os.path.join(temporary, name), os.path.join(args.out, name))
     for path in old:  # those that the new text no longer fills would be read along with the new ones
-      if os.path.basename(path) not in written:
+      if path.endswith(".bin") and os.path.basename(path) not in written:
         os.remove(path)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)

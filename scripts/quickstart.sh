@@ -58,8 +58,7 @@ open(sys.argv[1], "wb").write(data)
 PYTHON
   fi
 fi
-rm -f "$shards"/*.bin
-"$python" scripts/prepare_text.py "$text" --out "$shards" --name quickstart --tokenizer bytes
+"$python" scripts/prepare_text.py "$text" --out "$shards" --name quickstart --tokenizer bytes --overwrite
 
 runs=()
 for variant in "${variants[@]}"; do

@@ -13,10 +13,11 @@ import re
 import sys
 
 import compare_variants
+import metrics
 import plot
 from common import stop
 
-PAGES = ("README.md", "bench/README.md", "bench/TORCH.md")
+PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md")
 
 def variants(result):
   return (compare_variants.table(result) + f"\n\n{len(result['seeds'])} seeds, {result['steps']} steps of {result['tokens_per_step']} "
@@ -49,7 +50,7 @@ def main():
     with open(sources[0], encoding="utf-8") as file:
       content = variants(json.load(file))
   else:
-    content = plot.table([plot.Run(folder) for folder in sources])
+    content = plot.table([metrics.Run(folder) for folder in sources])
   replace_block(name, content)
 
 

@@ -24,6 +24,14 @@ std::string source_of(const Config& c, const std::vector<const char*>& keys) {
 
 int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
 
+int Config::Eval::window(int length) const {
+  return mode == EvalMode::suffix ? *std::max_element(lengths.begin(), lengths.end()) : length;
+}
+
+int Config::Eval::targets(int length) const {
+  return mode == EvalMode::suffix ? std::min(1024, *std::min_element(lengths.begin(), lengths.end())) : length;
+}
+
 static void complete(Config& c) {
   auto& m = c.model;
   if (c.name.empty()) {

@@ -29,10 +29,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                      ->expected(0, 1)
                      ->type_name("[latest|DIR]");
   auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
-  app.add_option("--lengths", flags.lengths, "lengths to evaluate at [eval.lengths]")
+  auto* passkey = app.add_flag("--passkey", flags.passkey,
+                               "measure how far back a hidden key is found, and exit; weights as --eval");
+  app.add_option("--lengths", flags.lengths, "lengths for --eval or --passkey [eval.lengths]")
       ->type_name("1024,2048,...")
-      ->check(not_empty("needs a list of lengths, as in 1024,2048"))
-      ->needs(eval);
+      ->check(not_empty("needs a list of lengths, as in 1024,2048"));
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
@@ -46,7 +47,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, generate, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval, passkey, generate, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
@@ -56,7 +57,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
-  for (const char* flag : {"--eval", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
+  for (const char* flag : {"--eval", "--passkey", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     app.get_option(flag)->disable_flag_override();
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
@@ -85,6 +86,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
         resume->count() && !flags.resume.empty()
             ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
             : "");
+  if (!flags.lengths.empty() && !flags.eval && !flags.passkey)
+    user_error("command line: --lengths requires --eval or --passkey; see ./train --help");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";

@@ -7,8 +7,8 @@ struct Flags {
   std::string config;
   std::vector<std::string> sets;
   std::string resume, lengths, generate, gpus = "1", dump_gradients, encode;
-  bool resuming = false, eval = false, generating = false, overwrite = false, dry_run = false, print_config = false,
-       remeasure = false;
+  bool resuming = false, eval = false, passkey = false, generating = false, overwrite = false, dry_run = false,
+       print_config = false, remeasure = false;
   std::string command;  // as typed
 };
 

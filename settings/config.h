@@ -13,6 +13,9 @@
 
 #include "attention/settings.h"
 
+enum class EvalMode { windows, suffix };
+inline constexpr const char* eval_mode_names[] = {"windows", "suffix"};
+
 inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
 
 struct Config {
@@ -73,9 +76,14 @@ struct Config {
   struct Eval {
     int64_t every = 250;  // 0 = never
     int64_t tokens = 10485760;
+    EvalMode mode = EvalMode::windows;
     std::vector<int> lengths;  // auto: [context] (never empty after loading)
     int batch = 0;             // sequences; 0 = auto: eval_batch()
     RopeScaling rope_scaling = RopeScaling::none;
+    // At each of `lengths`, the model sees the last `length` tokens of windows of this many, and the last targets(length)
+    // of their targets count.
+    int window(int length) const;
+    int targets(int length) const;
   } eval;
 
   struct Checkpoint {
@@ -93,6 +101,13 @@ struct Config {
     std::string tokenizer = "gpt2";  // gpt2 | bytes
     std::string tokenizer_dir;
   } generate;
+
+  struct Passkey {
+    std::string form = "landmark";  // landmark | compact
+    int trials = 20;
+    int depths = 11;
+    std::string examples;  // "" = none
+  } passkey;
 
   struct Log {
     int64_t every = 1;

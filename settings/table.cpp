@@ -77,7 +77,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
                       "subtracted in lssar's second stage, in units of the mean weight"}),
     only_with(LSSAR, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                       "first rows without that offset"}),
-    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator"},
+    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "of the gate; none disables it"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
@@ -120,6 +120,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
 
     {"eval.every", &c.eval.every, "[0, 1e9]", no, "steps between evaluations; 0 = never", may_change},
     {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
+    {"eval.mode", choice(c.eval.mode, eval_mode_names), "", no,
+     "at each length all targets, or the same last targets with that much context", may_change},
     {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
@@ -140,7 +142,14 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sample from this many of the most likely tokens; 0 = all", may_change},
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-     "folder with GPT-2's vocabulary and merges", may_change, of_a_rank},
+     "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
+
+    {"passkey.form", &c.passkey.form, "landmark | compact", no, "of the prompts of --passkey (eval/passkey.h)",
+     may_change},
+    {"passkey.trials", &c.passkey.trials, "[1, 1000000]", no, "keys at each length and depth", may_change},
+    {"passkey.depths", &c.passkey.depths, "[2, 1001]", no, "depths of the key, evenly from 0 to 1", may_change},
+    {"passkey.examples", &c.passkey.examples, "", no, "file to write the prompts to, as JSON lines; empty: none",
+     may_change, of_a_rank},
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };

@@ -21,7 +21,7 @@ INCLUDES = {
   "settings": {"base", "attention"},
   "ranks": {"base", "kernels"},
   "model": {"kernels", "attention", "settings", "ranks"},
-  "checkpoint": {"base", "settings", "model"},
+  "checkpoint": {"base", "data", "settings", "model"},
   "eval": {"base", "data", "model", "checkpoint"},
   "training": {"base", "kernels", "data", "settings", "ranks", "model", "checkpoint", "eval"},
   "main": {"base", "data", "ranks", "checkpoint", "eval", "training"},

@@ -40,7 +40,7 @@ static std::vector<int> due_lengths(const Config& config, int64_t step) {
 
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
   std::vector<int> lengths = due_lengths(config, step);
-  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step);
+  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step, config.eval);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
 }
@@ -129,7 +129,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     bool last = step == steps;
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    evaluate_lengths(model, val, step == first ? missing : due_lengths(config, step), step, "val", &metrics, stopping);
+    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, step), "val",
+                     {path, step, step * config.batch.tokens}, metrics, stopping);
     bool stop = stopping();
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);

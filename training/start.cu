@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <thread>
 
 #include "base/checksum.h"
@@ -29,13 +30,16 @@ static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   return files;
 }
 
-Data open_data(const Flags& flags, const Config& config, bool training, bool evaluates) {
+Data open_data(const Flags& flags, Config& config, bool training, bool evaluates) {
   Data data;
-  data.lengths = flags.lengths.empty() ? config.eval.lengths : parse_lengths(flags.lengths, "--lengths");
-  if (evaluates) check_lengths(config, data.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
+  if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
+  Config checked = config;
+  if (flags.passkey) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // its prompts are no validation tokens
+  if (evaluates || flags.passkey)
+    check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
   if (evaluates) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
-  for (int length : evaluates ? data.lengths : std::vector<int>{})
+  for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);

@@ -15,13 +15,13 @@
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure);
 
 struct Data {
-  std::vector<int> lengths;  // to evaluate at
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;
 };
 
-// Opens and checks the shards that the run will read and the lengths it evaluates. A user_error names the key.
-Data open_data(const Flags& flags, const Config& config, bool training, bool evaluates);
+// Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes
+// eval.lengths. A user_error names the key.
+Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
 // The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
 

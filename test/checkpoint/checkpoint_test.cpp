@@ -60,6 +60,7 @@ struct Checkpoints : testing::Test {
     c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
     c.state.matmul_choices = "GPU\t1\t2\n";
     c.state.config = small_config();
+    c.state.tokenizer = {{"vocab.json", "{}"}};
     return c;
   }
   std::string write(int64_t step) { return write_checkpoint(run, content(step)); }
@@ -107,7 +108,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   EXPECT_EQ(bias[6], values[46]);
   EXPECT_EQ(bytes_of(folder + "/config.json"), content(20).config);
   json files = state_of(folder)["files"];
-  EXPECT_EQ(files.size(), 4u);
+  EXPECT_EQ(files.size(), 5u);
   for (auto& [name, entry] : files.items()) EXPECT_EQ(entry["xxh64"], file_checksum(folder + "/" + name));
 }
 
@@ -242,14 +243,18 @@ TEST_F(Checkpoints, TheNewestIntactIsTaken) {
   EXPECT_EQ(damaged[1].reason, "state.json belongs to step 10");
 }
 
-TEST_F(Checkpoints, TheModellingFileMayChange) {
-  std::string folder = write(20), path = folder + "/modeling_plusgpt.py";
-  EXPECT_EQ(bytes_of(path), content(20).modelling);
-  put(path, "class Mine: pass\n");
-  EXPECT_EQ(damage(folder), "");
-  fs::remove(path);
-  EXPECT_EQ(damage(folder), "");
+TEST_F(Checkpoints, FilesForTransformersMayChange) {
+  std::string folder = write(20);
+  for (auto& [name, text] : {std::pair{"modeling_plusgpt.py", content(20).modelling}, {"vocab.json", "{}"}}) {
+    std::string path = folder + "/" + name;
+    EXPECT_EQ(bytes_of(path), text);
+    put(path, "class Mine: pass\n");
+    EXPECT_EQ(damage(folder), "");
+    fs::remove(path);
+    EXPECT_EQ(damage(folder), "");
+  }
   CheckpointContent gpt2 = content(30);
+  gpt2.state.tokenizer = {};
   gpt2.modelling = "";
   folder = write_checkpoint(run, gpt2);
   EXPECT_FALSE(fs::exists(folder + "/modeling_plusgpt.py"));

@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "base/error.h"
 #include "checkpoint/metrics.h"
@@ -198,7 +200,7 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
                 " cannot be created, because a file of that name is in the way; remove it, or choose another name "
                 "(--set name=...)");
   EXPECT_EQ(error_of([&] { RunDir run("b", root + "/a"); }).rfind("user: runs: ", 0), 0u);
-  without_root([&] {
+  without_writing_to(root, [&] {
     EXPECT_EQ(error_of([&] { RunDir run("c", root); }), "user: runs: cannot create the folder " + root +
                                                             "/c: Permission denied; change that, or start in a folder "
                                                             "whose runs/ you may read and write");
@@ -211,6 +213,25 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
 }
 
 // ---- metrics
+
+EvalReport report_at(int64_t step, int length) {
+  EvalReport report;
+  report.length = length;
+  report.weights.step = step;
+  return report;
+}
+
+// The lines with 0 for each time, which comes after the type: the test's own, in Unix seconds to the millisecond.
+std::string timeless(const std::string& lines) {
+  const std::regex time(R"re((\{"type":"\w+","time":)(\d+\.\d+))re");
+  double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  for (std::sregex_iterator match(lines.begin(), lines.end(), time), end; match != end; ++match) {
+    double found = std::stod((*match)[2]);
+    EXPECT_NEAR(found, now - 30, 30);
+    EXPECT_NEAR(found * 1e3, std::round(found * 1e3), 1e-3);  // twice the rounding of a double of this size
+  }
+  return std::regex_replace(lines, time, "$010");  // the first group, and 0
+}
 
 TEST(Metrics, LinesAreAsDocumented) {
   TempDir dir;
@@ -235,22 +256,47 @@ TEST(Metrics, LinesAreAsDocumented) {
              .tokens_per_s = 1,
              .mfu = NAN,
              .ms = 1});
-  log.val(250, 1024, 3.25, 10485760);
-  log.eval(1000, 2048, 3.5, 4096, 3.75, {1, NAN, 0.5});
+  EvalReport report = report_at(250, 1024);
+  log.evaluation("val", report);
+  report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
+  report.weights = {"runs/x/step_00001000", 1000, 64000};
+  report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
+  report.tokens_asked = 9000, report.tokens = 4096, report.windows = 2;
+  report.rope_scaling = "yarn";
+  report.position_edges = {0, 1, 2, 1024};
+  report.by_position = {1, NAN, 1.23456789};
+  report.window_losses = {1.0000004, 2.0000006};
+  log.evaluation("eval", report);
+  report = report_at(250, 1024);
+  report.mode = EvalMode::suffix, report.window = 4096, report.targets = 512, report.difference = {512, -0.25, NAN};
+  log.evaluation("eval", report);
   EXPECT_EQ(
-      bytes_of(dir / "m"),
-      R"({"type":"start","commit":"abc123","command":"./train \"x\"\n","config":)"
+      timeless(bytes_of(dir / "m")),
+      R"({"type":"start","time":0,"commit":"abc123","command":"./train \"x\"\n","config":)"
       R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
       R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
       "\n"
-      R"({"type":"train","step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
+      R"({"type":"train","time":0,"step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
       R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
       "\n"
-      R"({"type":"train","step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
+      R"({"type":"train","time":0,"step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
       "\n"
-      R"({"type":"val","step":250,"length":1024,"loss":3.25,"tokens":10485760})"
+      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":1.0,)"
+      R"("bits_per_byte":null,"last_loss":0.0,)"
+      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
+      R"("position_edges":[],"by_position":[],"window_losses":[]})"
       "\n"
-      R"({"type":"eval","step":1000,"length":2048,"loss":3.5,"tokens":4096,"last_loss":3.75,"by_position":[1.0,null,0.5]})"
+      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
+      R"("perplexity":1.6487212707001282,"bits_per_byte":2.0,"last_loss":0.75,)"
+      R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
+      R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
+      R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
+      R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
+      "\n"
+      R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
+      R"("loss":0.0,"stderr":null,"perplexity":1.0,"bits_per_byte":null,)"
+      R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
+      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
       "\n");
 }
 
@@ -258,10 +304,10 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   TempDir dir;
   auto after = [&](const std::string& before) {
     write_text_file(dir / "m", before);
-    MetricsLog(dir / "m").val(1, 2, 3, 4);
-    return bytes_of(dir / "m");
+    MetricsLog(dir / "m").skip(1, "x", 2);
+    return timeless(bytes_of(dir / "m"));
   };
-  const std::string line = "{\"type\":\"val\",\"step\":1,\"length\":2,\"loss\":3.0,\"tokens\":4}\n";
+  const std::string line = "{\"type\":\"skip\",\"time\":0,\"step\":1,\"reason\":\"x\",\"skipped\":2}\n";
   EXPECT_EQ(after("{\"a\":1}\n"), "{\"a\":1}\n" + line);
   EXPECT_EQ(after("{\"a\":1}\n{\"b\""), "{\"a\":1}\n" + line);
   EXPECT_EQ(after("{\"b\""), line);
@@ -275,14 +321,14 @@ TEST(Metrics, ALostLineIsReportedByTheCallback) {
   TrainReport report = {};
   report.step = 5;
   EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
-  EXPECT_EQ(error_of([&] { log.val(6, 2, 3, 4); }), "failure: step 6" + text);
+  EXPECT_EQ(error_of([&] { log.evaluation("val", report_at(6, 2)); }), "failure: step 6" + text);
   EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
 }
 
 TEST(Metrics, WithoutAFileNothingHappens) {
   MetricsLog log;
-  EXPECT_EQ(error_of([&] { log.val(1, 2, 3, 4); }), "");
-  EXPECT_EQ(error_of([] { MetricsLog("/dev/full").val(1, 2, 3, 4); }),
+  EXPECT_EQ(error_of([&] { log.skip(1, "x", 2); }), "");
+  EXPECT_EQ(error_of([] { MetricsLog("/dev/full").skip(1, "x", 2); }),
             "failure: cannot write /dev/full: No space left on device");
 }
 
@@ -296,10 +342,18 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   auto line = [](const char* type, int step, int length = 0) {
     return format("{\"type\":\"%s\",\"step\":%d,\"length\":%d}\n", type, step, length);
   };
-  std::string kept = start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd;
+  std::string kept =
+      start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd +
+      "{\"type\":\"val\",\"step\":20,\"mode\":\"suffix\",\"length\":16,\"context_of\":16,\"suffix\":8}\n";
   write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
-  EXPECT_EQ(evaluated_lengths(path, 20), (std::set<int>{8, 16}));
-  EXPECT_EQ(evaluated_lengths(path, 19), std::set<int>{});
+  EXPECT_EQ(evaluated_lengths(path, 20, {}), (std::set<int>{8, 16}));
+  EXPECT_EQ(evaluated_lengths(path, 19, {}), std::set<int>{});
+  Config::Eval suffix;
+  suffix.mode = EvalMode::suffix;
+  for (std::vector<int> lengths : {std::vector<int>{8, 16}, {8, 16, 32}, {4, 8, 16}, {16}}) {
+    suffix.lengths = lengths;
+    EXPECT_EQ(evaluated_lengths(path, 20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
+  }
   rewind_metrics(path, 20);
   EXPECT_EQ(bytes_of(path), kept + eval);
   rewind_metrics(path, 20);
@@ -307,5 +361,5 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
   rewind_metrics(dir / "absent", 3);
   EXPECT_EQ(bytes_of(dir / "absent"), "");
-  EXPECT_TRUE(evaluated_lengths(dir / "none", 3).empty());
+  EXPECT_TRUE(evaluated_lengths(dir / "none", 3, {}).empty());
 }

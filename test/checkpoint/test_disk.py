@@ -58,7 +58,8 @@ class Disk(Runs):
 
   def calls(self, *flags, fail=None, **changes):
     """Exit code, error text and calls of ./train on this disk."""
-    variables = {"LD_PRELOAD": self.path("library.so"), "CALLS": self.path("calls"), **({"FAIL": fail} if fail else {})}
+    # A relative path: LD_PRELOAD's are separated by spaces, which the folder's may contain.
+    variables = {"LD_PRELOAD": "./library.so", "CALLS": self.path("calls"), **({"FAIL": fail} if fail else {})}
     self.write("calls", "")
     os.environ.update(variables)
     try:

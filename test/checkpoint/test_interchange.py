@@ -1,5 +1,6 @@
 """The files of a step_N folder for Hugging Face transformers, read without that library: scripts/compare_transformers.py
-opens the folders with it and compares. test_runs.py tests that runs start from such files. Standard library only.
+opens the folders with it and compares. test_runs.py tests that runs start from such files. Standard library only, but
+for a comparison of tokens where transformers is installed.
 """
 import ast
 import json
@@ -8,15 +9,21 @@ import os
 import py_compile
 import re
 import struct
+import subprocess
 import unittest
 
-from support.workspace import ROOT, Workspace, read_safetensors
+from support.workspace import ROOT, TRAIN, Workspace, read_safetensors, tiny_vocabulary
+
+try:
+  import transformers
+except ImportError:
+  transformers = None
 
 SOURCE = os.path.join(ROOT, "scripts", "modeling_plusgpt.py")
 GPT2 = {"model__position": "learned", "train__steps": 1, "eval__every": 0}
 
 
-class Interchange(Workspace):
+class Trained(Workspace):
   def trained(self, **changes):
     """The folder of a model, and its config.json."""
     self.ok("--overwrite", **{**GPT2, **changes})
@@ -24,6 +31,8 @@ class Interchange(Workspace):
     with open(os.path.join(folder, "config.json")) as file:
       return folder, json.load(file)
 
+
+class Interchange(Trained):
   def test_gpt2_opens_as_transformers_gpt2(self):
     folder, config = self.trained(model__mlp_ratio=3.5)
     own = config.pop("plusgpt")
@@ -128,6 +137,42 @@ class Interchange(Workspace):
       done = self.ok("--resume", "runs/tiny/step_00000002", **run)
       self.assertEqual(done.stderr, "")
       self.assertEqual(self.bytes_of(self.model()), expected)
+
+
+class Tokenizer(Trained):
+  def setUp(self):
+    super().setUp()
+    vocabulary, self.merges = tiny_vocabulary()
+    os.mkdir(self.path("gpt2"))
+    self.write("gpt2/encoder.json", json.dumps(vocabulary))
+    self.write("gpt2/vocab.bpe", self.merges)
+    self.changes = {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "gpt2", "model__vocab": len(vocabulary)}
+
+  def test_a_checkpoint_holds_the_tokenizer(self):
+    for position in ("learned", "rope"):
+      folder, _ = self.trained(**{**self.changes, "model__position": position})
+      for name, source in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
+        self.assertEqual(self.bytes_of(os.path.join(folder, name)), self.bytes_of(self.path("gpt2", source)))
+      if not transformers:
+        continue
+      text = "hello world  hello\n\n\u20ac1 he'll\t<|endoftext|>hello"
+      done = subprocess.run([TRAIN, "--encode", self.path("gpt2")], input=text.encode(), capture_output=True)
+      if b"without PCRE2" not in done.stderr:
+        transformers.logging.set_verbosity_error()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self.assertEqual([tokenizer.eos_token_id, *tokenizer.encode(text)], list(memoryview(done.stdout).cast("H")))
+
+  def test_a_run_without_its_tokenizer(self):
+    """A warning and no files; but what is damaged is an error before anything is written."""
+    self.write("gpt2/vocab.bpe", "#version: 0.2\nh")
+    self.bad(names=["gpt2/vocab.bpe"], **{**GPT2, **self.changes})
+    self.write("gpt2/vocab.bpe", self.merges)
+    for change, problem in (({"generate__tokenizer_dir": "gone"}, '"gone" is not a folder'),
+                            ({"model__vocab": 267}, "has 268 tokens, but model.vocab is 267")):
+      done = self.ok("--overwrite", **{**GPT2, **self.changes, **change})
+      self.assertIn("warning: checkpoints will hold no tokenizer: generate.tokenizer_dir", done.stderr)
+      self.assertIn(problem, done.stderr)
+      self.assertNotIn("vocab.json", os.listdir(self.path("runs/tiny/step_00000001")))
 
 
 if __name__ == "__main__":

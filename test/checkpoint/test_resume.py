@@ -67,6 +67,18 @@ class Interrupted(Runs):
     steady, files = self.outcome()
     self.assertEqual(([entry for entry in steady if entry["type"] != "eval"], files), expected)
 
+  def test_lines_of_older_versions(self):
+    """Without a time, and val lines with few fields: they are kept, and tell what has been evaluated."""
+    self.run_ok(train__steps=40)
+    old = [{key: value for key, value in line.items() if key != "time" and
+            (line["type"] != "val" or key in ("type", "step", "length", "loss", "tokens"))} for line in self.metrics()]
+    self.write("runs/tiny/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in old))
+    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.run_ok("--resume", train__steps=40)
+    kept = [line for line in old if line.get("step", 0) <= 30]
+    self.assertEqual(self.metrics()[:len(kept)], kept)
+    self.assertEqual([line["step"] for line in self.metrics(kind="val")], list(range(0, 41, 5)))
+
   def test_going_back(self):
     expected = self.straight()
     self.run_ok()
@@ -199,17 +211,20 @@ class Signals(Runs):
 
   def test_stopped_between_evaluations(self):
     self.write("val.bin", shard(TEXT * 1000))
-    changes = dict(eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
-    expected = self.straight(step=8, **changes)
-    process = self.start(**changes)
-    self.wait_for(process, lambda: len(self.lines("val")) == 4)
-    process.terminate()
-    process.communicate(timeout=20)
-    self.assertEqual(process.returncode, 0)
-    self.assertEqual(self.steps(), [4])
-    self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
-    self.run_ok("--resume", **changes)
-    self.assertEqual(self.outcome(8), expected)
+    for mode in ("windows", "suffix"):
+      with self.subTest(mode):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        changes = dict(eval__mode=mode, eval__tokens=30000, eval__lengths=[8, 16, 32], eval__every=4, train__steps=8)
+        expected = self.straight(step=8, **changes)
+        process = self.start(**changes)
+        self.wait_for(process, lambda: len(self.lines("val")) == 4)
+        process.terminate()
+        process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(self.steps(), [4])
+        self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
+        self.run_ok("--resume", **changes)
+        self.assertEqual(self.outcome(8), expected)
 
   def test_signals_within_an_evaluation(self):
     self.write("val.bin", shard(TEXT * 1000))

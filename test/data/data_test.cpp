@@ -78,6 +78,9 @@ TEST_F(Shards, WindowsAreNumberedThroughTheShardsAndNeverCrossTheirEnds) {
   EXPECT_EQ(first_inputs(WindowReader(shards, 4, 65536)), (std::vector<int>{100, 104, 300, 400}));
   EXPECT_EQ(WindowReader(shards, 1, 65536).windows(), 8 + 3 + 7 + 4);
   EXPECT_EQ(first_inputs(WindowReader(shards, 8, 65536)), (std::vector<int>{100}));
+  std::vector<size_t> holders;
+  for (int64_t w = 0; w < 4; w++) holders.push_back(WindowReader(shards, 4, 65536).shard_of(w));
+  EXPECT_EQ(holders, (std::vector<size_t>{0, 0, 2, 4}));
 }
 
 TEST_F(Shards, PatternsAndNamesAreSortedTogether) {
@@ -86,6 +89,42 @@ TEST_F(Shards, PatternsAndNamesAreSortedTogether) {
   for (const Shard& shard : open({"y.bin", "x_*.bin", "./a.bin", "B.bin"}))
     names.push_back(std::filesystem::path(shard.path).filename());
   EXPECT_EQ(names, (std::vector<std::string>{"B.bin", "a.bin", "x_10.bin", "x_2.bin", "y.bin"}));
+}
+
+TEST_F(Shards, PatternsLeaveOutJson) {
+  add("a.bin", {1, 2});
+  write_file(dir / "a.json", "{}");
+  EXPECT_EQ(open({"a*"}).size(), 1u);
+  expect_bad("*.json", {"the pattern matches no file"});
+  expect_bad("a.json", {"not a shard"});
+}
+
+TEST_F(Shards, BytesOfText) {
+  add("a.bin", numbers(10));
+  add("b.x.bin", numbers(11));
+  add("c", numbers(12));
+  auto bytes = [&](const std::string& a, std::vector<std::string> warned = {}) {
+    write_file(dir / "a.json", a);
+    auto shards = open({"a.bin", "b.x.bin", "c"});
+    std::vector<std::string> warnings = read_text_bytes(shards);
+    EXPECT_EQ(warnings.size(), warned.empty() ? 0u : 1u);
+    for (const std::string& part : warned) EXPECT_NE(warnings.at(0).find(part), std::string::npos) << warnings.at(0);
+    EXPECT_EQ(shards[1].text_bytes + shards[2].text_bytes, 0);
+    return shards[0].text_bytes;
+  };
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 43, "tokenizer": "gpt2"})"), 43);
+  const std::string file = dir / "a.json";
+  EXPECT_EQ(bytes(R"({"tokens": 9, "bytes": 43})", {file, "\"tokens\" is 9, but the shard has 10"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 0})", {file, "\"bytes\" is 0", "above 0"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 18446744073709551615})", {file, "above 0"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 4.5})", {file, "\"bytes\" must be a whole number"}), 0);
+  EXPECT_EQ(bytes(R"({"bytes": 43})", {file, "\"tokens\" must be a whole number"}), 0);
+  EXPECT_EQ(bytes("[10, 43]", {file, "\"tokens\" must be"}), 0);
+  EXPECT_EQ(bytes("{\"tokens\": 10,", {file, "not valid JSON"}), 0);
+  std::filesystem::remove(file);
+  std::filesystem::create_directory(file);
+  auto shards = open({"a.bin"});
+  EXPECT_NE(read_text_bytes(shards).at(0).find("directory"), std::string::npos);
 }
 
 TEST_F(Shards, ANameWithPatternCharactersIsAName) {

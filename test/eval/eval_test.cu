@@ -47,8 +47,26 @@ TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
   }
 }
 
-// The protocol: windows, bins and tail, from the losses of every window one by one; independent of the evaluation
-// batch.
+std::vector<DataFile> files_of(const std::vector<Shard>& shards) {
+  std::vector<DataFile> files;
+  for (const Shard& shard : shards)
+    files.push_back({std::filesystem::path(shard.path).filename().string(), shard.tokens, "sum " + shard.path});
+  return files;
+}
+
+// The losses of a window, [reader.T()], computed alone.
+std::vector<float> losses_of(Model& model, const WindowReader& reader, int64_t window) {
+  int L = reader.T();
+  std::vector<int> inputs(L), targets(L);
+  std::vector<float> losses(L);
+  reader.read(window, inputs.data(), targets.data());
+  model.set_rope(L);
+  model.losses(losses.data(), inputs.data(), targets.data(), 1, L);
+  return losses;
+}
+
+// The protocol: windows, spread and tail, from the losses of every window one by one; independent of the evaluation
+// batch, of which the last is short.
 TEST(Evaluation, FollowsTheProtocol) {
   TempDir files;
   write_shard(files / "val_0.bin", random_ints(150, 1, 61));
@@ -62,25 +80,38 @@ TEST(Evaluation, FollowsTheProtocol) {
     WindowReader reader(shards, L, 61);
     ASSERT_EQ(reader.windows(), 3 + 1);  // (150 - 1) / 40 and (75 - 1) / 40
     for (int64_t tokens : {1000, 85, 40}) {
-      LengthLoss result = *evaluate(*model, shards, L, tokens);
+      EvalReport result = *evaluate(*model, shards, files_of(shards), L, tokens);
       int64_t windows = std::min<int64_t>(4, tokens / L);
       std::vector<double> position(L, 0);
+      double mean = 0, squares = 0;
       for (int64_t w = 0; w < windows; w++) {
-        std::vector<int> inputs(L), targets(L);
-        std::vector<float> losses(L);
-        reader.read(w, inputs.data(), targets.data());
-        model->losses(losses.data(), inputs.data(), targets.data(), 1, L);
+        std::vector<float> losses = losses_of(*model, reader, w);
         for (int t = 0; t < L; t++) position[t] += double(losses[t]) / double(windows);
+        double window = std::accumulate(losses.begin(), losses.end(), 0.0) / L;
+        mean += window / double(windows), squares += window * window;
+        EXPECT_NEAR(result.window_losses[w], window, 1e-6 * window);
       }
-      double mean = std::accumulate(position.begin(), position.end(), 0.0) / L;
+      EXPECT_EQ(result.windows, windows);
       EXPECT_EQ(result.tokens, windows * L);
+      EXPECT_EQ(result.tokens_asked, tokens);
+      EXPECT_EQ(result.window_losses.size(), size_t(windows));
       EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
       EXPECT_NEAR(result.last_loss, mean, 1e-6 * mean);  // the last min(1024, 40)
-      ASSERT_EQ(result.by_position.size(), size_t(L));   // bins of clamp(40 / 32, 1, 256) = 1
-      for (int t = 0; t < L; t++) EXPECT_NEAR(result.by_position[t], position[t], 1e-5);
+      // If no window errs by more than e, the square root of the summed squares errs by at most e sqrt(windows).
+      double error = std::sqrt((squares / double(windows) - mean * mean) / double(windows - 1));
+      if (windows > 1) EXPECT_NEAR(result.standard_error, error, 1e-6 * mean);
+      else EXPECT_TRUE(std::isnan(result.standard_error));
+      std::vector<DataFile> used = files_of(shards);
+      if (windows <= 3) used.pop_back();
+      EXPECT_EQ(result.data, used);
+      for (size_t i = 0; i < result.by_position.size(); i++) {
+        int from = result.position_edges[i], to = result.position_edges[i + 1];
+        double sum = std::accumulate(&position[from], position.data() + to, 0.0);
+        EXPECT_NEAR(result.by_position[i], sum / (to - from), 1e-5);
+      }
     }
-    EXPECT_THROW(evaluate(*model, shards, L, 39), UserError);
-    EXPECT_THROW(evaluate(*model, {shards[0]}, 150, 1000), UserError);  // the last target would be outside
+    EXPECT_THROW(evaluate(*model, shards, files_of(shards), L, 39), UserError);
+    EXPECT_THROW(evaluate(*model, {shards[0]}, files_of(shards), 150, 1000), UserError);  // the last target is outside
   }
 }
 
@@ -92,19 +123,128 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
   auto model = make_model(config, L, L, false);
   randomise(*model, 7);
   std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
-  LengthLoss result = *evaluate(*model, shards, L, L);
-  std::vector<int> inputs(L), targets(L);
-  std::vector<float> losses(L);
-  WindowReader(shards, L, 61).read(0, inputs.data(), targets.data());
-  model->set_rope(L);
-  model->losses(losses.data(), inputs.data(), targets.data(), 1, L);
+  EvalReport result = *evaluate(*model, shards, files_of(shards), L, L);
+  std::vector<float> losses = losses_of(*model, WindowReader(shards, L, 61), 0);
   auto mean = [&](int from, int to) {
     return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from);
   };
   EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
-  ASSERT_EQ(result.by_position.size(), 33u);  // bins of 37, the last of 1200 - 32 x 37 = 16
-  EXPECT_NEAR(result.by_position[0], mean(0, 37), 1e-5);
-  EXPECT_NEAR(result.by_position[32], mean(1184, 1200), 1e-5);
+  auto same =
+      make_model(small_config("fp32", {"model.layers=1", "eval.mode=suffix", "eval.lengths=1200,1030"}), L, L, false);
+  randomise(*same, 7);
+  EXPECT_EQ(evaluate(*same, shards, files_of(shards), L, L)->loss, result.last_loss);
+  const std::vector<int> edges = {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,  11,  12,   13,   15,  16,  17,
+                                  19,  21,  23,  25,  27,  29,  32,  35,  38,  41,  45,  49,  54,   59,   64,  70,  76,
+                                  83,  91,  99,  108, 117, 128, 140, 152, 166, 181, 197, 215, 235,  256,  279, 304, 332,
+                                  362, 395, 431, 470, 512, 558, 609, 664, 724, 790, 861, 939, 1024, 1117, 1200};
+  EXPECT_EQ(result.position_edges, edges);
+  ASSERT_EQ(result.by_position.size(), edges.size() - 1);
+  for (size_t i = 0; i + 1 < edges.size(); i++)
+    EXPECT_NEAR(result.by_position[i], mean(edges[i], edges[i + 1]), 1e-5) << i;
+}
+
+TEST(Evaluation, EdgesOfShortWindows) {
+  TempDir files;
+  write_shard(files / "val.bin", random_ints(100, 1, 61));
+  Config config = small_config("fp32");
+  auto model = make_model(config, 3 * 29, 29, false);
+  randomise(*model, 7);
+  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  auto edges = [&](int L) { return evaluate(*model, shards, files_of(shards), L, L)->position_edges; };
+  EXPECT_EQ(edges(1), (std::vector<int>{0, 1}));
+  EXPECT_EQ(edges(2), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(edges(14), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}));
+  EXPECT_EQ(edges(15), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15}));
+}
+
+// The same last targets at every length, from the losses of every window one by one; the last batch is short.
+TEST(Evaluation, SuffixesAreOfTheSameTargets) {
+  TempDir files;
+  write_shard(files / "val_0.bin", random_ints(150, 1, 61));
+  write_shard(files / "val_1.bin", random_ints(75, 2, 61));
+  std::vector<Shard> shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+  const int W = 29, S = 8, windows = 5 + 2;  // (150 - 1) / 29 and (75 - 1) / 29
+  WindowReader reader(shards, W, 61);
+  for (std::string batch : {"1", "3"}) {
+    Config config = small_config("fp32", {"eval.mode=suffix", "eval.lengths=13,8,29", "eval.batch=" + batch});
+    auto model = make_model(config, eval_rows(config, config.eval.lengths), W, false);
+    randomise(*model, 7);
+    for (int L : config.eval.lengths) {
+      EvalReport result = *evaluate(*model, shards, files_of(shards), L, 1000);
+      std::vector<double> expected;
+      for (int w = 0; w < windows; w++) {
+        std::vector<int> inputs(W), targets(W);
+        std::vector<float> losses(L);
+        reader.read(w, inputs.data(), targets.data());
+        model->set_rope(L);
+        model->losses(losses.data(), &inputs[W - L], &targets[W - L], 1, L);
+        expected.push_back(std::accumulate(losses.end() - S, losses.end(), 0.0) / S);
+      }
+      ASSERT_EQ(result.by_window.size(), size_t(windows));
+      for (int w = 0; w < windows; w++) EXPECT_NEAR(result.by_window[w], expected[w], 1e-6 * expected[w]) << L;
+      double mean = std::accumulate(expected.begin(), expected.end(), 0.0) / windows;
+      EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
+      EXPECT_EQ(std::vector<int64_t>({result.length, result.window, result.targets, result.windows, result.tokens}),
+                std::vector<int64_t>({L, W, S, windows, windows * S}));
+    }
+    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, W - 1), UserError);
+    shards[0].tokens = shards[1].tokens = W;  // the last target of a window is outside
+    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, 1000), UserError);
+    shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+  }
+}
+
+// Means of groups that differ by at most one window, in order, with every window in one of them.
+TEST(Evaluation, GroupsOfWindows) {
+  TempDir files;
+  const int L = 2;
+  write_shard(files / "val.bin", random_ints(1000 * L + 1, 1, 61));
+  Config config = small_config("fp32", {"model.layers=1", "eval.batch=64"});
+  auto model = make_model(config, 64 * L, L, false);
+  randomise(*model, 7);
+  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  std::vector<double> single;
+  for (int w = 0; w < 1000; w++) {
+    std::vector<float> losses = losses_of(*model, WindowReader(shards, L, 61), w);
+    single.push_back((double(losses[0]) + losses[1]) / 2);
+  }
+  for (int windows : {1, 255, 256, 257, 1000}) {
+    EvalReport result = *evaluate(*model, shards, files_of(shards), L, windows * L);
+    size_t groups = std::min(windows, 256);
+    ASSERT_EQ(result.window_losses.size(), groups);
+    size_t at = 0;
+    for (size_t g = 0; g < groups; g++) {
+      size_t end = (g + 1) * windows / groups, first = at;
+      double sum = 0;
+      for (; at < end; at++) sum += single[at];
+      EXPECT_NEAR(result.window_losses[g], sum / double(end - first), 1e-5) << windows << " " << g;
+    }
+    EXPECT_EQ(at, size_t(windows));
+  }
+}
+
+TEST(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
+  TempDir files;
+  write_shard(files / "a.bin", random_ints(41, 1, 61));
+  write_shard(files / "b.bin", random_ints(30, 2, 61));  // too short
+  write_shard(files / "c.bin", random_ints(61, 3, 61));
+  Config config = small_config("fp32");
+  const int L = 40;
+  auto model = make_model(config, 2 * L, L, false);
+  randomise(*model, 7);
+  std::vector<Shard> shards = open_shards({files / "*.bin"}, 61, "data.val");
+  auto report = [&](int64_t tokens) { return *evaluate(*model, shards, files_of(shards), L, tokens); };
+  EXPECT_TRUE(std::isnan(report(40).bits_per_byte));
+  shards[0].text_bytes = 100;
+  EvalReport one = report(40), two = report(80);
+  EXPECT_DOUBLE_EQ(one.bits_per_byte, one.loss / std::log(2.0) * 41 / 100);
+  EXPECT_EQ(two.windows, 2);
+  EXPECT_TRUE(std::isnan(two.bits_per_byte));
+  shards[2].text_bytes = 500;
+  two = report(80);
+  EXPECT_DOUBLE_EQ(two.bits_per_byte, two.loss / std::log(2.0) * (41 + 61) / 600);
+  ASSERT_EQ(two.data.size(), 2u);
+  EXPECT_EQ(two.data[1].name, "c.bin");
 }
 
 // ---- generation

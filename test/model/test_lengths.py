@@ -24,7 +24,7 @@ class Memory(Workspace):
       at = {length: self.peak(length, variant) for length in (4096, 8192, 16384)}
       print(f"{variant}: " + ", ".join(f"{bytes >> 20} MiB at {length}" for length, bytes in at.items()))
       loss = self.metrics(kind="eval")[-1]
-      self.assertEqual((loss["length"], loss["tokens"]), (16384, 16384))
+      self.assertEqual((loss["length"], loss["of"]["tokens"]), (16384, 16384))
       self.assertLess(at[16384], 2**30 / 4, "a T x T matrix of floats would be 1 GiB")
       growth = (at[16384] - at[8192]) / (at[8192] - at[4096])
       self.assertAlmostEqual(growth, 2, delta=0.3, msg=f"{variant}: {at}; 4 would be quadratic")

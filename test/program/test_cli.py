@@ -242,8 +242,8 @@ class BadFlags(Workspace):
       self.bad(flag + "=false", names=[flag[2:]])
 
   def test_flags_that_need_or_exclude_others(self):
-    self.bad("--lengths", "16", names=["--lengths", "--eval"])
-    modes = (["--eval"], ["--generate", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
+    self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
+    modes = (["--eval"], ["--passkey"], ["--generate", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
     for one, other in itertools.combinations(modes, 2):
       self.bad(*one, *other, names=[one[0], other[0], "excludes"])
 

@@ -16,6 +16,9 @@ import unittest
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
                                write_safetensors)
 
+EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte", "last_loss", "of",
+              "position_edges", "by_position", "window_losses"}
+
 
 class WritesNothing(Workspace):
   def nothing_new(self, before):
@@ -69,7 +72,7 @@ class Training(Workspace):
     self.assertRegex(done.stdout, r"step\s+4/4 \| loss \d+\.\d+ \| norm \d+\.\d+ \| lr \d\.\d+e-\d+ \| .* ms \| "
                                   r".* tok/s")
     start, *rest = self.metrics()
-    self.assertEqual(set(start), {"type", "commit", "command", "config", "device", "versions"})
+    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions"})
     self.assertEqual(start["type"], "start")
     self.assertEqual(start["config"]["model"]["channels"], 16)
     self.assertEqual(start["config"]["optimizer"]["beta2"], 0.95)
@@ -88,8 +91,8 @@ class Training(Workspace):
     self.assertEqual([(entry["step"], entry["length"]) for entry in val],
                      [(step, length) for step in (0, 2, 4) for length in (16, 64)])
     for entry in val:
-      self.assertEqual(set(entry), {"type", "step", "length", "loss", "tokens"})
-      self.assertEqual(entry["tokens"], 256)
+      self.assertEqual(set(entry), EVALUATION)
+      self.assertEqual((entry["tokens"], entry["of"]["tokens"]), (64 * entry["step"], 256))
     self.assertLess(val[-2]["loss"], val[0]["loss"])
     self.assertAlmostEqual(val[0]["loss"], math.log(256), delta=0.2)
     with open(self.path("runs/tiny/config.json")) as file:
@@ -249,19 +252,95 @@ class Evaluation(Workspace):
     self.assertEqual(len(set(losses.values()) | {exact}), 3)
 
   def test_lines(self):
-    self.ok("--eval", "--lengths", "16,100,1040", eval__tokens=1100)
+    done = self.ok("--eval", "--lengths", "16,100,1040", eval__tokens=1100)
     entries = self.metrics(kind="eval")
     self.assertEqual([entry["length"] for entry in entries], [16, 100, 1040])
     for entry in entries:
-      self.assertEqual(set(entry), {"type", "step", "length", "loss", "tokens", "last_loss", "by_position"})
-      width = max(1, min(256, entry["length"] // 32))
-      self.assertEqual(len(entry["by_position"]), -(-entry["length"] // width))
-    self.assertEqual([entry["tokens"] for entry in entries], [1088, 1100, 1040])
+      self.assertEqual(set(entry), EVALUATION)
+      self.assertEqual(len(entry["by_position"]), len(entry["position_edges"]) - 1)
+      self.assertAlmostEqual(entry["perplexity"], math.exp(entry["loss"]), places=9)
+      self.assertIsNone(entry["bits_per_byte"])
+    self.assertEqual([entry["of"]["tokens"] for entry in entries], [1088, 1100, 1040])
+    self.assertEqual([entry["of"]["windows"] for entry in entries], [68, 11, 1])
+    self.assertEqual([len(entry["window_losses"]) for entry in entries], [68, 11, 1])
+    means = entries[1]["window_losses"]
+    self.assertAlmostEqual(entries[1]["stderr"], statistics.stdev(means) / math.sqrt(11), places=6)
+    self.assertIn(f"loss {entries[1]['loss']:.4f} +- {entries[1]['stderr']:.4f} |", done.stdout)
+    self.assertIsNone(entries[2]["stderr"])
+    self.assertIn(f"loss {entries[2]['loss']:.4f} |", done.stdout)
+
+  def test_suffixes(self):
+    done = self.ok("--eval", "--lengths", "48,8,16", eval__mode="suffix", eval__batch=3, eval__tokens=500)
+    entries = self.metrics(kind="eval")
+    rows = done.stdout[done.stdout.index("\neval") + 1:].splitlines()
+    self.assertEqual([entry["length"] for entry in entries], [8, 16, 48])
+    for entry, row in zip(entries, rows):
+      self.assertEqual(set(entry), EVALUATION - {"last_loss", "position_edges", "by_position"} |
+                       {"context_of", "suffix", "difference"})
+      self.assertEqual((entry["mode"], entry["context_of"], entry["suffix"]), ("suffix", 48, 8))
+      self.assertEqual((entry["of"]["windows"], entry["of"]["tokens"]), (10, 80))  # 500 / 48, and 8 of each
+      gaps = [a - b for a, b in zip(entry["window_losses"], entries[0]["window_losses"])]
+      self.assertEqual(entry["difference"]["from"], 8)
+      self.assertAlmostEqual(entry["difference"]["loss"], statistics.mean(gaps), delta=1.5e-6)  # the lists are rounded
+      self.assertAlmostEqual(entry["difference"]["stderr"], statistics.stdev(gaps) / math.sqrt(10), delta=1.5e-6)
+      self.assertIn("last 8 of 48, context %5d | loss %.4f +- " % (entry["length"], entry["loss"]), row)
+      self.assertEqual("%+.4f +- %.4f from context 8 |" % (entry["difference"]["loss"], entry["difference"]["stderr"]) in row,
+                       entry["length"] > 8)
+    self.bad("--eval", "--lengths", "8,3000", eval__mode="suffix", eval__tokens=4000, names=["length 3000", "val.bin"],
+             wrote_nothing=False)
+
+  def test_suffixes_without_attention_are_flat(self):
+    """Scores of 0 give relu no weight at all, so no token sees another, and more context changes nothing but rounding."""
+    for scale in (0, "rsqrt_d"):
+      changes = dict(attention__variant="relu", attention__scale=scale, name=f"scale_{scale}", eval__mode="suffix")
+      self.ok(**changes)
+      self.ok("--eval", "--resume", "--lengths", "8,16,75", **changes)
+      for entry in self.metrics(f"scale_{scale}", "eval")[1:]:
+        self.assertEqual(abs(entry["difference"]["loss"]) < 1e-6 * entry["loss"], scale == 0, entry)
+        self.assertEqual(entry["difference"]["stderr"] < 1e-6 * entry["loss"], scale == 0, entry)
+
+  def test_what_a_line_is_of(self):
+    self.ok()
+    self.write("val_2.bin", shard(TEXT * 20))
+    self.ok("--eval", "--resume")
+    self.ok("--eval", "--resume", "--set", "data.val=[\"val_2.bin\", \"val.bin\"]", "--set", "eval.tokens=2000")
+    self.ok("--eval", "--set", "init=runs/tiny/step_00000004/", "--set", "eval.rope_scaling=ntk")
+    self.ok("--eval")
+    val, (same, other, init, random) = self.metrics(kind="val")[-1], self.metrics(kind="eval")
+    with open(self.path("runs/tiny/step_00000004/state.json")) as file:
+      data = json.load(file)["data"]["val"]
+    self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16, "rope_scaling": "none",
+                                 "weights": "runs/tiny"})
+    self.assertEqual(data[0]["name"], "val.bin")
+    checkpoint = {"weights": "runs/tiny/step_00000004"}
+    self.assertEqual(same["of"], {**val["of"], **checkpoint})
+    lists = [key for key in val if key not in ("type", "time", "of")]
+    self.assertEqual([same[key] for key in lists], [val[key] for key in lists])
+    self.assertEqual([(file["name"], file["tokens"]) for file in other["of"]["data"]],
+                     [("val.bin", 20 * len(TEXT[30:])), ("val_2.bin", 20 * len(TEXT))])
+    self.assertEqual((other["of"]["tokens_asked"], other["of"]["tokens"]), (2000, 2000))
+    self.assertEqual(init["of"], {**val["of"], **checkpoint, "rope_scaling": "ntk"})
+    self.assertEqual(random["of"], {**val["of"], "weights": "random"})
+    self.assertEqual([line["tokens"] for line in (val, same, other, init, random)], [256, 256, 256, 0, 0])
+
+  def test_bits_per_byte(self):
+    tokens = 20 * len(TEXT[30:])
+    self.write("val.json", json.dumps({"tokens": tokens, "bytes": 3 * tokens, "tokenizer": "gpt2"}))
+    done = self.ok("--set", "data.val=val*")  # which is not the shard's companion
+    val = self.metrics(kind="val")[-1]
+    self.assertAlmostEqual(val["bits_per_byte"], val["loss"] / math.log(2) / 3, places=12)
+    self.assertIn(f"| {val['bits_per_byte']:.4f} bits per byte |", done.stdout)
+    self.assertEqual(done.stderr, "")
+    self.write("val.json", json.dumps({"tokens": tokens - 1, "bytes": 3 * tokens}))
+    for ranks in "12":
+      done = self.ok("--eval", "--resume", "--gpus", ranks)
+      self.assertRegex(done.stderr, f'^warning: .*"tokens" is {tokens - 1}, but the shard has {tokens} .*val.json.*\n$')
+      self.assertIsNone(self.metrics(kind="eval")[-1]["bits_per_byte"])
 
   def test_windows_end_with_the_shard(self):
     self.write("val.bin", shard(TEXT[:100]))
     self.ok("--eval", "--lengths", "7,32", eval__tokens=100000)
-    self.assertEqual([entry["tokens"] for entry in self.metrics(kind="eval")], [98, 96])
+    self.assertEqual([entry["of"]["tokens"] for entry in self.metrics(kind="eval")], [98, 96])
 
   def test_batch_does_not_matter(self):
     losses = []
@@ -276,10 +355,9 @@ class Evaluation(Workspace):
   def test_flat_mean_and_last_loss_agree_with_positions(self):
     self.ok("--eval", "--lengths", "16,64")
     for entry in self.metrics(kind="eval"):
-      length, bins = entry["length"], entry["by_position"]
-      width = max(1, min(256, length // 32))
-      sizes = [min(width, length - first) for first in range(0, length, width)]
-      mean = sum(size * loss for size, loss in zip(sizes, bins)) / length
+      edges = entry["position_edges"]
+      sizes = [after - first for first, after in zip(edges, edges[1:])]
+      mean = sum(size * loss for size, loss in zip(sizes, entry["by_position"])) / entry["length"]
       self.assertAlmostEqual(entry["loss"], mean, places=5)
       self.assertAlmostEqual(entry["last_loss"], entry["loss"], places=6)  # the last 1024 positions are all of them
 
@@ -316,7 +394,7 @@ class Products(Workspace):
 
   def weights(self, *flags):
     done = self.ok("--overwrite", *flags)
-    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (\S+), the oldest measured on (\S+)$", done.stdout,
+    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (.+), the oldest measured on (\S+)$", done.stdout,
                       re.MULTILINE)
     return self.bytes_of(self.model()), said
 

@@ -60,13 +60,19 @@ class Same(RankRuns):
   def test_evaluation(self):
     self.run_ok(name="model", train__steps=10)
     for count in (1, 2, 3):
-      self.ok("--eval", "--lengths", "8,16,48", "--gpus", str(count), name=f"ranks{count}",
-              init="runs/model/step_00000010", eval__batch=2)
+      for mode in ("windows", "suffix"):
+        self.ok("--eval", "--lengths", "8,16,48", "--gpus", str(count), name=f"ranks{count}",
+                init="runs/model/step_00000010", eval__batch=2, eval__mode=mode)
     for count in (2, 3):
       self.assert_close(f"ranks{count}", "ranks1", "eval", 1e-6)
       for mine, other in zip(self.metrics(f"ranks{count}", "eval"), self.metrics("ranks1", "eval")):
-        self.assertEqual(mine["tokens"], other["tokens"])
-        self.assertTrue(all(abs(x / y - 1) < 1e-6 for x, y in zip(mine["by_position"], other["by_position"])))
+        self.assertEqual(mine["of"], other["of"])
+        self.assertLess(abs(mine["stderr"] - other["stderr"]), 1e-6 * other["loss"])
+        for key, value in mine.get("difference", {}).items():
+          self.assertLess(abs(value - other["difference"][key]), 2e-6 * other["loss"])
+        for key in {"by_position", "window_losses"} & mine.keys():
+          self.assertEqual(len(mine[key]), len(other[key]))
+          self.assertTrue(all(abs(x / y - 1) < 1e-6 for x, y in zip(mine[key], other[key])))
 
   def test_only_rank_0_speaks(self):
     changes = {"generate__every": 20, "generate__prompt": "It", "optimizer__warmup_steps": 100}
@@ -143,7 +149,7 @@ class Products(RankRuns):
     lines = []
     for name in ("cold", "warm"):
       self.ok("--eval", "--lengths", "8,40", "--gpus", "2", name=name, init="runs/tiny/step_00000012", eval__batch=2)
-      lines.append(self.metrics(name, "eval"))
+      lines.append(self.steady(name))
     self.assertEqual(*lines)
 
 

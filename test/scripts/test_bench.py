@@ -37,7 +37,7 @@ class Tables(ScriptTest):
   def setUp(self):
     super().setUp()
     os.mkdir(self.path("scripts"))
-    for name in ("common.py", "bench_table.py", "readme_tables.py", "compare_variants.py", "plot.py"):
+    for name in ("common.py", "bench_table.py", "readme_tables.py", "compare_variants.py", "metrics.py", "plot.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
@@ -143,6 +143,42 @@ class Tables(ScriptTest):
     self.assertIn("| LSSAR eager | out of memory |", text)
     self.assertIn("| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |", text)
     self.assertIn("| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |", text)
+
+
+class Floors(ScriptTest):
+  """bench/floors.py, and what the documents quote of it."""
+
+  def floors(self, *args):
+    text = self.run_script(os.path.join(ROOT, "bench/floors.py"), *args)
+    rows = [line.split(" | ") for line in text.splitlines() if re.search(r" \| [\d.]+ \|$", line)]
+    ms = [float(row[-1].strip(" |")) for row in rows]
+    totals = [int(n) for n in re.findall(r": (\d+) ms, ", text)]
+    self.assertEqual(len(totals), 3)
+    self.assertAlmostEqual(sum(ms), totals[2], delta=0.5 + 0.05 * len(ms))
+    self.assertAlmostEqual(sum(int(row[1]) * int(row[4]) for row in rows) / 1e3, totals[0],
+                           delta=0.5 + sum(int(row[1]) for row in rows) * 0.5e-3)
+    self.assertEqual(totals, sorted(totals))
+    return text, dict(zip((row[0].strip("| ") for row in rows), ms)), re.findall(r"(\d+) K tokens/s", text)
+
+  def test_the_documents_quote_it(self):
+    text, _, (_, _, softmax) = self.floors()
+    lssar = self.floors("--kind", "lssar")[2][2]
+    with open(os.path.join(ROOT, "bench/LOG.md"), encoding="utf-8") as file:
+      self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", file.read(),
+                    "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+      self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", file.read())
+
+  def test_lssar_and_other_sizes(self):
+    _, softmax, _ = self.floors()
+    _, lssar, _ = self.floors("--kind", "lssar")
+    self.assertEqual(set(lssar) - set(softmax), {"rows: dO . O2, in the same launch"})
+    self.assertGreater(lssar["attention"], 2 * softmax["attention"])  # two sweeps
+    self.assertEqual({name for name in softmax if lssar[name] != softmax[name]},
+                     {"attention", "attention, dK dV", "attention, dQ", "rope, norms, backward"})
+    _, twice, _ = self.floors("--layers", "24")
+    self.assertAlmostEqual(twice["MLP, dweight"], 2 * softmax["MLP, dweight"], delta=0.2)
+    self.assertEqual(twice["logits"], softmax["logits"])
 
 
 class Programs(ScriptTest):
@@ -316,7 +352,7 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     os.symlink(os.path.realpath(train), self.path("build/train"))
     self.gtest_program("test_hopper")
     self.write("quick.json", json.dumps({"steps": [STEP]}))
-    self.program("make", f'case "$*" in *QUICK=1*) cp {self.path("quick.json")} {self.path("build")} ;; esac')
+    self.program("make", 'case "$*" in *QUICK=1*) cp "$BUILD/../quick.json" "$BUILD" ;; esac')
     self.session("--rehearse", "first", FIRST_TESTS="")
     for row in (r"test_hopper \| \d+ \| 5 passed \| ", r"dry run, bf16 \| \d+ \| one step: loss 5\.\d+ , norm",
                 r"ten steps, lssar \| \d+ \| [\d,]+ tokens/s \(median of steps 4 to 10\), loss 5\.\d+ to [45]\.\d+ \|",

@@ -1,4 +1,6 @@
-"""scripts/export.py with stand-ins for the libraries, which record their calls. Standard library only."""
+"""scripts/export.py with stand-ins for the libraries, which record their calls, and with TensorBoard's own where they are
+installed. Standard library only."""
+import importlib.util
 import json
 import os
 import unittest
@@ -14,13 +16,17 @@ def write(*event):
 """
 TENSORBOARDX = RECORD + """
 class SummaryWriter:
+  file_writer = property(lambda self: self)
   def __init__(self, folder):
     os.makedirs(folder, exist_ok=True)
     open(os.path.join(folder, "events.out.tfevents.new"), "w").close()
     write("open", folder)
-  def add_scalar(self, name, value, step): write("scalar", name, value, step)
-  def add_hparams(self, settings, metrics, name): write("hparams", settings, metrics, name)
+  def add_scalar(self, name, value, step=None, walltime=None): write("scalar", name, value, step, walltime)
+  def add_summary(self, summary): write(*summary)
   def close(self): write("close")
+"""
+SUMMARY = """
+def hparams(settings, metrics): return [["settings", settings], ["metrics", metrics]]
 """
 WANDB = RECORD + """
 class Error(Exception): pass
@@ -35,16 +41,18 @@ def init(**arguments):
   write("init", arguments)
   return Target()
 """
-CONFIG = {"name": "a", "model": {"context": 64, "layers": 2}, "eval": {"lengths": [64, 128]}, "data": {"shuffle": True}}
+CONFIG = {"name": "a", "model": {"context": 64, "layers": 2}, "eval": {"lengths": [64, 128], "tokens": 700}, "data": {"shuffle": True}}
+OF = {"data": [{"name": "v.bin", "tokens": 900, "xxh64": "0a"}], "tokens_asked": 700, "rope_scaling": "none"}
 LINES = [
     {"type": "start", "config": CONFIG},
-    {"type": "train", "step": 1, "loss": 5.5, "grad_norm": 1.5, "lr": 1e-3, "mfu": None},
+    {"type": "train", "time": 2e9, "step": 1, "loss": 5.5, "grad_norm": 1.5, "lr": 1e-3, "mfu": None},
     {"type": "skip", "step": 1, "reason": "loss", "skipped": 1},
-    {"type": "val", "step": 1, "length": 64, "loss": 5.25, "tokens": 640},
+    {"type": "val", "step": 2, "length": 64, "loss": 5.25, "tokens": 640},
     {"type": "train", "step": 2, "loss": None, "grad_norm": 2.5, "lr": 2e-3, "mfu": 0.5},
+    {"type": "eval", "time": 2e9 + 9, "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25, "bits_per_byte": 6.5,
+     "of": OF, "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
     {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
-    {"type": "eval", "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25,
-     "by_position": [4.0] + [None] * 32 + [5.0]},
+    {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70}, "by_position": [0.5] * 34},
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
     {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
 ]
@@ -53,16 +61,17 @@ DAMAGED = [line + "\n" for line in (
     '{"type":"eval","step":3,"length":"100","loss":1,"by_position":7}', '{"type":"skip","step":null,"skipped":1}',
     '{"type":"eval","step":3,"length":100,"loss":Infinity,"by_position":7}', "[]")]
 POINTS = [
-    ("step", 1, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
-    ("step", 1, {"skip/skipped": 1}),
-    ("step", 1, {"val/loss/64": 5.25}),
-    ("step", 2, {"train/grad_norm": 2.5, "train/lr": 2e-3, "train/mfu": 0.5}),
-    ("step", 1, {"eval/loss/100": 9.5, "eval/last_loss/100": 9.5}),
-    ("step", 2, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25}),
-    ("position", 3, {"eval/by_position/100": 4.0}),
-    ("position", 100, {"eval/by_position/100": 5.0}),  # the last bin is shorter
+    ("step", 1, 2e9, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
+    ("step", 1, None, {"skip/skipped": 1}),
+    ("step", 2, None, {"train/grad_norm": 2.5, "train/lr": 2e-3, "train/mfu": 0.5}),
+    ("step", 2, None, {"val/loss/64": 5.25}),
+    ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5}),
+    ("step", 1, None, {"eval/loss/100": 9.5, "eval/last_loss/100": 9.5}),
+    ("position", 1, 2e9 + 9, {"eval/by_position/100": 4.0}),
+    ("position", 100, 2e9 + 9, {"eval/by_position/100": 5.0}),
 ]
-LAST = {"last/train/loss": 5.5, "last/val/loss/64": 5.25, "last/eval/loss/100": 4.5, "last/eval/last_loss/100": 4.25}
+LAST = {"last/train/loss": 5.5, "last/val/loss/64": 5.25, "last/eval/loss/100": 4.5, "last/eval/last_loss/100": 4.25,
+        "last/eval/bits_per_byte/100": 6.5}
 
 
 class Export(ScriptTest):
@@ -71,12 +80,16 @@ class Export(ScriptTest):
     self.run_folder = self.path("a")
     os.mkdir(self.run_folder)
     lines = [json.dumps(line) + "\n" for line in LINES]
-    self.write("a/metrics.jsonl", "".join(lines[:7] + DAMAGED + lines[7:]) + '{"type":"train","st')
+    self.write("a/metrics.jsonl", "".join(lines[:8] + DAMAGED + lines[8:]) + '{"type":"train","st')
     self.libraries(torch=REFUSE, tensorboardX=REFUSE, wandb=REFUSE)
 
   def libraries(self, **modules):
     for name, text in modules.items():
       self.write(name + ".py", text)
+
+  def scalars(self):
+    return [(name, value, place, time) for _, place, time, values in POINTS for name, value in values.items()] + [
+        (name, value, None, None) for name, value in LAST.items()]
 
   def export(self, *args, code=0, **variables):
     environment = {**os.environ, "PYTHONPATH": self.dir, "EVENTS": self.path("events"), **variables}
@@ -87,25 +100,50 @@ class Export(ScriptTest):
       return [json.loads(line) for line in file]
 
   def test_tensorboard(self):
-    self.libraries(tensorboardX=TENSORBOARDX)
+    os.mkdir(self.path("tensorboardX"))
+    self.libraries(**{"tensorboardX/__init__": TENSORBOARDX, "tensorboardX/summary": SUMMARY})
     folder = os.path.join(self.run_folder, "tensorboard")
     os.mkdir(folder)
     self.write("a/tensorboard/events.out.tfevents.old", "")
     self.write("a/tensorboard/mine", "")
-    settings = {"name": "a", "model.context": 64, "model.layers": 2, "eval.lengths": "[64, 128]", "data.shuffle": True}
+    settings = {"name": "a", "model.context": 64, "model.layers": 2, "eval.lengths": "[64, 128]", "eval.tokens": 700, "data.shuffle": True}
     self.assertEqual(self.export("--to", "tensorboard"), [
-        ["open", folder],
-        *[["scalar", name, value, place] for _, place, values in POINTS for name, value in values.items()],
-        ["hparams", settings, LAST, "."], ["close"]])
+        ["open", folder], *[["scalar", *scalar] for scalar in self.scalars()[:-len(LAST)]],
+        ["settings", settings], ["metrics", LAST],
+        *[["scalar", *scalar] for scalar in self.scalars()[-len(LAST):]], ["close"]])
     self.assertEqual(sorted(os.listdir(folder)), ["events.out.tfevents.new", "mine"])
     self.assertIn(folder, self.output)
+    self.assertIn("2 evaluations left out: 1 of 70 tokens asked, 1 with init=elsewhere", self.output)
+
+  def test_the_real_libraries(self):
+    """What TensorBoard reads is what was exported, written by either library."""
+    try:
+      from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+      self.skipTest("no tensorboard")
+    for package in ("tensorboardX", "torch"):
+      with self.subTest(package):
+        if not importlib.util.find_spec(package):
+          self.skipTest(f"no {package}")
+        self.libraries(torch=REFUSE, tensorboardX=REFUSE)
+        os.remove(self.path(package + ".py"))
+        self.export("--to", "tensorboard")
+        events = EventAccumulator(os.path.join(self.run_folder, "tensorboard"))
+        events.Reload()
+        found = [(name, round(event.value, 6), event.step, event.wall_time)
+                 for name in events.Tags()["scalars"] for event in events.Scalars(name)]
+        expected = [(name, value, place or 0, time) for name, value, place, time in self.scalars()]
+        self.assertEqual(sorted(scalar[:3] for scalar in found), sorted(scalar[:3] for scalar in expected))
+        self.assertLessEqual({scalar for scalar in expected if scalar[3]}, set(found))
+        self.assertEqual(sorted(events.PluginTagToContent("hparams")), [
+            "_hparams_/experiment", "_hparams_/session_end_info", "_hparams_/session_start_info"])
 
   def test_wandb(self):
     self.libraries(wandb=WANDB)
     self.assertEqual(self.export("--to", "wandb", "--project", "p", WANDB_DIR=self.dir), [
         ["init", {"project": "p", "name": "a", "config": CONFIG, "dir": self.dir}],
         ["axis", "*", "step"], ["axis", "eval/by_position/*", "position"],
-        *[["log", {axis: place, **values}] for axis, place, values in POINTS],
+        *[["log", {axis: place, **({"time": time} if time else {}), **values}] for axis, place, time, values in POINTS],
         ["summary", LAST], ["finish"]])
 
   def test_errors_say_what_to_do(self):

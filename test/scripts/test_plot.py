@@ -1,4 +1,4 @@
-"""scripts/plot.py: how it treats damaged metrics, and where it puts the picture."""
+"""scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, where the picture is."""
 import json
 import os
 import shutil
@@ -8,9 +8,10 @@ import unittest
 
 from support.scripts import SCRIPTS, ScriptTest
 
-import plot  # from SCRIPTS
+import metrics  # from SCRIPTS
+import plot
 
-CONFIG = {"model": {"context": 16}, "eval": {"lengths": [16]}}
+CONFIG = {"model": {"context": 16}, "eval": {"lengths": [16], "tokens": 64}}
 GOOD = [{"type": "start", "config": CONFIG},
         *({"type": "train", "step": step, "loss": 5.0 / step, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 100.0}
           for step in range(1, 9)),
@@ -23,9 +24,20 @@ DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"
            '{"type":"train","step":2,"loss":"1"}', '{"type":"train","step":2,"loss":1' + "0" * 400 + "}",
            '{"type":"val","step":8,"length":"16","loss":1}', '{"type":"val","step":8,"length":0,"loss":1}',
            '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
-           '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}', '{"type":"val","st']
+           '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}',
+           *('{"type":"eval","step":9,"length":16,"loss":1,"of":%s}' % of
+             for of in ('{"data":[7]}', '{"data":7}', '{"data":[{"name":"a","tokens":[]}]}', '{"windows":-1}')),
+           '{"type":"eval","step":9,"length":16,"loss":1,"mode":"suffix"}', '{"type":"inspect","step":9,"length":16,"loss":1}',
+           '{"type":"val","st']
 ODD = ['{"type":"train","step":9,"loss":1.0,"grad_norm":Infinity,"lr":"x","tokens_per_s":[]}',
-       *('{"type":"eval","step":3,"length":16,"loss":2.0,"by_position":%s}' % bins for bins in ('{"a":1}', "[]", "[1,null]"))]
+       *('{"type":"eval","step":9,"length":16,"loss":2.0,"by_position":%s}' % bins
+         for bins in ('{"a":1}', "[]", "[1,null]", '[1,null],"position_edges":[0,null,16]'))]
+VAL, TRAIN = ([{"name": name, "tokens": 900, "xxh64": name[0]}] for name in ("val.bin", "train.bin"))
+
+
+def line(step, length, loss, kind="eval", data=VAL, asked=64, rope="none", **more):
+  return {"type": kind, "time": 2e9, "step": step, "tokens": 8, "length": length, "loss": loss, **more,
+          "of": {"data": data, "tokens_asked": asked, "windows": 3, "rope_scaling": rope, "weights": "runs/x"}}
 
 
 def drawing_python():
@@ -36,10 +48,15 @@ def drawing_python():
 
 
 class Plot(ScriptTest):
-  def make_run(self, name, lines=()):
+  def make_run(self, name, lines=(), begin=GOOD):
     os.makedirs(self.path(name))
-    self.write(os.path.join(name, "metrics.jsonl"), "".join(json.dumps(line) + "\n" for line in GOOD) + "\n".join(lines))
+    lines = [line if isinstance(line, str) else json.dumps(line) for line in [*begin, *lines]]
+    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(lines))
     return self.path(name)
+
+  def evaluated(self, name, *lines, **config):
+    """The run of these evaluations alone."""
+    return metrics.Run(self.make_run(name, lines, [{"type": "start", "config": {**CONFIG, "name": name, **config}}]))
 
   def draw(self, *args, code=0, **options):
     python = drawing_python()
@@ -52,9 +69,11 @@ class Plot(ScriptTest):
     return done.stdout
 
   def test_damaged_lines_are_skipped(self):
-    good, damaged = plot.Run(self.make_run("good")), plot.Run(self.make_run("damaged", DAMAGED))
-    for what in ("config", "latest", "train", "lines", "curve", "by_length", "by_position"):
-      self.assertEqual(getattr(damaged, what), getattr(good, what), what)
+    good, damaged = metrics.Run(self.make_run("good")), metrics.Run(self.make_run("damaged", DAMAGED))
+    self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
+    self.assertEqual(damaged.train(), good.train())
+    self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
+    self.assertEqual(damaged.note(), "")
 
   def test_odd_values_are_drawn_around(self):
     self.draw(self.make_run("odd", DAMAGED[:-1] + ODD))
@@ -70,12 +89,105 @@ class Plot(ScriptTest):
         shutil.rmtree(folder)
 
   def test_loss_by_position(self):
-    line = lambda step, length, bins: json.dumps(
-        {"type": "eval", "step": step, "length": length, "loss": 2.0, "tokens": 64, "by_position": bins})
-    folder = self.make_run("run", [line(4, 40, [3.0] * 40), line(8, 40, [2.0] * 40), line(8, 70, [1.5] * 35)])
-    self.assertEqual(plot.Run(folder).by_position, {40: (8, [2.0] * 40), 70: (8, [1.5] * 35)})
-    self.assertEqual(plot.Run(self.make_run("odd", ODD)).by_position, {})
-    self.draw(folder, self.path("odd"))
+    old = lambda length, bins: {"type": "eval", "step": 8, "length": length, "loss": 2.0, "tokens": 64, "by_position": bins}
+    new = line(8, 50, 2.0, position_edges=[0, 1, 50], by_position=[4.0, None])
+    folder = self.make_run("run", [old(16, [3.0] * 16), old(40, [2.0] * 40), old(71, [1.5] * 36), new])
+    row = metrics.Run(folder).row
+    self.assertEqual(row[16].by_position, [3.0] * 16)  # the "val" line of the same step has none
+    self.assertEqual(row[40].edges, [*range(41)])
+    self.assertEqual(row[71].edges, [*range(0, 72, 2), 71])
+    self.assertEqual((row[50].edges, row[50].by_position), ([0, 1, 50], [4.0, None]))
+    odd = metrics.Run(self.make_run("odd", ODD))
+    self.assertEqual((odd.step(), odd.row[16].by_position), (9, []))
+    self.draw(folder, self.path("odd"), "--out", self.path("p.svg"))
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("no loss by position: odd -->", file.read())  # the text, beside its outlines
+
+  def test_a_row_is_of_one_step_and_one_set_of_data(self):
+    other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
+    run = self.evaluated("run", line(8, 32, 1.0, data=TRAIN), line(4, 8, 5.0, "val"), line(8, 16, 1.5, "val"),
+                         line(8, 64, 1.1, data=TRAIN), line(8, 16, 1.2, asked=640), line(8, 32, 1.3, rope="yarn"),
+                         line(8, 48, 1.6), line(4, 16, 9.0), other, line(8, 16, 1.4), attention={"power": 15})
+    self.assertEqual({length: e.loss for length, e in run.row.items()}, {16: 1.5, 48: 1.6})
+    self.assertEqual(run.note(), "run: 6 evaluations left out: 2 of train.bin, 1 of 640 tokens asked, "
+                     "1 with rope_scaling yarn, 1 with attention.power=3, 1 of step 4")
+
+  def test_older_lines_are_of_their_configuration(self):
+    old = lambda step, length: {"type": "eval", "step": step, "length": length, "loss": 2.0}
+    start = lambda **sections: {"type": "start", "config": {**CONFIG, "data": {"val": ["d/val_*.bin"]}, **sections}}
+    run = metrics.Run(self.make_run("run", [
+        old(8, 16), start(data={"val": ["d/train.bin"]}), old(8, 32), start(eval={"tokens": 9}), old(8, 64),
+        start(eval={"tokens": 64, "rope_scaling": "ntk"}), old(8, 128), start(), line(8, 256, 1.0)], [start()]))
+    self.assertEqual([*run.row], [16, 256])
+    self.assertEqual([*run.left_out], ["of train.bin", "of 9 tokens asked", "with rope_scaling ntk"])
+
+  def test_data_are_known_by_their_content(self):
+    pattern = lambda *names: {"data": {"val": [*names]}}
+    two, moved = VAL + TRAIN, [{**VAL[0], "name": "moved.bin"}]
+    for name, first, second, same in (("moved", (VAL, "a"), (moved, "b"), True), ("new", (VAL, "a"), (TRAIN, "a"), False),
+                                      ("long windows", (two, "a"), (VAL, "a"), True), ("more", (two, "a"), (VAL, "b"), False)):
+      a, b = (self.evaluated(f"{name}{number}", line(8, 16, 1.0, data=data), **pattern(path)).own
+              for number, (data, path) in enumerate((first, second)))
+      self.assertEqual((a.same_data(b), b.same_data(a)), (same, same), name)
+
+  def test_a_table_for_each_set_of_data(self):
+    for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
+      self.evaluated(name, line(8, 16, 1.5, "val", data))
+    output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
+    self.assertIn("val.bin, 64 tokens asked:\n\n| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
+                  "train.bin, 64 tokens asked:\n\n", output)
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("of train.bin, -->", file.read())
+
+  def test_differences_are_paired_and_weighted(self):
+    a = self.evaluated("a", line(8, 16, 1.0, window_losses=[1.0, 1.0]))
+    b = self.evaluated("b", line(8, 16, 1.3, window_losses=[1.1, 1.4]))
+    mean, error = metrics.difference(b.row[16], a.row[16])  # of 1 and 2 windows
+    self.assertAlmostEqual(mean, (0.1 + 2 * 0.4) / 3)
+    self.assertAlmostEqual(error, ((0.2 ** 2 + 2 * 0.1 ** 2) / 1 / 3) ** 0.5)
+    others = [self.evaluated("c", line(8, 16, 1.0, data=TRAIN, window_losses=[1.0, 1.0])), self.evaluated("d", line(8, 16, 1.0)),
+              self.evaluated("e", line(8, 16, 1.0, window_losses=[1.0, 1.0, 1.0]))]
+    self.assertEqual([metrics.difference(b.row[16], run.row[16]) for run in others], [None] * 3)
+    output = self.draw("a", "b", "d", "--baseline", "./b/", cwd=self.dir)
+    self.assertIn("| difference in nats at length | 16 |\n|---|---|\n| a - b | -0.300 ± 0.141 |\n\n", output)
+    self.draw("a", "b", "--baseline", "d", cwd=self.dir, code=2)
+
+  def test_the_same_targets_by_context(self):
+    suffix = lambda length, loss, step=8, window=32, **more: line(
+        step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
+    other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
+    run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0),
+                         line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9), attention={"power": 15})
+    self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
+    self.assertEqual(([*run.row], run.note()), ([16], "a: 1 evaluation left out: 1 with attention.power=3"))
+    self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
+    self.evaluated("c", suffix(8, 5.0, data=TRAIN))
+    output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
+    self.assertIn("last 8 targets in windows of 32 of val.bin:\n\n| validation loss with context | 8 | 16 | 32 |\n"
+                  "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nlast 8 targets in windows of 32 "
+                  "of train.bin:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("context of the same targets", file.read())
+
+  def test_units(self):
+    runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
+    for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
+      self.assertEqual(" ".join(row.split(" | ")[1].rstrip(" |") for row in plot.table(runs, unit).splitlines()[2:]), cells)
+      self.draw("a", "b", "--unit", unit, cwd=self.dir)
+
+  def test_settings_that_differ(self):
+    variant = lambda name, lr, power, loss: self.evaluated(
+        f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1}, attention={"variant": name, "kind": name, "power": power})
+    runs = [variant("softmax", 1, 15, 1.5), variant("lssar", 1, 15, 1.25), variant("lssar", 2, 3, 1.0)]
+    self.assertEqual(plot.settings_table(runs).splitlines(), [
+        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length |", "|---|---|---|---|---|---|",
+        "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |", "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
+
+  def test_tables_without_matplotlib(self):
+    self.write("matplotlib.py", "raise ImportError")
+    output = self.run_script("plot.py", self.make_run("run"), code=2, env={**os.environ, "PYTHONPATH": self.dir})
+    self.assertIn("| run | 1.500 |", output)
+    self.assert_error("pip install matplotlib", "scripts/install_deps.sh")
 
   def test_names_that_look_like_formulas(self):
     self.draw(self.make_run("$\\frac$"))
@@ -91,8 +203,8 @@ class Plot(ScriptTest):
 
   def test_runs_of_one_name_are_told_apart(self):
     folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
-    self.assertEqual([run.label for run in plot.read_runs(folders)], ["a/run", "b/run", "other"])
-    self.assertEqual(plot.read_runs(folders[:1])[0].label, "run")
+    self.assertEqual([run.label for run in metrics.read_runs(folders)], ["a/run", "b/run", "other"])
+    self.assertEqual(metrics.read_runs(folders[:1])[0].label, "run")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "eval": {
     "every": 250,
     "tokens": 10485760,
+    "mode": "windows",
     "lengths": [1024],
     "batch": 0,
     "rope_scaling": "none"
@@ -109,6 +110,12 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "top_k": 0,
     "tokenizer": "gpt2",
     "tokenizer_dir": ""
+  },
+  "passkey": {
+    "form": "landmark",
+    "trials": 20,
+    "depths": 11,
+    "examples": ""
   },
   "log": {
     "every": 1
@@ -381,6 +388,7 @@ TEST(Config, HelpNamesEveryKeyAndVariant) {
   EXPECT_NE(help.find("seed                          of the initial weights, the data order and sampling\n"
                       "                                integer, default 1337; [0, 18446744073709551615]\n"),
             std::string::npos);
+  EXPECT_NE(help.find("softmax1"), std::string::npos);  // the name by which attention.sink = one is known
   EXPECT_NE(help.find("  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"), std::string::npos);
 }
 

@@ -55,3 +55,10 @@ template <class F> void without_root(F f) {
   f();
   ASSERT_EQ(::seteuid(root ? 0 : ::geteuid()), 0);
 }
+
+// Runs f while neither the folder's owner nor root can write to it.
+template <class F> void without_writing_to(const std::string& folder, F f) {
+  ASSERT_EQ(::chmod(folder.c_str(), 0555), 0);
+  without_root(f);
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+}

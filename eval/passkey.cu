@@ -1,0 +1,293 @@
+#include "eval/passkey.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+
+#include "base/checksum.h"
+#include "base/progress.h"
+#include "base/text.h"
+#include "eval/evaluate.h"
+#include "eval/generate.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Prompts
+
+constexpr const char* SENTENCES[] = {"The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
+                                     "There and back again. "};
+constexpr size_t KINDS = std::size(SENTENCES), SHORTEST = 12;  // characters of a sentence
+constexpr double LONGEST = 3.75;                               // characters of filler in a token
+
+// Sentences in turn, the last of them the one before `end`.
+static std::string sentences(size_t count, size_t end) {
+  std::string text;
+  for (size_t i = count; i > 0; i--) text += SENTENCES[(end + KINDS * count - i) % KINDS];
+  return text;
+}
+
+// `count` characters of sentences in turn, from the beginning of one.
+static std::string filler(size_t count, size_t first) {
+  size_t whole = count / SHORTEST + 1;
+  return sentences(whole, first + whole).substr(0, count);
+}
+
+// The largest n > 0 with tokens_of(n) <= most, or 0. tokens_of need not grow steadily: what is found is within.
+template <class Count> static int most_within(int most, Count tokens_of) {
+  int low = 0, high = 1;
+  while (tokens_of(high) <= most) low = high, high *= 2;
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    (tokens_of(middle) <= most ? low : high) = middle;
+  }
+  return low;
+}
+
+static std::string landmark_text(const std::string& key, double depth, int fill, bool control) {
+  const char* line = "The pass key is %s. Remember it. %s is the pass key.\n";
+  int before = int(depth * fill);
+  return "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+         "I will quiz you about the important information there.\n" +
+         filler(before, 0) + "\n" + (control ? "" : format(line, key.c_str(), key.c_str())) + filler(fill - before, 0) +
+         "\nWhat is the pass key? The pass key is " + key + ".";
+}
+
+// Without the filler before the key.
+static std::string compact_text(const std::string& key, int first_sentence, int fill, bool control) {
+  std::string line = control ? "" : format("The key is %s. Remember %s. ", key.c_str(), key.c_str());
+  return line + (fill > 0 ? filler(fill - 1, first_sentence) + " " : "") + "What is the key? The key is " + key + ".";
+}
+
+PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form, int length, double depth,
+                             const std::string& key, int first_sentence, int fill, bool control) {
+  bool landmark = form == "landmark";
+  auto text = [&](int n) {
+    return landmark ? landmark_text(key, depth, n, control) : compact_text(key, first_sentence, n, control);
+  };
+  auto tokens_of = [&](int n) { return int(tokenizer.encode(text(n)).size()); };
+  PasskeyPrompt prompt{length, depth, key, control, fill, {}, 0, 0, 0};
+  std::vector<int>& tokens = prompt.tokens;
+  if (tokenizer.end_of_text() >= 0) tokens.push_back(tokenizer.end_of_text());
+  int room = length - int(tokens.size()), least = tokens_of(0);
+  if (least > room)
+    user_error(
+        "--passkey: length %d is too short for passkey.form = \"%s\": with the key %s and no filler, a prompt has %d "
+        "tokens; give --lengths longer ones%s",
+        length, form.c_str(), key.c_str(), least + length - room, landmark ? ", or set passkey.form=compact" : "");
+  int most = landmark ? room : room - int(depth * (room - least));
+  if (fill < 0) prompt.fill = most_within(most, tokens_of);
+  std::string whole = text(prompt.fill);
+  if (!landmark) whole = sentences(size_t(length * LONGEST) / SHORTEST + 1, first_sentence) + whole;  // cut below
+  std::vector<int> all = tokenizer.encode(whole), answer = tokenizer.encode(" " + key);
+  tokens.insert(tokens.end(), all.end() - std::min<ptrdiff_t>(room, all.size()), all.end());
+  prompt.key_tokens = int(answer.size());
+  prompt.answer = int(tokens.size()) - 1 - prompt.key_tokens;
+  auto asked = tokens.begin() + prompt.answer;
+  if (!control) prompt.distance = int(asked - std::find_end(tokens.begin(), asked, answer.begin(), answer.end()));
+  return prompt;
+}
+
+std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Config& config,
+                                           const std::vector<int>& lengths) {
+  const Config::Passkey& settings = config.passkey;
+  bool landmark = settings.form == "landmark";
+  if (landmark && config.generate.tokenizer != "gpt2")
+    user_error(
+        "config: passkey.form = \"landmark\" is a prompt in GPT-2 tokens, but generate.tokenizer = \"%s\"; set "
+        "passkey.form=compact, or generate.tokenizer and generate.tokenizer_dir for a model of GPT-2 tokens%s",
+        config.generate.tokenizer.c_str(),
+        source_tag(source_of(config, {"passkey.form", "generate.tokenizer"})).c_str());
+  std::vector<PasskeyPrompt> prompts;
+  for (int length : lengths)
+    for (int cell = 0; cell <= settings.depths; cell++) {
+      bool control = cell == settings.depths;
+      double depth = control ? 0 : double(cell) / (settings.depths - 1);
+      std::map<std::pair<int, size_t>, int> fills;  // what fits depends on how many tokens the key has, not on which
+      for (int trial = 0; trial < settings.trials; trial++) {
+        Checksum seed;
+        std::string drawn_for = format("%s %d %.6f %d %d", settings.form.c_str(), length, depth, control, trial);
+        seed.add(drawn_for.data(), drawn_for.size());
+        std::mt19937_64 random(seed.value());
+        std::string key = landmark ? std::to_string(1 + random() % 50000) : format("%05d", int(random() % 100000));
+        size_t first_sentence = landmark ? 0 : random() % KINDS;
+        auto [fill, unknown] = fills.try_emplace({tokenizer.encode(" " + key).size(), first_sentence}, -1);
+        prompts.push_back(
+            passkey_prompt(tokenizer, settings.form, length, depth, key, int(first_sentence), fill->second, control));
+        fill->second = prompts.back().fill;
+        check_vocabulary(prompts.back().tokens, config);
+      }
+    }
+  return prompts;
+}
+
+void write_passkey_prompts(const Tokenizer& tokenizer, const Config& config,
+                           const std::vector<PasskeyPrompt>& prompts) {
+  const std::string& path = config.passkey.examples;
+  if (path.empty()) return;
+  std::string text;
+  for (const PasskeyPrompt& prompt : prompts) {
+    if (prompt.control) continue;
+    auto begin = prompt.tokens.begin() + (tokenizer.end_of_text() >= 0);
+    text += nlohmann::ordered_json{{"form", config.passkey.form},
+                                   {"length", prompt.length},
+                                   {"depth", prompt.depth},
+                                   {"key", prompt.key},
+                                   {"prompt", tokenizer.decode({begin, prompt.tokens.begin() + prompt.answer})}}
+                .dump() +
+            "\n";
+  }
+  try {
+    write_text_file(path, text);
+  } catch (const Failure& error) {
+    user_error("config: passkey.examples = \"%s\": %s; name a file in a folder that exists%s", path.c_str(),
+               error.what(), source_tag(source_of(config, {"passkey.examples"})).c_str());
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Scores
+
+PasskeyScore passkey_score(const float* logits, int V, const int* key, int key_tokens, const Tokenizer& tokenizer) {
+  PasskeyScore score{1, 0, 0};
+  for (int i = 0; i < key_tokens; i++) {
+    const float *row = logits + size_t(i) * V, own = row[key[i]];
+    double largest = *std::max_element(row, row + V), sum = 0;
+    int64_t rank = 1;
+    for (int v = 0; v < V; v++) {
+      sum += std::exp(row[v] - largest);
+      rank += row[v] > own || (row[v] == own && v < key[i]);
+    }
+    if (rank > 1 || !(own <= largest)) score.exact = 0;  // logits that are not numbers are no answer
+    score.nll += (largest + std::log(sum) - own) / key_tokens;
+    score.rank += std::log2(double(rank)) / key_tokens;
+  }
+  const float* after = logits + size_t(key_tokens) * V;
+  std::string next = tokenizer.decode({int(std::max_element(after, after + V) - after)});
+  if (!next.empty() && next[0] >= '0' && next[0] <= '9') score.exact = 0;
+  return score;
+}
+
+// How many prompts are computed at once, however many there are: the logits of 64 fit the host's memory.
+static int batch_of(const Config& config, int length) {
+  return std::min(64, int(eval_rows(config, {length}) / size_t(length)));
+}
+
+std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenizer,
+                                         const std::vector<PasskeyPrompt>& prompts,
+                                         const std::function<void(size_t)>& done) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
+  int length = prompts[0].length, batch = batch_of(config, length), V = config.model.vocab;
+  std::vector<PasskeyScore> scores(prompts.size());  // each is zero on all ranks but one, so their sum is exact
+  model.set_rope(length);
+  for (size_t first = size_t(comm.rank()) * batch; first < prompts.size(); first += size_t(comm.size()) * batch) {
+    size_t count = std::min(size_t(batch), prompts.size() - first);
+    std::vector<int> inputs(size_t(batch) * length, 0), rows;  // a short last batch is filled up with zeros
+    for (size_t i = 0; i < count; i++) {
+      const PasskeyPrompt& prompt = prompts[first + i];
+      std::copy(prompt.tokens.begin(), prompt.tokens.end(), inputs.begin() + i * length);
+      for (int t = 0; t <= prompt.key_tokens; t++) rows.push_back(int(i) * length + prompt.answer - 1 + t);
+    }
+    std::vector<float> logits(rows.size() * V);
+    model.row_logits(logits.data(), inputs.data(), batch, length, rows);
+    const float* row = logits.data();
+    for (size_t i = 0; i < count; i++) {
+      const PasskeyPrompt& prompt = prompts[first + i];
+      scores[first + i] = passkey_score(row, V, &prompt.tokens[prompt.answer], prompt.key_tokens, tokenizer);
+      row += size_t(prompt.key_tokens + 1) * V;
+    }
+    if (done) done(first + count);
+  }
+  model.set_rope(config.model.context);
+  static_assert(sizeof(PasskeyScore) == 3 * sizeof(double));
+  comm.all_reduce_sum(&scores[0].exact, 3 * scores.size());
+  return scores;
+}
+
+void make_products_of_passkey(Model& model, int length) {
+  int batch = batch_of(model.config(), length);
+  std::vector<int> zeros(size_t(batch) * length);
+  std::vector<float> logits(model.config().model.vocab);
+  model.row_logits(logits.data(), zeros.data(), batch, length, {0});
+}
+
+static double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+// Of all prompts of one length.
+static PasskeyReport report_of(const Config::Passkey& settings, const std::vector<PasskeyPrompt>& prompts,
+                               const std::vector<PasskeyScore>& scores) {
+  PasskeyReport report;
+  report.form = settings.form;
+  report.length = prompts[0].length;
+  report.trials = settings.trials;
+  for (size_t first = 0; first < prompts.size(); first += settings.trials) {
+    PasskeyScore sum;
+    double distance = 0;
+    for (size_t i = first; i < first + settings.trials; i++) {
+      sum.exact += scores[i].exact, sum.nll += scores[i].nll, sum.rank += scores[i].rank;
+      distance += prompts[i].distance;
+    }
+    if (prompts[first].control) {
+      report.control = sum.exact / settings.trials;
+      continue;
+    }
+    report.depths.push_back(prompts[first].depth);
+    report.exact.push_back(sum.exact / settings.trials);
+    report.nll.push_back(sum.nll / settings.trials);
+    report.rank.push_back(sum.rank / settings.trials);
+    report.distance.push_back(distance / settings.trials);
+  }
+  double p = mean(report.exact), prompts_with_key = double(settings.depths) * settings.trials;
+  report.standard_error = std::sqrt(std::max(0.0, p * (1 - p)) / prompts_with_key);
+  return report;
+}
+
+bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts,
+                      const Weights& weights, MetricsLog& metrics) {
+  const Config& config = model.config();
+  const Config::Passkey& settings = config.passkey;
+  std::unique_ptr<ProgressBar> bar;
+  int64_t all = 0, before = 0;  // tokens
+  for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
+  if (model.comm().first()) bar = std::make_unique<ProgressBar>("passkey", all);
+  std::printf("passkey, %s, step %lld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
+              settings.form.c_str(), (long long)weights.step);
+  for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
+  std::printf(" |   all +-     |   nll   rank | control\n");
+  bool finite = true;
+  std::map<int, std::pair<double, int>> by_distance;  // by the power of two at or below it: exact answers, prompts
+  size_t of_length = size_t(settings.depths + 1) * settings.trials;
+  for (size_t first = 0; first < prompts.size(); first += of_length) {
+    std::vector<PasskeyPrompt> here(prompts.begin() + first, prompts.begin() + first + of_length);
+    int length = here[0].length;
+    std::vector<PasskeyScore> scores = passkey_scores(
+        model, tokenizer, here, [&](size_t done) { bar ? bar->update(before + int64_t(done) * length) : void(); });
+    before += int64_t(of_length) * length;
+    if (bar) bar->clear();
+    PasskeyReport report = report_of(settings, here, scores);
+    report.weights = weights;
+    std::printf("%7d |", length);
+    for (double exact : report.exact) std::printf(" %4.0f", 100 * exact);
+    std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(report.exact), 100 * report.standard_error,
+                mean(report.nll), mean(report.rank), 100 * report.control);
+    std::fflush(stdout);
+    metrics.passkey(report);
+    for (size_t i = 0; i < here.size(); i++) {
+      finite = finite && std::isfinite(scores[i].nll);
+      if (here[i].control) continue;
+      auto& [exact, count] = by_distance[int(std::bit_floor(unsigned(here[i].distance)))];
+      exact += scores[i].exact, count++;
+    }
+  }
+  std::printf("by tokens from the key to the answer\n");
+  for (auto& [distance, sum] : by_distance)
+    std::printf("%7d to %6d | %5.1f of %d prompts\n", distance, 2 * distance - 1, 100 * sum.first / sum.second,
+                sum.second);
+  return finite;
+}

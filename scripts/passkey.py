@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Data that teach passkey retrieval, and a picture of the results of ./train --passkey.
+
+    python3 scripts/passkey.py make --length 128 --samples 26000 --out data/shards/passkey --name passkey
+    python3 scripts/passkey.py picture runs/a runs/b [--out FILE.png]
+
+make writes DIR/NAME_train_000000.bin and DIR/NAME_val_000000.bin (format: data/shards.h). A sample has exactly --length
+tokens: with model.context equal to it, windows are whole samples, also when they are shuffled. Most are prompts of
+passkey.form "compact" (eval/passkey.h), with the key at a random depth and its answer. The others (--repeats is their share
+in training) repeat a random string of letters and digits of random period: small models learn to copy from these.
+Validation has a twentieth as many samples, all with a key. For GPT-2 tokens every sample begins with 50256.
+
+picture draws the share of exact answers by length and depth of every run, and by the distance from the key to the
+question of all. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
+"""
+import argparse
+import array
+import json
+import os
+import random
+import re
+import string
+import struct
+import subprocess
+import sys
+
+import plot
+from common import Failure, UserError, run, whole_files
+from prepare_text import HEADER_INTS, MAGIC, VERSION
+
+SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
+FILLER = "".join(SENTENCES)
+KEY_LINE, QUESTION = "The key is {0}. Remember {0}. ", "What is the key? The key is {0}."
+
+
+# ------------------------------------------------------------------------------------------------------------- make
+
+def passkey(rng, most_after, most):
+  """A text whose end is a passkey sample, after more than `most` characters of filler, which will be cut. most_after: the
+  most characters of filler between the key and the question."""
+  key = "%05d" % rng.randrange(100000)
+  start = len("".join(SENTENCES[:rng.randrange(len(SENTENCES))]))  # the key follows any of the sentences
+  after = (FILLER[start:] + FILLER * (most_after // len(FILLER) + 1))[:rng.randint(0, most_after)]
+  before = FILLER * (most // len(FILLER) + 1) + FILLER[:start]
+  return before + KEY_LINE.format(key) + (after[:-1] + " " if after else "") + QUESTION.format(key)
+
+
+def repeat(rng, most):
+  period = "".join(rng.choices(string.ascii_lowercase + string.digits, k=rng.randint(12, 49)))
+  return period * (most // len(period) + 1)
+
+
+def encode(args, texts):
+  """The tokens of each text."""
+  if args.tokenizer == "bytes":
+    return [array.array("H", list(text.encode())) for text in texts]
+  command = [os.path.abspath(args.train), "--encode", args.tokenizer_dir]
+  try:
+    done = subprocess.run(command, input="<|endoftext|>".join(texts).encode(), capture_output=True)
+  except OSError as error:
+    raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
+  if done.returncode:
+    raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
+        " ".join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
+  tokens = array.array("H", done.stdout)
+  starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
+  return [tokens[start:end] for start, end in zip(starts, starts[1:])]
+
+
+def samples(args, rng, count, repeats):
+  """Arrays of --length tokens each: the separator of documents, if the tokenizer has one, and the last of a text."""
+  first = int(args.tokenizer == "gpt2")
+  keys = ["%05d" % rng.randrange(100000) for _ in range(200)]
+  filler, *prompts = [len(tokens) - first for tokens in encode(
+      args, [FILLER * 100] + [KEY_LINE.format(key) + QUESTION.format(key) for key in keys])]
+  # Beside the filler after the key: other keys may have a token more, and the last word of the filler is cut.
+  least = max(prompts) + (6 if first else 0)
+  if args.length < least + first:
+    raise UserError("--length %d is too short for a key and its question; use at least %d" % (args.length, least + first))
+  per_token = 100 * len(FILLER) / filler
+  most, most_after = int(args.length * max(per_token, 3)), int((args.length - first - least) * per_token)
+  texts = [repeat(rng, most) if rng.random() < repeats else passkey(rng, most_after, most) for _ in range(count)]
+  return [tokens[:first] + tokens[max(first, len(tokens) - args.length + first):] for tokens in encode(args, texts)]
+
+
+def write_shard(path, made, length):
+  """Whole samples, then one token more: a window needs the token after it as its last target."""
+  tokens = array.array("H")
+  for sample in made:
+    if len(sample) != length:
+      raise Failure("a sample has %d tokens, not %d" % (len(sample), length))
+    tokens += sample
+  tokens.append(tokens[0])
+  with open(path, "wb") as file:
+    file.write(struct.pack("<%di" % HEADER_INTS, MAGIC, VERSION, len(tokens), *[0] * (HEADER_INTS - 3)))
+    tokens.tofile(file)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def make(args):
+  for flag, value, least, most in (("--length", args.length, 1, 1 << 20), ("--samples", args.samples, 1, 1 << 30),
+                                   ("--repeats", args.repeats, 0, 1)):
+    if not least <= value <= most:
+      raise UserError("%s %g is not between %d and %d" % (flag, value, least, most))
+  if args.length * args.samples >= 1 << 31:
+    raise UserError("--length %d x --samples %d are too many tokens for a shard (at most 2147483647)" % (args.length, args.samples))
+  if not re.fullmatch(r"[\w.+-]+", args.name):
+    raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
+  if args.tokenizer == "gpt2" and not args.tokenizer_dir:
+    raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocabulary files")
+  rng = random.Random(args.seed)
+  shards = {"%s_%s_000000.bin" % (args.name, split): samples(args, rng, count, repeats) for split, count, repeats in (
+      ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}
+  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(train|val)_\d{6}\.bin"), args.overwrite) as folder:
+    for name, made in shards.items():
+      write_shard(os.path.join(folder, name), made, args.length)
+  train, val = (os.path.join(args.out, name) for name in shards)
+  print('%s\n%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}' % (
+      train, val, json.dumps({"train": train, "val": val}), args.length, 256 if args.tokenizer == "bytes" else 50257))
+
+
+# ---------------------------------------------------------------------------------------------------------- picture
+
+def results(folder):
+  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any."""
+  path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
+  steps = {}
+  with open(path, encoding="utf-8", errors="replace") as lines:
+    for line in lines:
+      try:
+        entry = json.loads(line)
+        if entry["type"] != "passkey":
+          continue
+        step, form, length = int(entry["step"]), str(entry["form"]), int(entry["length"])
+        cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
+      except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        continue  # a damaged line
+      if cells:
+        steps.setdefault(step, {}).setdefault(form, {})[length] = cells
+  if not steps:
+    raise UserError("%s holds no results of --passkey; run ./train %s --passkey --resume" % (
+        path, os.path.join(os.path.dirname(path), "config.json")))
+  return steps[max(steps)]
+
+
+def heat_map(axes, by_length, title):
+  lengths = sorted(by_length)
+  depths = sorted({depth for cells in by_length.values() for depth, _, _ in cells})
+  share = [[next((exact for at, exact, _ in by_length[length] if at == depth), float("nan")) for length in lengths]
+           for depth in depths]
+  image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+  axes.set_facecolor("#c8c8c8")  # cells that were not measured
+  axes.set(title=title, xlabel="length (tokens)", ylabel="depth of the key (0: the beginning)")
+  axes.set_xticks(range(len(lengths)), lengths)
+  axes.set_yticks(range(len(depths)), ["%.2g" % depth for depth in depths])
+  for row, values in enumerate(share):
+    for column, value in enumerate(values):
+      if value == value:
+        axes.text(column, row, "%.0f" % (100 * value), ha="center", va="center", fontsize=8,
+                  color="white" if value > 0.6 else "black")
+  return image
+
+
+def picture(args):
+  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
+           for folder in args.runs for form, by_length in sorted(results(folder).items())]
+  pyplot, ticker = plot.load_pyplot()
+  figure, panels = pyplot.subplots(1, len(shown) + 1, figsize=(4.5 * (len(shown) + 1), 4.5), constrained_layout=True)
+  for number, (label, form, by_length) in enumerate(shown):
+    image = heat_map(panels[number], by_length, "%s, %s" % (plot.in_text(label), form))
+    octaves = {}  # the mean over all cells whose distance is in [2^i, 2^(i + 1))
+    for cells in by_length.values():
+      for _, exact, distance in cells:
+        octaves.setdefault(max(int(distance), 1).bit_length(), []).append((distance, exact))
+    means = [[sum(values) / len(values) for values in zip(*octaves[octave])] for octave in sorted(octaves)]
+    panels[-1].plot(*zip(*means), "o-", color=plot.COLOURS[number % len(plot.COLOURS)],
+                    label="%s, %s" % (plot.in_text(label), form))
+  figure.colorbar(image, ax=list(panels[:-1]), label="share of exact answers (cells: %)")
+  panels[-1].set(title="By distance", xlabel="tokens from the key to the answer", ylabel="share of exact answers",
+                 ylim=(-0.03, 1.03))
+  plot.length_axis(panels[-1], ticker)
+  panels[-1].legend(frameon=False)
+  path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
+  figure.savefig(path, dpi=150)
+  print(path)
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  commands = parser.add_subparsers(dest="command", required=True)
+  made = commands.add_parser("make", help="make shards")
+  made.add_argument("--form", choices=["compact"], default="compact", help="of the prompts [compact]")
+  made.add_argument("--length", type=int, required=True, metavar="T", help="tokens of a sample: model.context")
+  made.add_argument("--samples", type=int, required=True, metavar="N", help="samples for training")
+  made.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
+  made.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  made.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  made.add_argument("--repeats", type=float, default=0.5, metavar="F", help="share of repeat samples, 0 to 1 [0.5]")
+  made.add_argument("--seed", type=int, default=1)
+  made.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
+  made.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin and NAME_val_000000.bin")
+  made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
+  drawn = commands.add_parser("picture", help="draw results")
+  drawn.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
+  drawn.add_argument("--out", metavar="FILE.png", help="[passkey.png in the first run]")
+  args = parser.parse_args()
+  {"make": make, "picture": picture}[args.command](args)
+
+
+if __name__ == "__main__":
+  run(main, "nothing was written")

@@ -1,0 +1,174 @@
+"""./train --passkey, and scripts/passkey.py: its shards, whole runs on them, its picture."""
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from scripts.test_plot import drawing_python
+from support.scripts import SCRIPTS
+from support.workspace import CRASH, TRAIN, Workspace, tiny_vocabulary
+
+COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
+KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control", "stderr", "weights"}
+
+
+class Passkey(Workspace):
+  def script(self, *args, python=sys.executable, code=0):
+    done = subprocess.run([python, os.path.join(SCRIPTS, "passkey.py"), *map(str, args)], cwd=self.folder, capture_output=True,
+                          text=True, timeout=120)
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotRegex(done.stderr, CRASH)
+    return done
+
+  def samples(self, name, length):
+    """The windows of a shard, as training reads them; the last target is there too."""
+    tokens = memoryview(self.bytes_of(self.path(name))[1024:]).cast("H").tolist()
+    self.assertEqual(len(tokens) % length, 1)
+    return [tokens[at:at + length] for at in range(0, len(tokens) - 1, length)]
+
+  def vocabulary(self):
+    """GPT-2's tokenizer with few merges, in the folder "vocabulary"."""
+    vocabulary, merges = tiny_vocabulary()
+    os.mkdir(self.path("vocabulary"))
+    self.write("vocabulary/encoder.json", json.dumps(vocabulary))
+    self.write("vocabulary/vocab.bpe", merges)
+    done = subprocess.run([TRAIN, "--encode", self.path("vocabulary")], input=b"x", capture_output=True)
+    if b"without PCRE2" in done.stderr:
+      self.skipTest("./train was built without PCRE2")
+    return {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "vocabulary", "model__vocab": len(vocabulary)}
+
+  def test_bad_input(self):
+    self.bad("--passkey", names=["passkey.form", "landmark", "generate.tokenizer", "bytes"])
+    self.bad("--passkey", names=["passkey.form", "compct", 'did you mean "compact"'], passkey__form="compct")
+    self.bad("--passkey", "--lengths", "128,67", names=["67", "68 tokens", "--lengths"], **COMPACT)
+    self.bad("--passkey", names=["length 16"], **COMPACT)  # eval.lengths
+    self.bad("--passkey", "--lengths", "100", names=["--lengths = 100", "learned", "16"], model__position="learned", **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["generate.tokenizer", "model.vocab = 100"], model__vocab=100, **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "absent/x"], passkey__examples="absent/x", **COMPACT)
+    self.bad("--passkey", passkey__trials=0, names=["passkey.trials"])
+    self.bad("--passkey", passkey__depths=1, names=["passkey.depths"])
+    self.bad("--passkey", "--resume", "--lengths", "100", names=["runs/tiny"], **COMPACT)
+    gpt2 = self.vocabulary()
+    self.bad("--passkey", "--lengths", "1000,200", names=["landmark", "length 200", "passkey.form=compact"], **gpt2)
+
+  def test_a_fresh_model_finds_nothing(self):
+    done = self.ok("--passkey", "--lengths", "68,300", passkey__examples="prompts.jsonl", data__train="absent", **COMPACT)
+    self.assertRegex(done.stdout, r"\n +300 \|    0    0    0 \|   0\.0   0\.0  \|  5\.\d\d .*\| +0\.0\n")
+    self.assertRegex(done.stdout, r"\n +32 to     63 \|   0\.0 of 12 prompts\n")  # all of 68 tokens, and depth 1 of 300
+    start, *lines = self.metrics()
+    self.assertEqual([entry["length"] for entry in lines], [68, 300])
+    for entry in lines:
+      self.assertEqual(set(entry) - {"time"}, KEYS)
+      self.assertEqual((entry["type"], entry["step"], entry["form"], entry["trials"]), ("passkey", 0, "compact", 3))
+      self.assertEqual((entry["depths"], entry["exact"]), ([0, 0.5, 1], [0, 0, 0]))
+      self.assertEqual((entry["control"], entry["stderr"], entry["weights"]), (0, 0, "random"))
+      for nll, rank in zip(entry["nll"], entry["rank"]):
+        self.assertAlmostEqual(nll, math.log(256), delta=0.3)
+        self.assertTrue(3 < rank < 8)
+    self.assertEqual([entry["distance"] for entry in lines], [[35] * 3, [267, 151, 35]])
+    prompts = [json.loads(line) for line in self.bytes_of(self.path("prompts.jsonl")).splitlines()]
+    self.assertEqual(len(prompts), 2 * 3 * 3)
+    for prompt in prompts:
+      self.assertEqual(len(prompt["prompt"]), prompt["length"] - len(" 12345."))
+      before, key = re.fullmatch(r"(.*)The key is (\d+)\. Remember \2\. .*What is the key\? The key is", prompt["prompt"]).groups()
+      self.assertEqual((key, len(before)), (prompt["key"], int(prompt["depth"] * (prompt["length"] - 68))))
+
+  def test_landmark(self):
+    self.ok("--passkey", "--lengths", "600", passkey__trials=2, passkey__depths=2, passkey__examples="prompts.jsonl",
+            **self.vocabulary())
+    entry, = self.metrics(kind="passkey")
+    self.assertEqual((entry["form"], entry["exact"]), ("landmark", [0, 0]))
+    prompts = [json.loads(line)["prompt"] for line in self.bytes_of(self.path("prompts.jsonl")).splitlines()]
+    self.assertRegex(prompts[0], r"^There is an important info.* there\.\n\nThe pass key is (\d+)\. Remember it\. \1 is the pass key\.\n"
+                                 r"The grass is green\. .*\nWhat is the pass key\? The pass key is$")
+    self.assertEqual(len(set(prompts)), 4)
+
+  def test_several_ranks(self):
+    for precision in ("fp32", "bf16"):
+      lines = []
+      for ranks in (1, 2, 3):
+        self.ok("--passkey", "--lengths", "128,100", "--gpus", str(ranks), name=f"{precision}{ranks}", precision=precision,
+                eval__batch=2, eval__tokens=1000, **COMPACT)
+        lines.append([{**entry, "time": 0} for entry in self.metrics(f"{precision}{ranks}", "passkey")])
+      self.assertEqual(lines[1:], [lines[0]] * 2)
+
+  def test_all_ranks_choose_the_same_products(self):
+    self.choosing()
+    found = []
+    for _ in ("cold", "warm"):
+      self.ok("--passkey", "--lengths", "128", "--gpus", "2", name="x", eval__batch=2, **COMPACT)
+      found.append(({**self.metrics("x", "passkey")[-1], "time": 0}, self.choices()))
+    self.assertEqual(*found)
+    self.assertTrue(found[0][1])
+
+  def test_shards(self):
+    self.script("make", "--length", 100, "--samples", 400, "--repeats", 0.25, "--out", "made", "--name", "x")
+    train, val = (self.samples(f"made/x_{split}_000000.bin", 100) for split in ("train", "val"))
+    self.assertEqual((len(train), len(val)), (400, 20))
+    self.assertFalse(set(map(tuple, train)) & set(map(tuple, val)))
+    prompts, keys, places = 0, set(), set()
+    for text in (bytes(sample).decode() for sample in train):
+      found = re.fullmatch(r"(.*)The key is (\d{5})\. Remember \2\. .*What is the key\? The key is \2\.", text)
+      if found:
+        prompts += 1
+        keys.add(found[2])
+        places.add(len(found[1]))
+      else:
+        self.assertTrue(any(text[:-period] == text[period:] for period in range(12, 50)), text)
+    # 300 are expected, with a standard deviation of sqrt(400 x 0.25 x 0.75) = 8.7
+    self.assertTrue(265 < prompts < 335, prompts)
+    self.assertGreater(len(keys), 0.98 * prompts)
+    self.assertEqual(places, set(range(33)))  # every depth, of 100 - 68
+
+  def test_shards_of_gpt2_tokens(self):
+    size = self.vocabulary()["model__vocab"]
+    self.script("make", "--length", 120, "--samples", 50, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
+                "--repeats", 0, "--out", "made", "--name", "x")
+    letters = {token: name for name, token in json.loads(self.bytes_of(self.path("vocabulary/encoder.json"))).items()}
+    samples = self.samples("made/x_train_000000.bin", 120)
+    self.assertEqual(len(samples), 50)
+    for first, *rest in samples:
+      self.assertEqual(first, size - 1)
+      text = "".join(letters[token] for token in rest).replace("\u0120", " ")
+      self.assertRegex(text, r"The key is (\d{5})\. Remember \1\. .*What is the key\? The key is \1\.$")
+
+  def test_make_refuses(self):
+    ask = ["make", "--samples", 10, "--out", "made", "--name", "x", "--length"]
+    os.mkdir(self.path("full"))
+    self.write("full/x_val_000000.bin", "")
+    for args, part in (([67], "68"), ([100, "--out", "full"], "--overwrite"), ([100, "--repeats", 2], "--repeats 2"), ([100, "--samples", 0], "--samples 0"),
+                       ([100, "--name", "a/b"], "a/b"), ([100, "--tokenizer", "gpt2"], "--tokenizer-dir"),
+                       ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", "absent"], "absent"),
+                       ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", TRAIN], "vocab.json")):
+      self.assertIn(part, self.script(*ask, *args, code=2).stderr)
+    self.assertFalse(os.path.exists(self.path("made")))
+
+  def test_picture_refuses(self):
+    self.ok(train__steps=1)
+    self.assertIn("runs/tiny/config.json --passkey", self.script("picture", "runs/tiny", code=2).stderr)
+    self.assertIn("runs/absent", self.script("picture", "runs/absent", code=1).stderr)
+
+  def test_from_shards_to_a_picture(self):
+    self.script("make", "--length", 128, "--samples", 100, "--out", "made", "--name", "x")
+    changes = {"data__train": "made/x_train_*.bin", "data__val": "made/x_val_*.bin", "model__context": 128, "batch__tokens": 256,
+               "eval__tokens": 128, **COMPACT}
+    self.ok(**changes)
+    self.ok("--passkey", "--resume", "--lengths", "68,128", **changes)
+    self.ok("--passkey", "--resume", "--lengths", "128", "--set", "passkey.trials=5", **changes)
+    lines = self.metrics(kind="passkey")
+    self.assertEqual([(entry["step"], entry["length"], entry["trials"]) for entry in lines], [(4, 68, 3), (4, 128, 3), (4, 128, 5)])
+    self.assertEqual(lines[0]["weights"], "runs/tiny/step_00000004")
+    with open(self.path("runs/tiny/metrics.jsonl"), "a") as file:
+      file.write('{"type":"passkey","step":9}\n{"type":"passkey","step":9,"form":"compact","length":[],"depths":[0],"exact":[0],'
+                 '"distance":[1]}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[null],"exact":[1],"distance":[0]}\n'
+                 '{"type":"passkey","step":Infinity}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[],"exact":[],"distance":[]}\n')
+    python = drawing_python()
+    if not python:
+      self.skipTest("no matplotlib")
+    self.script("picture", "runs/tiny", "runs/tiny/metrics.jsonl", "--out", "both.png", python=python)
+    self.script("picture", "runs/tiny", python=python)
+    for name in ("both.png", "runs/tiny/passkey.png"):
+      self.assertEqual(self.bytes_of(self.path(name))[1:4], b"PNG")

@@ -1,0 +1,81 @@
+"""scripts/modeling_plusgpt.py in transformers, without ./train; scripts/compare_transformers.py compares the two. Skipped
+where torch or transformers is missing.
+"""
+import unittest
+
+from support.scripts import SCRIPTS  # noqa: F401: on the path
+
+try:
+  import torch
+  import transformers
+  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+except ImportError:
+  torch = None
+
+L, H, C, T, V = 3, 2, 16, 12, 40
+GATE = {"activation": "none", "granularity": "elementwise", "op": "multiply", "position": "sdpa", "weight_init": "normal",
+        "bias": True, "bias_init": 0}
+SIZES = {"n_layer": L, "n_head": H, "n_embd": C, "n_positions": T, "vocab_size": V, "bos_token_id": None, "eos_token_id": None}
+
+
+def model_of(position="learned", **attention):
+  settings = {"kind": "softmax", "qk_norm": "none", "scale": "rsqrt_d", "sink": "none", "power": 15, "offset": 1,
+              "offset_free_rows": 3, "gate": GATE, **attention}
+  model = {"position": position, "rope_base": 10000, "head_dim": C // H}
+  torch.manual_seed(1)
+  return PlusGPTLMHeadModel(PlusGPTConfig({"model": model, "attention": settings}, n_inner=4 * C, layer_norm_epsilon=1e-5,
+                                          **SIZES)).eval()
+
+
+@unittest.skipUnless(torch, "needs torch and transformers")
+class Modeling(unittest.TestCase):
+  def setUp(self):
+    self.tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
+
+  def test_gpt2_gives_the_same_attentions_and_hidden_states(self):
+    torch.manual_seed(2)
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, initializer_range=0.2, attn_implementation="eager")).eval()
+    ours = model_of()
+    ours.load_state_dict({name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()
+                          if name != "lm_head.weight"})
+    for asked in ({"output_attentions": True}, {"output_hidden_states": True}, {}):
+      with torch.no_grad():
+        mine, other = ours(self.tokens, **asked), theirs(self.tokens, **asked, use_cache=False)
+      torch.testing.assert_close(mine.logits, other.logits)
+      for name, count in (("attentions", L), ("hidden_states", L + 1)):
+        self.assertEqual(name in mine, name in other)
+        if name in other:
+          self.assertEqual(len(other[name]), count)
+          torch.testing.assert_close(mine[name], other[name])
+    self.assertEqual(len(ours(self.tokens, output_attentions=True, return_dict=False)[1]), L)
+
+  def test_rows_of_weights(self):
+    """They sum to 1 where the kind normalises them, a sink takes its part, and no row sees a later key."""
+    cases = (("softmax", {}, (1, 1)), ("lssa", {}, (1, 1)), ("lssar", {"scale": 8.0}, (1, 1)), ("softmax", {"sink": "one"}, (0, 1 - 1e-3)),
+             ("sigmoid", {}, (0, 1)), ("relu", {}, (0, 100)), ("relu2", {}, (0, 100)))
+    for kind, settings, (least, most) in cases:
+      with torch.no_grad():
+        layers = model_of("rope", kind=kind, **settings)(self.tokens, output_attentions=True).attentions
+      for P in layers:
+        self.assertEqual(P.shape, (2, H, T, T))
+        self.assertEqual(P.triu(1).abs().max(), 0)
+        sums = P.sum(-1)
+        self.assertTrue(((sums > least - 1e-5) & (sums < most + 1e-5)).all() and sums.max() > 0, (kind, settings, sums))
+
+  def test_arguments_that_it_does_not_take(self):
+    model = model_of("rope")
+    for name in ("position_ids", "inputs_embeds", "past_key_values", "output_attention"):
+      with self.assertRaisesRegex(TypeError, name):
+        model(self.tokens, **{name: self.tokens})
+    with torch.no_grad():
+      model(self.tokens, use_cache=True, past_key_values=None, inputs_embeds=None)
+
+  def test_generation_gives_them_too(self):
+    out = model_of("rope").generate(self.tokens[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=3, do_sample=False, pad_token_id=0,
+                                    return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
+    self.assertEqual([len(step) for step in out.attentions], [L] * 3)
+    self.assertEqual([step[0].shape for step in out.hidden_states], [(2, n, C) for n in (4, 5, 6)])
+
+
+if __name__ == "__main__":
+  unittest.main()

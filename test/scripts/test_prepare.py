@@ -1,0 +1,343 @@
+"""scripts/prepare_text.py, run as a user runs it. Standard library only, and pyarrow where it is installed."""
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from unittest import mock
+
+from support.scripts import SCRIPTS, ScriptTest, start
+from support.workspace import TRAIN, tiny_vocabulary
+
+
+class Prepare(ScriptTest):
+  @staticmethod
+  def read(path):
+    with open(path, "rb") as file:
+      return file.read()
+
+  def files(self):
+    """All but the numbers of a shard that is there."""
+    names = super().files()
+    return [name for name in names if not (name.endswith(".json") and name[:-4] + "bin" in names)]
+
+  def numbers(self):
+    """The (tokens, bytes) that lie beside each shard."""
+    found = []
+    for name in self.files():
+      with open(os.path.join(self.out, name[:-3] + "json")) as file:
+        numbers = json.load(file)
+      self.assertEqual(numbers["tokens"], len(self.tokens(name)))
+      found.append((numbers["tokens"], numbers["bytes"]))
+    return found
+
+
+class PrepareBytes(Prepare):
+  def prepare(self, *args, code=0, **options):
+    return self.run_script("prepare_text.py", *args, "--out", self.out, "--name", "x", code=code, **options)
+
+  def text(self, *names):
+    return b"".join(bytes(self.tokens(name)) for name in names)
+
+  def test_splits_at_a_line_and_keeps_every_byte(self):
+    text = b"".join(b"line %d \xff\n" % i for i in range(1000))
+    self.prepare(self.write("a.txt", text), "--val-fraction", "0.1003")  # no line begins exactly there
+    self.assertEqual(self.files(), ["x_train_000000.bin", "x_val_000000.bin"])
+    train, val = self.text(self.files()[0]), self.text(self.files()[1])
+    self.assertEqual(train + val, text)
+    self.assertTrue(train.endswith(b"\n"))
+    self.assertAlmostEqual(len(val), len(text) * 0.1003, delta=12)
+    self.assertIn("x_train_*.bin", self.output)
+    self.assertIn('"model": {"vocab": 256}', self.output)
+
+  def test_several_files_and_standard_input_are_joined(self):
+    a, b = self.write("a", b"one"), self.write("b", b"three")
+    self.prepare(a, "-", b, "--val-fraction", "0", input=b"two")
+    self.assertEqual(self.text("x_train_000000.bin"), b"onetwothree")
+
+  def test_pipes_are_files_too(self):
+    os.mkfifo(self.path("pipe"))
+    writer = threading.Thread(target=lambda: self.write("pipe", b"through a pipe"), daemon=True)
+    writer.start()
+    self.prepare(self.path("pipe"), "--val-fraction", "1")
+    writer.join()
+    self.assertEqual(self.files(), ["x_val_000000.bin"])
+    self.assertEqual(self.text("x_val_000000.bin"), b"through a pipe")
+
+  def test_shards_have_the_asked_size_but_the_last(self):
+    self.prepare(self.write("a", bytes(range(256)) * 4), "--shard-tokens", "300", "--val-fraction", "0.0")
+    names = ["x_train_%06d.bin" % i for i in range(4)]
+    self.assertEqual(self.files(), names)
+    self.assertEqual([len(self.tokens(name)) for name in names], [300, 300, 300, 124])
+    self.assertEqual(self.text(*names), bytes(range(256)) * 4)
+    self.assertEqual(self.numbers(), [(300, 300), (300, 300), (300, 300), (124, 124)])
+
+  def test_validation_begins_with_a_file_if_one_begins_nearby(self):
+    self.prepare(self.write("a", "a\n" * 400), self.write("b", "b\n" * 70), "--val-fraction", "0.2")
+    self.assertEqual(self.text("x_val_000000.bin"), b"b\n" * 70)
+
+  def test_validation_begins_with_a_document_if_one_begins_nearby(self):
+    self.prepare(self.write("a", "a\n" * 420 + "<|endoftext|>" + "b\n" * 80), "--val-fraction", "0.2")
+    self.assertEqual(self.text("x_val_000000.bin"), b"<|endoftext|>" + b"b\n" * 80)
+
+  def test_validation_begins_with_a_character_where_no_line_does(self):
+    self.prepare(self.write("a", "\u20ac" * 1000), "--val-fraction", "0.1003")
+    self.assertEqual(self.text("x_val_000000.bin").decode(), "\u20ac" * 100)
+
+  def test_shards_of_the_same_name_are_replaced_only_on_demand(self):
+    text = self.write("a", "0123456789\n" * 20)
+    self.prepare(text, "--shard-tokens", "50")
+    before = self.files()
+    self.prepare(text, code=2)
+    self.assert_error("x_train_000000.bin exists", "--overwrite")
+    self.assertEqual(self.files(), before)
+    keep = ["x_train_extra.bin", "xx_train_000000.bin", "x_train_000000.bin.old"]
+    for name in keep:
+      shutil.copy(os.path.join(self.out, "x_train_000000.bin"), os.path.join(self.out, name))
+    self.prepare(text, "--overwrite")  # old shards beyond the new number are removed too
+    self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
+    with open("/dev/full", "w") as full:  # the shards are written even if the summary cannot be printed
+      done = subprocess.run([sys.executable, "-u", os.path.join(SCRIPTS, "prepare_text.py"), text, "--out", self.out, "--name", "x",
+                             "--tokenizer", "bytes", "--overwrite"], stdout=full, stderr=subprocess.DEVNULL)
+    self.assertEqual(done.returncode, 1)
+    self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
+    self.prepare(text, "--val-fraction", "1", "--overwrite")  # does not change the training shards
+    self.assertIn("x_train_000000.bin", self.files())
+
+  def test_documents_by_the_name_of_the_file(self):
+    documents = ["one\n", "", "tw\u20ac <|endoftext|>", "three", "four"]
+    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)).replace("\n", "\n\n")
+    self.write("a.jsonl", lines)
+    self.write("a.txt.gz", gzip.compress(b"of ") + gzip.compress(b"text"))
+    self.write("a.jsonl.gz", gzip.compress(lines.encode()))
+    names = ["a.jsonl", "a.txt.gz", "a.jsonl.gz"]
+    if shutil.which("zstd"):
+      subprocess.run(["zstd", "-q", self.path("a.jsonl")], check=True)
+      names.append("a.jsonl.zst")
+    for name in names:
+      with self.subTest(name):
+        self.prepare(self.path(name), "--val-fraction", "0", "--overwrite")
+        self.assertEqual(self.text("x_train_000000.bin").decode(), "of text" if "txt" in name else "".join(documents))
+        self.assertEqual(self.errors, "")
+    self.prepare("-", "--jsonl", "--field", "id", "--val-fraction", "0", "--overwrite", input=b'{"id": "7"}')
+    self.assertEqual(self.text("x_train_000000.bin"), b"7")
+
+  def test_parquet(self):
+    try:
+      import pyarrow
+      from pyarrow import parquet
+    except ImportError:
+      path = self.write("a.parquet", "PAR1")
+      self.prepare(path, code=2)
+      return self.assert_error("a.parquet", "pip install pyarrow", "JSONL")
+    path, texts = self.path("a.parquet"), ["tw\u20ac %d" % i for i in range(5000)]
+    parquet.write_table(pyarrow.table({"id": range(5000), "text": texts}), path, row_group_size=300)
+    self.write("b.parquet.gz", gzip.compress(self.read(path)))
+    for name in (path, self.path("b.parquet.gz")):
+      self.prepare(name, "--val-every", "5000", "--overwrite")
+      self.assertEqual(self.text("x_train_000000.bin").decode(), "".join(texts[:-1]))
+      self.assertEqual(self.text("x_val_000000.bin").decode(), texts[-1])
+    for args, parts in (([path, "--field", "body"], ['no column "body"', '"id", "text"']), ([path, "--field", "id"], ["row 1", "0"]),
+                        ([self.write("c.parquet", b"PAR1")], ["c.parquet is damaged, or not a Parquet file"])):
+      self.prepare(*args, "--overwrite", code=2)
+      self.assert_error(*parts)
+
+  def test_every_nth_document_for_validation(self):
+    lines = "".join(json.dumps({"text": "%d;" % i}) + "\n" for i in (1, 2, 3, 4))
+    plain = self.write("b", b"5;<|endoftext|>6;" + b" " * ((4 << 20) - 22) + b"<|endoftext|>7;")  # across two blocks
+    self.prepare(self.write("a.jsonl", lines), plain, self.write("c", "8;"), "--val-every", "3")
+    self.assertEqual(self.text("x_val_000000.bin").replace(b" ", b""), b"3;<|endoftext|>6;")
+    self.assertEqual(self.text("x_train_000000.bin"), b"1;2;4;5;<|endoftext|>7;8;")
+    self.prepare(plain, "--val-every", "4", "--overwrite", code=2)
+    self.assert_error("--val-every 4", "only 3")
+
+  def test_validation_begins_with_a_document_of_jsonl(self):
+    self.prepare(self.write("a.jsonl", "".join('{"text": "%s"}\n' % (c * 100) for c in "abcdefghij")), "--val-fraction", "0.25")
+    self.assertEqual(self.text("x_val_000000.bin"), b"i" * 100 + b"j" * 100)
+
+  def test_json_that_is_taken_as_text(self):
+    for name, text, warns in (("a.json", '{"body": "x"}\n{', True), ("b.json", '{"body"\n', False), ("c", "{}x\n", False)):
+      self.prepare(self.write(name, text), "--val-fraction", "0", "--overwrite")
+      self.assertEqual("warning" in self.errors, warns, name)
+      if warns:
+        self.assert_error(name, "is taken as text", '"body"', "--jsonl")
+      self.assertEqual(self.text("x_train_000000.bin").decode(), text)
+
+  def test_old_numbers_never_lie_beside_new_shards(self):
+    self.prepare(self.write("a", "0123456789\n" * 20))
+    import prepare_text
+    for stop in range(1, 5):  # before this replacement
+      calls, replace = [], os.replace
+      def stopping(source, target):
+        calls.append(target)
+        if len(calls) == stop:
+          raise KeyboardInterrupt
+        replace(source, target)
+      with mock.patch("os.replace", stopping), mock.patch("sys.argv", ["x", self.path("a"), "--out", self.out, "--name", "x",
+                      "--overwrite", "--val-fraction", "0.5"]), self.assertRaises(KeyboardInterrupt):
+        prepare_text.main()
+      for name in (name for name in os.listdir(self.out) if name.endswith(".json")):
+        with open(os.path.join(self.out, name)) as file:
+          self.assertEqual(json.load(file)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
+      self.prepare(self.path("a"), "--overwrite")
+
+  def test_bad_input(self):
+    good = self.write("good", "some text\n" * 10)
+    cases = [
+        ([self.path("none")], ["none", "No such file"]),
+        ([self.dir], [self.dir, "directory"]),
+        ([self.write("empty", "")], ["there is no text in", "empty"]),
+        ([good, "--val-fraction", "1.5"], ["--val-fraction 1.5", "between 0 and 1"]),
+        ([good, "--val-fraction", "nan"], ["--val-fraction nan"]),
+        ([good, "--shard-tokens", "0"], ["--shard-tokens 0"]),
+        ([good, "--shard-tokens", 1 << 31], ["--shard-tokens 2147483648"]),
+        ([good, "--name", "a/b"], ["--name 'a/b'"]),
+        ([good, "--name", "a*"], ["--name 'a*'"]),
+        ([good, "--tokenizer", "gpt2"], ["--tokenizer-dir", "encoder.json", "vocab.bpe"]),
+        ([good, "--tokenizer", "gpt2", "--tokenizer-dir", self.path("none")],
+         ["none", "neither vocab.json nor encoder.json"]),
+        ([good, "--tokenizer", "word"], ["invalid choice: 'word'"]),
+        ([good, "--out", good], ["--out " + good, "exists"]),
+        ([self.write("tiny", "ab"), "--val-fraction", "0.01"], ["2 bytes of text are too few", "--val-fraction"]),
+        ([good, "--val-every", "1"], ["--val-every 1"]),
+        ([good, "--val-every", "2", "--val-fraction", "0.1"], ["not allowed with"]),
+        ([good, "--field", "body"], ["--field body", "--jsonl"]),
+        ([self.write("a.jsonl", '{"text": ""}\n{"text"')], ["a.jsonl, line 2 is not JSON", "column 8"]),
+        ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is none"]),
+        ([self.write("c.jsonl", '{"body": ""}')], ["c.jsonl, line 1", 'it has "body"', "--field"]),
+        ([self.write("d.jsonl", '{"text": null}')], ["d.jsonl, line 1", "null, not text"]),
+        ([self.write("e.jsonl", '{"text": "\\ud800"}')], ["e.jsonl, line 1", "surrogate", "--errors replace"]),
+        ([self.write("f.jsonl", b'{"text": "\xff"}')], ["f.jsonl, line 1", "not UTF-8 at byte 10"]),
+        ([self.write("a.gz", "text")], ["a.gz is damaged, or not a gzip file"]),
+        ([self.write("b.gz", gzip.compress(b"text" * 999)[:-9])], ["b.gz is damaged"]),
+        ([self.write("a.zst", "text")], ["a.zst", "zstd"]),
+    ]
+    for args, parts in cases:
+      with self.subTest(args):
+        arguments = ["--out", self.out, "--name", "x", "--train", TRAIN] + [str(a) for a in args]
+        self.run_script("prepare_text.py", *arguments, code=2)
+        self.assert_error(*parts)
+        self.assertEqual(self.files(), [])
+
+  @unittest.skipIf(os.geteuid() == 0, "root may read everything")
+  def test_unreadable_file(self):
+    os.chmod(self.write("secret", "x"), 0)
+    self.prepare(self.path("secret"), code=2)
+    self.assert_error("secret", "Permission denied")
+
+  def test_nothing_is_left_when_it_is_stopped(self):
+    for number in (signal.SIGTERM, signal.SIGINT):
+      process = start("prepare_text.py", "-", "--out", self.out, "--name", "x", stdin=subprocess.PIPE,
+                      stderr=subprocess.DEVNULL)
+      while not self.files() and process.poll() is None:  # the temporary folder
+        time.sleep(0.01)
+      self.assertIsNone(process.poll())
+      process.stdin.write(b"some text")
+      time.sleep(0.1)
+      while process.poll() is None:  # repeated, because a signal just before a read is noticed only after it
+        process.send_signal(number)
+        try:
+          process.wait(2)
+        except subprocess.TimeoutExpired:
+          pass
+      self.assertEqual(process.returncode, 128 + number)
+      process.stdin.close()
+      self.assertEqual(self.files(), [])
+
+
+HELLO, SPACE_WORLD, SEPARATOR = 259, 264, 267
+
+
+class PrepareGpt2(Prepare):
+  def setUp(self):
+    super().setUp()
+    self.vocabulary, merges = tiny_vocabulary()
+    self.write("encoder.json", json.dumps(self.vocabulary))
+    self.write("vocab.bpe", merges)
+    done = subprocess.run([TRAIN, "--encode", self.dir], input=b"x", capture_output=True)
+    if b"without PCRE2" in done.stderr:
+      self.skipTest("./train was built without PCRE2")
+
+  def prepare(self, *args, code=0, **options):
+    return self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--tokenizer", "gpt2", "--tokenizer-dir",
+                           self.dir, "--train", TRAIN, *args, code=code, **options)
+
+  def train(self, *texts):
+    names = [self.write("text%d" % i, text) for i, text in enumerate(texts)]
+    self.prepare(*names, "--val-fraction", "0", "--overwrite")
+    return self.tokens("x_train_000000.bin")
+
+  def test_tokens_and_separators(self):
+    self.assertEqual(self.train("hello world"), [SEPARATOR, HELLO, SPACE_WORLD])
+    self.assertIn('"model": {"vocab": 268}', self.output)
+    self.assertEqual(self.train("hello", "", "hello"), [SEPARATOR, HELLO] * 2)
+    self.assertEqual(self.train("<|endoftext|>hello<|endoftext|><|endoftext|> world<|endoftext|>"),
+                     [SEPARATOR, HELLO, SEPARATOR, SPACE_WORLD])
+    self.assertEqual(self.train("h\u20ac"), [SEPARATOR, ord("h"), 0xe2, 0x82, 0xac])
+
+  def test_validation_is_a_document_of_its_own(self):
+    self.prepare(self.write("a", "hello\n" * 10), "--val-fraction", "0.2")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR] + [HELLO, 10] * 8)
+    self.assertEqual(self.tokens("x_val_000000.bin"), [SEPARATOR] + [HELLO, 10] * 2)
+
+  def test_bytes_beside_each_shard(self):
+    """Of the text that its tokens stand for, without the markers; a document or a character may cross a shard's end."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in ("hello \u20ac world", " world<|endoftext|>hello"))
+    self.prepare(self.write("a.jsonl", lines), self.write("b", "h\u20ac"), "--val-fraction", "0", "--shard-tokens", "4")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 32, 0xe2])
+    # [-, hello, space, 1/3 of a sign], [2/3 of it, world, -], [world, -, hello, -], [h, the sign]
+    self.assertEqual(self.numbers(), [(4, 7), (4, 8), (4, 11), (4, 4)])
+    self.assertEqual(self.read(os.path.join(self.out, "x_train_000000.json")),
+                     b'{"tokens": 4, "bytes": 7, "tokenizer": "gpt2"}\n')
+
+  def test_text_that_is_not_utf8(self):
+    for bad, at in ((b"hello \xff world", 6), (b"hello \xe2\x82", 6), (b"\xe2\x82 x", 0),
+                    (b"x" * 5000000 + b"\xff", 5000000)):
+      path = self.write("bad", bad)
+      self.prepare(path, "--val-fraction", "0", code=2)
+      self.assert_error(path, "not UTF-8 at byte %d" % at, "--errors replace")
+      self.assertEqual(self.files(), [])
+    self.prepare(self.write("bad", b"hello\xff"), "--val-fraction", "0", "--errors", "replace")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
+
+  def test_text_without_tokens_removes_nothing(self):
+    os.makedirs(self.path("out"))
+    old = self.write("out/a_train_000000.bin", "old")
+    empty = self.write("empty.txt", "<|endoftext|>" * 50)
+    self.run_script("prepare_text.py", empty, "--out", self.path("out"), "--name", "a", "--tokenizer", "gpt2",
+                    "--tokenizer-dir", self.dir, "--train", TRAIN, "--overwrite", code=2)
+    self.assert_error("gives no tokens")
+    self.assertTrue(os.path.exists(old))
+
+  def test_what_train_refuses(self):
+    text = self.write("text", "hello")
+    del self.vocabulary["<|endoftext|>"]
+    for content, part in (("[]", self.path("encoder.json")), (json.dumps(self.vocabulary), "<|endoftext|>")):
+      self.write("encoder.json", content)
+      self.prepare(text, code=2)
+      self.assert_error(part)
+      self.assertEqual(self.files(), [])
+    self.prepare(text, "--train", self.path("none"), code=2)
+    self.assert_error("--train", "none", "build it with make")
+
+  def test_tokens_that_cannot_be_written(self):
+    with open("/dev/full", "w") as full:
+      done = subprocess.run([TRAIN, "--encode", self.dir], input=b"hello", stdout=full, stderr=subprocess.PIPE)
+    self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1))
+    self.assertIn(b"standard output", done.stderr)
+
+  def test_a_train_that_dies(self):
+    program = self.write("dies", '#!/bin/sh\ncase $(head -c 1) in "") ;; *) echo "too bad" >&2; exit 1 ;; esac\n')
+    os.chmod(program, 0o755)
+    self.prepare(self.write("text", "hello\n" * 100000), "--train", program, code=1)
+    self.assert_error("exit 1: too bad")
+    self.assertEqual(self.files(), [])
+
+
+if __name__ == "__main__":
+  unittest.main()
