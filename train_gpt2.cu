@@ -151,7 +151,6 @@ struct Activations {
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
   Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
-  Real* projected;  // [N, C]  what a layer adds to the residual stream; in the backward pass a gradient of that shape
   Real* logits;             // [logit_rows, Vp]
   int logit_rows;
   float* losses;            // [N]
@@ -190,13 +189,12 @@ struct Activations {
     plan.add(&meanf, N, category);
     plan.add(&rstdf, N, category);
     plan.add(&gated, gated_att ? N * A : 0, category);
-    plan.add(&projected, N * C, category);
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
     // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
-    // chunks of rows of equal size.
-    size_t Vp = padded_vocab(config), most = size_t(1) << 28;
+    // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
+    size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu ? 28 : 30);
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
     plan.add(&logits, size_t(logit_rows) * Vp, training ? "logits" : category);
@@ -210,6 +208,7 @@ struct Buffers {
   float* loss_sum;        // [1]
   Activations<Real> training, evaluation;
   Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
+  Real* dnorm;            // [N, C]  gradient of a layernorm's output, or of the projection before a gate
   Real* dwide;            // [N, max(Q, F)]
   Real* datt;             // [N, A]
   void* workspace;        // bytes
@@ -226,6 +225,7 @@ struct Buffers {
     if (train) {
       training.plan(plan, config, N, true, "activations");
       plan.add(&dx, N * C, "activation gradients");
+      plan.add(&dnorm, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
@@ -391,11 +391,13 @@ const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act,
   return act.gated;
 }
 
-// From a.x and a.ln1, all activations of a layer that the backward pass reads: steps 2 to 10. Steps 1 and 11 are in
-// forward(). With recompute = block the backward pass runs this again.
+// From a.x, all activations of a layer that the backward pass reads: steps 1 to 10. Step 11 is in forward(). With
+// recompute = block the backward pass runs this again.
 template <class Real>
 void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
+  // 1  ln1 = the layernorm of x
+  layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
   // 2  queries, keys, values and the gate's logits
   matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
@@ -406,16 +408,15 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 5  attention
   attention_forward(a.att, a.att_stats, a.qkv, settings_, {B, T, H, D}, training, stream, learned(l));
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
-  // 7  the projection of all heads into the residual stream
-  Real* projected = gated(GatePosition::output) ? a.ungated : act.projected;
-  matmul<Real, Real>({.d = projected, .a = projection_input(a, act, N), .b = weight(ATT_PROJ_W, l), .m = N, .n = C,
-                      .k = A, .epilogue = Epilogue::bias, .bias = weight(ATT_PROJ_B, l)}, stream);
-  // 8  the gate, if it acts on the projection (output)
-  if (gated(GatePosition::output))
-    gate_forward<Real>({act.projected, C}, {projected, C}, logits_of(a), gate_, N, 1, C, stream);
-  // 9  mid = x + projected, ln2 = its layernorm
-  residual_layernorm_forward(a.mid, a.ln2, a.mean2, a.rstd2, a.x, act.projected, weight(LN2_W, l), weight(LN2_B, l), N,
-                             C, stream);
+  // 7  mid = x + the projection of all heads
+  bool gate_follows = gated(GatePosition::output);
+  matmul<Real, Real>({.d = gate_follows ? a.ungated : a.mid, .a = projection_input(a, act, N),
+                      .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A, .epilogue = Epilogue::bias,
+                      .bias = weight(ATT_PROJ_B, l), .c = gate_follows ? nullptr : a.x}, stream);
+  // 8  the gate, if it acts on the projection (output): mid = x + gated projection
+  if (gate_follows) gate_forward<Real>({a.mid, C}, {a.ungated, C}, logits_of(a), gate_, N, 1, C, stream, {a.x, C});
+  // 9  ln2 = the layernorm of mid
+  layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
   // 10  the MLP's hidden layer: fc, gelu = GELU(fc)
   matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
                       .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
@@ -425,29 +426,20 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
 template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   int N = B * T;
-  Layer& first = act.layers[0];
-  embedding_forward(first.x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
-  // 1  ln1 = the layernorm of x
-  layernorm_forward(first.ln1, first.mean1, first.rstd1, first.x, weight(LN1_W, 0), weight(LN1_B, 0), N, C, stream);
+  embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
-    compute_activations(a, act, l, B, T, training);  // steps 2 to 10
-    // 11  the MLP's output projection; x = mid + projected, and with it step 1 of the next layer
-    matmul<Real, Real>({.d = act.projected, .a = a.gelu, .b = weight(MLP_PROJ_W, l), .m = N, .n = C, .k = F,
-                        .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l)}, stream);
-    if (l + 1 < L) {
-      Layer& next = act.layers[l + 1];
-      residual_layernorm_forward(next.x, next.ln1, next.mean1, next.rstd1, a.mid, act.projected, weight(LN1_W, l + 1),
-                                 weight(LN1_B, l + 1), N, C, stream);
-    } else {
-      residual_layernorm_forward(act.x_final, act.lnf, act.meanf, act.rstdf, a.mid, act.projected, weight(LNF_W),
-                                 weight(LNF_B), N, C, stream);
-    }
+    compute_activations(a, act, l, B, T, training);  // steps 1 to 10
+    // 11  the next layer's x = mid + the MLP's output projection
+    matmul<Real, Real>({.d = l + 1 < L ? act.layers[l + 1].x : act.x_final, .a = a.gelu, .b = weight(MLP_PROJ_W, l),
+                        .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l),
+                        .c = a.mid}, stream);
   }
+  layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
 // act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
-// chunk of logits overwrites the one before: act.projected = d lnf, gradient of wte +=, both of dloss x the sum of the
+// chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum of the
 // losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
@@ -458,7 +450,7 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
     if (dloss == 0) continue;
     matmul<Real, Real>(
-        {.d = act.projected + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
+        {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
         {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
@@ -477,50 +469,48 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
 }
 
 // For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
-// given. The first `biased` columns have a bias.
+// given. dbias is summed of the first `biased` columns; where doutput is dx, layernorm_backward() has summed it already.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
                                  int l, int N, int in, int out, int biased, Real* before_gelu) {
-  matmul<Real, float>(
-      {.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1}, stream);
-  bias_backward(gradient(bias, l), doutput, b.workspace, N, biased, out, stream);
+  matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true,
+                       .beta = 1, .dbias = biased ? gradient(bias, l) : nullptr, .biased = biased,
+                       .scratch = b.workspace}, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
 
-// From act.projected = d lnf, left by classify().
+// From b.dnorm = d lnf, left by classify().
 template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   zero(b.dx, size_t(N) * C, stream);
-  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), act.projected, act.x_final, act.meanf, act.rstdf,
-                     weight(LNF_W), b.workspace, N, C, stream);
+  layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), gradient(MLP_PROJ_B, L - 1), b.dnorm, act.x_final,
+                     act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
-    if (config_.train.recompute == "block") {
-      layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
-      compute_activations(a, act, l, B, T, true);
-    } else if (config_.train.recompute == "gelu") {
-      gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
-    }
-    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = act.projected;
-    // 11 and GELU: dx is the gradient of mid + projected, so of both terms
-    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, C, a.fc);
+    if (config_.train.recompute == "block") compute_activations(a, act, l, B, T, true);
+    else if (config_.train.recompute == "gelu") gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
+    // 11 and GELU: dx is the gradient of a sum, so of both its terms
+    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, 0, a.fc);
     // 10  the MLP's hidden layer
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
-    // 9  dx += the MLP's part; dx is now the gradient of x + projected, so of both terms
-    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l),
-                       b.workspace, N, C, stream);
+    // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
+    bool gate_follows = gated(GatePosition::output);
+    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
+                       dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
     // 8  the gate at the output; its logits are columns 3A.. of qkv, so their gradients are columns 3A.. of dqkv
     Matrix<Real> dlogits{dqkv + 3 * A, Q};
     Real* dprojected = b.dx;
-    if (gated(GatePosition::output)) {
-      dprojected = act.projected;
+    if (gate_follows) {
+      dprojected = b.dnorm;
       gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
                           C, stream);
     }
     // 7  the projection
-    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C, C);
+    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C,
+                    gate_follows ? C : 0);
     // 6  the gate at sdpa
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
@@ -536,8 +526,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     int biased = gradient(GATE_B, l) ? Q : 3 * A;  // a gate may have no bias: its columns must stay zero
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
     // 1  dx += attention's part
-    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l),
-                       b.workspace, N, C, stream);
+    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
+                       dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
     reduce_from(store_.layout().layer_begin[l]);
   }
   embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);

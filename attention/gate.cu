@@ -42,7 +42,8 @@ struct Exp {
 // ---- elementwise: a thread has W channels of a row
 
 template <class T, class Act, bool ADD, int W>
-__global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, int N, int width) {
+__global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, Matrix<const T> residual,
+                                    int N, int width) {
   int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
   if (column >= width) return;
   for (; row < N; row += gridDim.y) {
@@ -50,6 +51,10 @@ __global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const
     read_floats<W>(v, x.at(row, column));
     read_floats<W>(g, logits.at(row, column));
     for (int i = 0; i < W; i++) v[i] = ADD ? v[i] + Act::value(g[i]) : v[i] * Act::value(g[i]);
+    if (residual.data) {
+      read_floats<W>(g, residual.at(row, column));
+      for (int i = 0; i < W; i++) v[i] += g[i];
+    }
     write_floats<W>(y.at(row, column), v);
   }
 }
@@ -80,14 +85,16 @@ __global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<con
 constexpr int WARPS = 4;
 
 template <class T, class Act, bool ADD>
-__global__ void headwise_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, int N, int H, int D) {
+__global__ void headwise_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits,
+                                        Matrix<const T> residual, int N, int H, int D) {
   size_t item = blockIdx.x * size_t(WARPS) + threadIdx.x / WARP;
   int row = int(item / H), h = int(item % H);
   if (row >= N) return;
   float g = Act::value(to_float(*logits.at(row, h)));
   for (int d = threadIdx.x % WARP; d < D; d += WARP) {
     float v = to_float(*x.at(row, h * D + d));
-    *y.at(row, h * D + d) = from_float<T>(ADD ? v + g : v * g);
+    v = ADD ? v + g : v * g;
+    *y.at(row, h * D + d) = from_float<T>(residual.data ? v + to_float(*residual.at(row, h * D + d)) : v);
   }
 }
 
@@ -141,20 +148,21 @@ dim3 grid_of(int N, int columns) { return dim3(blocks_for(columns, THREADS), uns
 
 template <class T>
 void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
-                  int D, cudaStream_t stream) {
+                  int D, cudaStream_t stream, Matrix<const T> residual) {
   if (N == 0) return;
   constexpr int W = Pack<T>::size;
-  bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld}) && aligned16(y.data, x.data, logits.data);
+  bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld, residual.ld}) &&
+              aligned16(y.data, x.data, logits.data, residual.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.granularity == GateGranularity::headwise)
       LAUNCH((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
-             stream, y, x, logits, N, H, D);
+             stream, y, x, logits, residual, N, H, D);
     else if (wide)
-      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits, N,
-             H * D);
+      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits,
+             residual, N, H * D);
     else
-      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, N,
-             H * D);
+      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, residual,
+             N, H * D);
   });
 }
 
@@ -181,7 +189,7 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
 
 #define INSTANTIATE(T)                                                                                        \
   template void gate_forward(Matrix<T>, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int, \
-                             cudaStream_t);                                                                   \
+                             cudaStream_t, Matrix<const T>);                                                  \
   template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,   \
                               const GateSettings&, int, int, int, cudaStream_t);
 INSTANTIATE(float)

@@ -14,11 +14,11 @@ template <class T> struct Matrix {
   __device__ T* at(int row, int column) const { return data + size_t(row) * ld + column; }
 };
 
-// y [N, H, D] = gated x; y may be x. logits [N, G], G = H D, or H if headwise.
-// Floor: 3 N H D elements moved (headwise 2), one or two special functions each.
+// y [N, H, D] = gated x, or residual + gated x; y may be x. logits [N, G], G = H D, or H if headwise.
+// Floor: 3 N H D elements moved (headwise 2; one more with a residual), one or two special functions each.
 template <class T>
 void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
-                  int D, cudaStream_t stream);
+                  int D, cudaStream_t stream, Matrix<const T> residual = {nullptr, 0});
 
 // dx = and dlogits = from dy, with x and logits as the forward read them; dx may be dy. dlogits has `columns` >= G
 // columns; those beyond G, padding of the product, become 0. Floor: 5 N H D elements moved (headwise 3).

@@ -54,39 +54,63 @@ template <int WIDTH, int... MORE, class F> void with_width(int D, F f) {
   else with_width<MORE...>(D, f);
 }
 
-// rows [ROW_VALUES][B, H, row_pitch] = Policy::row_for_backward() of what the forward saved and of the dot products
-// dO_i . O_i (and dO_i . O2_i); 0 past T. Each thread has a row; its 16-byte pieces come through the first-level cache.
-template <class T, class Policy>
-__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
-                                      PolicySettings settings, Shape shape, int B) {
-  size_t count = shape.rows(B), pitched = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-  if (pitched >= shape.row_values(B)) return;
-  rows += pitched;
-  int t = pitched % shape.row_pitch, h = pitched / shape.row_pitch % shape.H, b = pitched / shape.row_pitch / shape.H;
-  if (t >= shape.T) {
-    for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = 0;
-    return;
+// v = the piece of W elements at from, of which `left` exist; the rest 0.
+template <bool WIDE, int W, class T>
+__device__ __forceinline__ void read_piece(float (&v)[W], const T* from, int left) {
+  constexpr int SIZE = WIDE ? Pack<T>::size : 1;
+#pragma unroll
+  for (int i = 0; i < W; i += SIZE) {
+    float some[SIZE] = {};
+    if (WIDE || i < left) read_floats(some, from + i);
+    for (int k = 0; k < SIZE; k++) v[i + k] = some[k];
   }
-  size_t r = (size_t(b) * shape.H + h) * shape.T + t;
-  Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
-  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROW_VALUES + 1];
-  const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
+}
+
+// A lane's share of dot[0] += x . dx, dot[1] += second . dx, the latter only if second is there. Pieces are the same
+// whether they are read at once (WIDE) or by elements, and so are the sums.
+template <bool WIDE, class T>
+__device__ __forceinline__ void add_row_dots(float (&dot)[2], const T* x, const T* dx, const float* second, int D,
+                                             int lane, int lanes) {
   constexpr int W = Pack<T>::size;
-  if (shape.wide) {
-    for (int c = 0; c < shape.D; c += W) {
-      Pack<T> a = load16(x + c), b = load16(dx + c);
-      for (int i = 0; i < W; i++) dot[0] += to_float(a[i]) * to_float(b[i]);
-    }
-  } else {
-    for (int c = 0; c < shape.D; c++) dot[0] += to_float(x[c]) * to_float(dx[c]);
+#pragma unroll 1
+  for (int c = lane * W; c < D; c += lanes * W) {
+    float v[W], dv[W], v2[W] = {};
+    read_piece<WIDE>(v, x + c, D - c);
+    read_piece<WIDE>(dv, dx + c, D - c);
+    if (second) read_piece<WIDE>(v2, second + c, D - c);
+    for (int i = 0; i < W; i++) dot[0] = fmaf(v[i], dv[i], dot[0]);
+    if (second)
+      for (int i = 0; i < W; i++) dot[1] = fmaf(v2[i], dv[i], dot[1]);
   }
-  if constexpr (Policy::OUTPUTS > 1) {
-    const float* second = stats + Policy::SAVED * count + r * shape.D;
-    for (int c = 0; c < shape.D; c++) dot[1] += second[c] * to_float(dx[c]);
+}
+
+// rows [ROW_VALUES][B, H, row_pitch] = Policy::row_for_backward() of what the forward saved and of the dot products
+// dO_i . O_i (and dO_i . O2_i); 0 past T. LANES neighbouring threads have a row and take its 16-byte pieces in turn; the
+// grid is (rows of a head, H, B).
+template <class T, class Policy, int LANES>
+__global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
+                                      PolicySettings settings, Shape shape) {
+  int thread = blockIdx.x * blockDim.x + threadIdx.x, t = thread / LANES, lane = thread % LANES, h = blockIdx.y;
+  int b = blockIdx.z, B = gridDim.z;
+  size_t count = shape.rows(B), r = (size_t(b) * shape.H + h) * shape.T + t;
+  float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROW_VALUES + 1] = {};
+  if (t < shape.T) {
+    Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
+    const T *x = o.x + t * o.stride, *dx = d.x + t * d.stride;
+    const float* second = Policy::OUTPUTS > 1 ? stats + Policy::SAVED * count + r * shape.D : nullptr;
+    if (shape.wide && reinterpret_cast<uintptr_t>(second) % 16 == 0)
+      add_row_dots<true>(dot, x, dx, second, shape.D, lane, LANES);
+    else add_row_dots<false>(dot, x, dx, second, shape.D, lane, LANES);
   }
-  Policy policy(settings, 0);
-  for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
-  policy.row_for_backward(t + 1, saved, dot, row);
+  for (int mask = LANES / 2; mask > 0; mask /= 2)
+    for (int n = 0; n < Policy::OUTPUTS; n++) dot[n] += shuffle_xor(dot[n], mask);
+  if (lane != 0 || t >= shape.row_pitch) return;
+  if (t < shape.T) {
+    Policy policy(settings, 0);
+    for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
+    policy.row_for_backward(t + 1, saved, dot, row);
+  }
+  rows += (size_t(b) * shape.H + h) * shape.row_pitch + t;
   for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = row[n];
 }
 
@@ -106,9 +130,14 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 
 // The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
 template <class T, class Policy> void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
-  size_t rows = shape.row_values(c.shape.B);
-  LAUNCH((attention_rows_kernel<T, Policy>), dim3(blocks_for(rows, 128)), dim3(128), 0, c.stream, c.workspace, c.dout,
-         c.out, c.stats, c.settings, shape, c.shape.B);
+  auto launch = [&]<int LANES>() {
+    LAUNCH((attention_rows_kernel<T, Policy, LANES>),
+           dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.shape.B), dim3(128), 0, c.stream, c.workspace,
+           c.dout, c.out, c.stats, c.settings, shape);
+  };
+  // On the CPU layer waiting for other lanes would be most of the cost of a short row.
+  constexpr int SHORT_ROW_LANES = on_cpu ? 1 : 8;
+  shape.D <= 64 ? launch.template operator()<SHORT_ROW_LANES>() : launch.template operator()<8>();
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.dsink)
       LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,

@@ -120,7 +120,7 @@ template <class T, class Line> static void attention_of(const Model& m, const Li
 template <class T> static void measure(const Model& m) {
   Arrays arrays;
   const int B = m.B, T_ = m.T, N = B * T_, C = m.C, F = m.F, V = m.V, Vp = (V + 127) / 128 * 128;
-  const int rows = std::min(N, 8192);  // of logits at a time
+  const int rows = std::min(N, 16384);  // of logits at a time: GPT-2's on a GPU with 32 or 64 sequences of 1024
   const double s = sizeof(T), NC = double(N) * C;
   auto normal = [&](size_t n, float scale = 1) { return arrays.normal<T>(n, scale); };
   auto floats = [&](size_t n, float scale = 1) { return arrays.normal<float>(n, scale); };
@@ -130,7 +130,8 @@ template <class T> static void measure(const Model& m) {
   T *bias = normal(F), *weight = normal(size_t(C) * F, 0.02f);
   T *wte = normal(size_t(Vp) * C, 0.02f), *wpe = normal(size_t(T_) * C, 0.02f), *logits = normal(size_t(rows) * Vp);
   float *mean = floats(N), *rstd = floats(N), *dweight = floats(size_t(C) * F), *dwte = floats(size_t(Vp) * C);
-  float *dwpe = floats(size_t(T_) * C), *dgamma = floats(F), *dbeta = floats(C), *losses = floats(N), *one = floats(1);
+  float *dwpe = floats(size_t(T_) * C), *dgamma = floats(F), *dbeta = floats(C), *dbias = floats(C),
+        *losses = floats(N), *one = floats(1);
   int* inputs = arrays.tokens(N, V);
   void* workspace = arrays.bytes(std::max(
       {embedding_backward_workspace(N, C, Vp), layernorm_backward_workspace(N, C), bias_backward_workspace(N, F)}));
@@ -144,21 +145,20 @@ template <class T> static void measure(const Model& m) {
   line("embedding_backward + positions", 2 * NC * s + 8.0 * std::min(N, V) * C, 2 * NC,
        [&] { embedding_backward<T>(dwte, dwpe, x, inputs, workspace, B, T_, C, Vp, stream); });
   line("layernorm_forward", 2 * NC * s, 0, [&] { layernorm_forward<T>(y, mean, rstd, x, gamma, beta, N, C, stream); });
-  line("residual_layernorm_forward", 4 * NC * s, 0,
-       [&] { residual_layernorm_forward<T>(z, y, mean, rstd, x, y, gamma, beta, N, C, stream); });
   line("layernorm_backward", 4 * NC * s, 0,
-       [&] { layernorm_backward<T>(z, dgamma, dbeta, y, x, mean, rstd, gamma, workspace, N, C, stream); });
+       [&] { layernorm_backward<T>(z, dgamma, dbeta, dbias, y, x, mean, rstd, gamma, workspace, N, C, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
   line("bias_backward [N, F]", double(N) * F * s, 0,
        [&] { bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
-  line("bias_backward [N, C]", NC * s, 0, [&] { bias_backward<T>(dgamma, x, workspace, N, C, 0, stream); });
+  line("bias_backward [N, 3 C]", 3 * NC * s, 0,
+       [&] { bias_backward<T>(dgamma, wide, workspace, N, 3 * C, 0, stream); });
   line("cross_entropy, loss only", double(rows) * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 0, rows, V, Vp, stream); });
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 1.0f / rows, rows, V, Vp, stream); });
 
-  auto products = [&](const char* what, int in,
-                      int out) {  // forward, input gradient, weight gradient of [N, in] x [in, out]
+  // forward, input gradient, weight gradient of [N, in] x [in, out]; biased: with the bias's, which no other kernel sums
+  auto products = [&](const char* what, int in, int out, bool biased) {
     double flops = 2.0 * N * in * out, activations = double(N) * (in + out), weights = double(in) * out;
     line(std::string(what) + " forward + bias", (activations + weights) * s, flops, [&] {
       matmul<T, T>(
@@ -169,14 +169,29 @@ template <class T> static void measure(const Model& m) {
       matmul<T, T>({.d = wide2, .a = wide, .b = weight, .m = N, .n = in, .k = out, .trans_b = true}, stream);
     });
     line(std::string(what) + " dweight", activations * s + 8 * weights, flops, [&] {
-      matmul<T, float>({.d = dweight, .a = wide, .b = wide2, .m = in, .n = out, .k = N, .trans_a = true, .beta = 1},
+      matmul<T, float>({.d = dweight,
+                        .a = wide,
+                        .b = wide2,
+                        .m = in,
+                        .n = out,
+                        .k = N,
+                        .trans_a = true,
+                        .beta = 1,
+                        .dbias = biased ? dgamma : nullptr,
+                        .biased = out,
+                        .scratch = workspace},
                        stream);
     });
   };
-  products("qkv", C, 3 * C);
-  products("attention projection", C, C);
-  products("mlp", C, F);
-  products("mlp projection", F, C);
+  products("qkv", C, 3 * C, true);
+  products("attention projection", C, C, false);
+  products("mlp", C, F, true);
+  products("mlp projection", F, C, false);
+  line("mlp projection forward + bias, residual", (2 * NC + double(N) * F + double(F) * C) * s, 2 * NC * F, [&] {
+    matmul<T, T>(
+        {.d = y, .a = wide, .b = weight, .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = bias, .c = x},
+        stream);
+  });
   line("mlp forward + bias, gelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] {
     matmul<T, T>({.d = wide2,
                   .a = x,

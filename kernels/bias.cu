@@ -49,7 +49,7 @@ void bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, i
   unsigned columns = packed ? n / SIZE : n, threads = columns < 128 ? (columns + WARP - 1) / WARP * WARP : 128;
   LAUNCH((packed ? bias_chunk_kernel<T, SIZE> : bias_chunk_kernel<T, 1>), dim3(blocks_for(columns, threads), chunks),
          dim3(threads), 0, stream, partial, dout, N, n, ld, rows);
-  add_column_sums(dbias, n, nullptr, 0, partial, int(chunks), stream);
+  add_column_sums({{dbias}, 1}, n, partial, int(chunks), stream);
 }
 
 template void bias_backward(float*, const float*, void*, int, int, int, cudaStream_t);

@@ -17,13 +17,6 @@ template <class T> __device__ inline int pack_column(int p) {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-template <class T> __device__ __forceinline__ Pack<T> add_packs(const Pack<T>& a, const Pack<T>& b) {
-  Pack<T> sum;
-#pragma unroll
-  for (int k = 0; k < Pack<T>::size; k++) sum[k] = from_float<T>(to_float(a[k]) + to_float(b[k]));
-  return sum;
-}
-
 template <class T> __device__ __forceinline__ void add_values(float (&sums)[Pack<T>::size], const Pack<T>& v) {
 #pragma unroll
   for (int k = 0; k < Pack<T>::size; k++) sums[k] += to_float(v[k]);
@@ -48,11 +41,10 @@ __device__ __forceinline__ void normalize_pack(T* out, const Pack<T>& x, float m
   store16(out, y);
 }
 
-// In every forward kernel: residual == nullptr normalizes x; otherwise sum = x + residual is written and normalized.
 template <class T, int PACKS>
 __global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_forward_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                             const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+    layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* x, const T* __restrict__ gamma,
+                             const T* __restrict__ beta, int N, int C) {
   int warps = gridDim.x * LN_WARPS;
   for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps) {
     Pack<T> v[PACKS];
@@ -61,15 +53,6 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
     for (int p = 0; p < PACKS; p++) {
       int c = pack_column<T>(p);
       v[p] = c < C ? load16(x + size_t(row) * C + c) : Pack<T>{};
-    }
-    if (residual) {
-#pragma unroll
-      for (int p = 0; p < PACKS; p++) {
-        int c = pack_column<T>(p);
-        if (c >= C) continue;
-        v[p] = add_packs(v[p], load16(residual + size_t(row) * C + c));
-        store16(sum + size_t(row) * C + c, v[p]);
-      }
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) add_values(totals, v[p]);
@@ -93,21 +76,13 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
 
 // Normalizes a row with `threads` threads (1 or 32), which read it again for each pass, from the cache.
 template <class T>
-__device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                                            const T* gamma, const T* beta, int row, int C, int thread, int threads) {
+__device__ __forceinline__ void forward_row(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta,
+                                            int row, int C, int thread, int threads) {
   constexpr int SIZE = Pack<T>::size;
   const T* from = x + size_t(row) * C;
   float totals[SIZE] = {}, squares[SIZE] = {};
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE) {
-    Pack<T> v = load16(from + c);
-    if (residual) {
-      v = add_packs(v, load16(residual + size_t(row) * C + c));
-      store16(sum + size_t(row) * C + c, v);
-    }
-    add_values(totals, v);
-  }
-  if (residual) from = sum + size_t(row) * C;  // each thread reads back what it wrote itself
+  for (int c = thread * SIZE; c < C; c += threads * SIZE) add_values(totals, load16(from + c));
   float total = sum_of(totals);
   if (threads == WARP) total = warp_sum(total);
   float m = total / C;
@@ -126,23 +101,23 @@ __device__ __forceinline__ void forward_row(T* sum, T* out, float* mean, float* 
 }
 
 template <class T>
-__global__ void layernorm_forward_short_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
+__global__ void layernorm_forward_short_kernel(T* out, float* mean, float* rstd, const T* x,
                                                const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
   int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row < N) forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, 0, 1);
+  if (row < N) forward_row(out, mean, rstd, x, gamma, beta, row, C, 0, 1);
 }
 
 template <class T>
-__global__ void layernorm_forward_wide_kernel(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual,
-                                              const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
+__global__ void layernorm_forward_wide_kernel(T* out, float* mean, float* rstd, const T* x, const T* __restrict__ gamma,
+                                              const T* __restrict__ beta, int N, int C) {
   int warps = gridDim.x * LN_WARPS;
   for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
-    forward_row(sum, out, mean, rstd, x, residual, gamma, beta, row, C, threadIdx.x % WARP, WARP);
+    forward_row(out, mean, rstd, x, gamma, beta, row, C, threadIdx.x % WARP, WARP);
 }
 
 template <class T>
-static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const T* residual, const T* gamma,
-                    const T* beta, int N, int C, cudaStream_t stream) {
+void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
+                       cudaStream_t stream) {
   if (N == 0) return;
   auto kernel = layernorm_forward_wide_kernel<T>;
   switch (blocks_for(C, WARP * Pack<T>::size)) {  // packs a lane
@@ -161,25 +136,12 @@ static void forward(T* sum, T* out, float* mean, float* rstd, const T* x, const 
     grid = dim3(blocks_for(N, 64));
     block = dim3(64);
   }
-  launch_kernel("layernorm_forward", kernel, grid, block, 0, stream, sum, out, mean, rstd, x, residual, gamma, beta, N,
-                C);
-}
-
-template <class T>
-void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
-                       cudaStream_t stream) {
-  forward<T>(nullptr, out, mean, rstd, x, nullptr, gamma, beta, N, C, stream);
-}
-
-template <class T>
-void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
-                                const T* beta, int N, int C, cudaStream_t stream) {
-  forward<T>(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream);
+  launch_kernel("layernorm_forward", kernel, grid, block, 0, stream, out, mean, rstd, x, gamma, beta, N, C);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // With xhat = (x - mean) rstd and g = dout gamma: dx += rstd (g - mean(g) - xhat mean(g xhat)), dgamma += sum over rows
-// of dout xhat, dbeta += sum over rows of dout.
+// of dout xhat, dbeta += sum over rows of dout, dbias += sum over rows of dx.
 // A warp keeps the column sums of its rows in registers; a block's warps meet once, at the end, and write one partial
 // sum. Short and wide rows: dx by a thread or a warp per row; the column sums by a thread per column and chunk of rows,
 // which reads dout and x again.
@@ -227,15 +189,21 @@ __device__ __forceinline__ void add_columns(float (&dgamma)[Pack<T>::size], floa
 }
 
 template <class T, int PACKS>
-__global__ void __launch_bounds__(LN_WARPS* WARP)
-    layernorm_backward_kernel(T* __restrict__ dx, float* partial /* = [blocks, 2, C] */, const T* __restrict__ dout,
+__global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ? 3 : 2)
+    layernorm_backward_kernel(T* __restrict__ dx, float* partial /* = [blocks, 3, C] */, const T* __restrict__ dout,
                               const T* __restrict__ x, const float* __restrict__ mean, const float* __restrict__ rstd,
                               const T* __restrict__ gamma, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
-  constexpr bool EARLY = PACKS * SIZE <= 32;  // dx is loaded with the rest if there are registers for it
-  DYNAMIC_SHARED(float, shared);              // [LN_WARPS, 2, C]
+  constexpr bool ROOM = PACKS * SIZE <= 32;  // in registers: for dx, loaded with the rest, and for its column sums
+  DYNAMIC_SHARED(float, shared);             // [LN_WARPS, C], for each of the three in turn; without ROOM first dbias
   int warp = threadIdx.x / WARP, warps = gridDim.x * LN_WARPS;
-  float dgamma[PACKS][SIZE] = {}, dbeta[PACKS][SIZE] = {};
+  float columns[3][PACKS][SIZE] = {};  // dgamma, dbeta, dbias
+  auto put = [&](const float(&sums)[SIZE], int p) {
+    float* mine = shared + warp * C + pack_column<T>(p);
+    for (int k = 0; k < SIZE && pack_column<T>(p) < C; k += 4)
+      store16(mine + k, Pack<float>{sums[k], sums[k + 1], sums[k + 2], sums[k + 3]});
+  };
+  for (int p = 0; p < PACKS && !ROOM; p++) put(columns[2][p], p);
   for (int row = blockIdx.x * LN_WARPS + warp; row < N; row += warps) {
     Pack<T> d[PACKS], v[PACKS], to[PACKS];
     float m = mean[row], inverse = rstd[row], sums[2] = {};
@@ -245,14 +213,14 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
       bool here = pack_column<T>(p) < C;
       d[p] = here ? load16(dout + at) : Pack<T>{};
       v[p] = here ? load16(x + at) : Pack<T>{};
-      if (EARLY) to[p] = here ? load16(dx + at) : Pack<T>{};
+      if (ROOM) to[p] = here ? load16(dx + at) : Pack<T>{};
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
       if (pack_column<T>(p) >= C) continue;
       float sum_g[SIZE] = {}, sum_gx[SIZE] = {};
       add_gradients(sum_g, sum_gx, d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)));
-      add_columns(dgamma[p], dbeta[p], d[p], v[p], m, inverse);
+      add_columns(columns[0][p], columns[1][p], d[p], v[p], m, inverse);
       sums[0] += sum_of(sum_g);
       sums[1] += sum_of(sum_gx);
     }
@@ -261,25 +229,32 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
     for (int p = 0; p < PACKS; p++) {
       if (pack_column<T>(p) >= C) continue;
       T* at = dx + size_t(row) * C + pack_column<T>(p);
-      if (!EARLY) to[p] = load16(at);
-      store16(at, add_dx(to[p], d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)), sums[0] / C, sums[1] / C));
+      if (!ROOM) to[p] = load16(at);
+      to[p] = add_dx(to[p], d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)), sums[0] / C, sums[1] / C);
+      if constexpr (ROOM) {
+        add_values(columns[2][p], to[p]);
+      } else {
+        float sums[SIZE];
+        for (int k = 0; k < SIZE; k += 4)
+          read_floats(*reinterpret_cast<float(*)[4]>(sums + k), shared + warp * C + pack_column<T>(p) + k);
+        add_values(sums, to[p]);
+        put(sums, p);
+      }
+      store16(at, to[p]);
     }
   }
 #pragma unroll
-  for (int p = 0; p < PACKS; p++) {
-    int c = pack_column<T>(p);
-    if (c >= C) continue;
-    float* mine = shared + warp * 2 * C + c;
-    for (int k = 0; k < SIZE; k += 4) {
-      store16(mine + k, Pack<float>{dgamma[p][k], dgamma[p][k + 1], dgamma[p][k + 2], dgamma[p][k + 3]});
-      store16(mine + C + k, Pack<float>{dbeta[p][k], dbeta[p][k + 1], dbeta[p][k + 2], dbeta[p][k + 3]});
+  for (int array = 2; array >= 0; array--) {
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+      if (ROOM || array < 2) put(columns[array][p], p);
+    __syncthreads();
+    for (int c = threadIdx.x; c < C; c += LN_WARPS * WARP) {
+      float sum = 0;
+      for (int w = 0; w < LN_WARPS; w++) sum += shared[w * C + c];
+      partial[(size_t(blockIdx.x) * 3 + array) * C + c] = sum;
     }
-  }
-  __syncthreads();
-  for (int c = threadIdx.x; c < 2 * C; c += LN_WARPS * WARP) {
-    float sum = 0;
-    for (int w = 0; w < LN_WARPS; w++) sum += shared[w * 2 * C + c];
-    partial[size_t(blockIdx.x) * 2 * C + c] = sum;
+    __syncthreads();
   }
 }
 
@@ -321,26 +296,27 @@ __global__ void layernorm_backward_wide_kernel(T* __restrict__ dx, const T* __re
 }
 
 template <class T>
-__global__ void layernorm_columns_kernel(float* partial /* = [chunks, 2, C] */, const T* __restrict__ dout,
-                                         const T* __restrict__ x, const float* __restrict__ mean,
-                                         const float* __restrict__ rstd, int N, int C) {
+__global__ void layernorm_columns_kernel(float* partial /* = [chunks, 3, C] */, const T* __restrict__ dx,
+                                         const T* __restrict__ dout, const T* __restrict__ x,
+                                         const float* __restrict__ mean, const float* __restrict__ rstd, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
   int c = (blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
   if (c >= C) return;
-  float dgamma[SIZE] = {}, dbeta[SIZE] = {};
+  float dgamma[SIZE] = {}, dbeta[SIZE] = {}, dbias[SIZE] = {};
 #pragma unroll 4
   for (int row = blockIdx.y; row < N; row += gridDim.y) {
     size_t at = size_t(row) * C + c;
     add_columns(dgamma, dbeta, load16(dout + at), load16(x + at), mean[row], rstd[row]);
+    add_values(dbias, load16(dx + at));
   }
-  float* to = partial + size_t(blockIdx.y) * 2 * C + c;
-  for (int k = 0; k < SIZE; k++) to[k] = dgamma[k], to[C + k] = dbeta[k];
+  float* to = partial + size_t(blockIdx.y) * 3 * C + c;
+  for (int k = 0; k < SIZE; k++) to[k] = dgamma[k], to[C + k] = dbeta[k], to[2 * C + k] = dbias[k];
 }
 
-size_t layernorm_backward_workspace(int N, int C) { return size_t(backward_blocks(N, C)) * 2 * C * sizeof(float); }
+size_t layernorm_backward_workspace(int N, int C) { return size_t(backward_blocks(N, C)) * 3 * C * sizeof(float); }
 
 template <class T>
-void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,
+void layernorm_backward(T* dx, float* dgamma, float* dbeta, float* dbias, const T* dout, const T* x, const float* mean,
                         const float* rstd, const T* gamma, void* workspace, int N, int C, cudaStream_t stream) {
   if (N == 0) return;
   float* partial = static_cast<float*>(workspace);
@@ -356,7 +332,7 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
   }
   if (kernel && C > SHORT) {
     launch_kernel("layernorm_backward", kernel, dim3(blocks), dim3(LN_WARPS * WARP),
-                  size_t(LN_WARPS) * 2 * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
+                  size_t(LN_WARPS) * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
   } else {
     if (C <= SHORT) {
       LAUNCH(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
@@ -366,16 +342,14 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const
              dx, dout, x, mean, rstd, gamma, N, C);
     }
     LAUNCH(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
-           partial, dout, x, mean, rstd, N, C);
+           partial, dx, dout, x, mean, rstd, N, C);
   }
-  add_column_sums(dgamma, C, dbeta, C, partial, blocks, stream);
+  add_column_sums({{dgamma, dbeta, dbias}, 3}, C, partial, blocks, stream);
 }
 
-#define INSTANTIATE(T)                                                                                               \
-  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);         \
-  template void residual_layernorm_forward(T*, T*, float*, float*, const T*, const T*, const T*, const T*, int, int, \
-                                           cudaStream_t);                                                            \
-  template void layernorm_backward(T*, float*, float*, const T*, const T*, const float*, const float*, const T*,     \
-                                   void*, int, int, cudaStream_t);
+#define INSTANTIATE(T)                                                                                         \
+  template void layernorm_forward(T*, float*, float*, const T*, const T*, const T*, int, int, cudaStream_t);   \
+  template void layernorm_backward(T*, float*, float*, float*, const T*, const T*, const float*, const float*, \
+                                   const T*, void*, int, int, cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

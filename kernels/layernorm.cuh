@@ -11,15 +11,11 @@ template <class T>
 void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
                        cudaStream_t stream);
 
-// sum [N, C] = a + b (rounded to T; may alias a or b), out = layernorm(sum). Floor: 4 N C elements moved.
-template <class T>
-void residual_layernorm_forward(T* sum, T* out, float* mean, float* rstd, const T* a, const T* b, const T* gamma,
-                                const T* beta, int N, int C, cudaStream_t stream);
-
 size_t layernorm_backward_workspace(int N, int C);  // bytes
 
-// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd.
+// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd. dbias [C] += column
+// sums of the new dx, the gradient of a bias that was added to x; may be nullptr.
 // Floor: 4 N C elements moved (dout, x, and dx both ways).
 template <class T>
-void layernorm_backward(T* dx, float* dgamma, float* dbeta, const T* dout, const T* x, const float* mean,
+void layernorm_backward(T* dx, float* dgamma, float* dbeta, float* dbias, const T* dout, const T* x, const float* mean,
                         const float* rstd, const T* gamma, void* workspace, int N, int C, cudaStream_t stream);

@@ -14,9 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/bias.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
+#include "kernels/reduce.cuh"
 
 namespace {
 
@@ -26,9 +28,10 @@ void cublas_check(cublasStatus_t status, const char* what, int line) {
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-size_t workspace_size = size_t(32) << 20;  // matmul_workspace() changes it
+size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
-constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
+constexpr int MOST_PARTS = 12, LEAST_PART = 512;  // of k, where we divide it ourselves
+constexpr float FAILED = 1e30f;                   // the time of a candidate that does not run
 
 template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
 template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
@@ -124,8 +127,9 @@ template <class V> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAt
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
-// Where a fused epilogue finds its arrays in this call.
+// Where a fused epilogue finds its arrays in this call. cuBLASLt does not add to a bias's gradient.
 template <class TIn, class TOut> void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
+  if (plan.fused && p.dbias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.scratch);
   if (!plan.fused || p.epilogue == Epilogue::none) return;
   if (p.epilogue != Epilogue::dgelu) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
@@ -146,10 +150,11 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
   layout(&plan->a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
   layout(&plan->b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
   layout(&plan->d, data_type<TOut>, p.m, p.n, p.ldd);
-  if (!fused || p.epilogue == Epilogue::none) return plan;
+  if (!fused || (p.epilogue == Epilogue::none && !p.dbias)) return plan;
   cublasLtEpilogue_t with_gelu = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
   set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-      p.epilogue == Epilogue::bias    ? CUBLASLT_EPILOGUE_BIAS
+      p.dbias                         ? CUBLASLT_EPILOGUE_BGRADA
+      : p.epilogue == Epilogue::bias  ? CUBLASLT_EPILOGUE_BIAS
       : p.epilogue == Epilogue::dgelu ? CUBLASLT_EPILOGUE_DGELU
                                       : with_gelu);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
@@ -160,12 +165,48 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
 template <class TIn, class TOut>
 cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
                         cudaStream_t stream) {
-  float one = 1;
-  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &p.beta, d, plan.d, d, plan.d,
-                        &algorithm.opaque, workspace(stream), workspace_size, stream);
+  float one = 1, beta = p.c ? 1 : p.beta;
+  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &beta, p.c ? p.c : d, plan.d,
+                        d, plan.d, &algorithm.opaque, workspace(stream), workspace_size, stream);
 }
 
-std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint32_t out_alignment) {
+// Whether cuBLASLt takes the algorithm, which another process may have chosen.
+bool runs(const Plan& plan, const Algorithm& algorithm) {
+  cublasLtMatmulHeuristicResult_t check;
+  return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, &algorithm.opaque,
+                                 &check) == CUBLAS_STATUS_SUCCESS &&
+         check.workspaceSize <= workspace_size;
+}
+
+// Adds the first few with k in 2 to MOST_PARTS parts. The gradient of a weight has fewer tiles than a GPU has
+// multiprocessors, and a sum over all rows: only further parts of k fill whole waves. The heuristic knows few.
+template <class TIn, class TOut>
+void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const Matmul<TIn, TOut>& p) {
+  constexpr size_t DIVIDED = 3;
+  constexpr double TILE = 128 * 256;
+  if (double(p.m) * p.n > 2 * TILE * device_properties().multiProcessorCount) return;
+  for (size_t i = 0, end = std::min(DIVIDED, algorithms.size()); i < end; i++) {
+    int32_t divisible = 0;
+    size_t written;
+    if (cublasLtMatmulAlgoCapGetAttribute(&algorithms[i].opaque, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &divisible,
+                                          sizeof divisible, &written) != CUBLAS_STATUS_SUCCESS ||
+        !divisible)
+      continue;
+    for (int32_t parts = 2; parts <= std::min(MOST_PARTS, p.k / LEAST_PART); parts++) {
+      Algorithm divided = algorithms[i];
+      auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
+        CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&divided.opaque, attribute, &value, sizeof value));
+      };
+      configure(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts);
+      configure(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+      if (runs(plan, divided)) algorithms.push_back(divided);
+    }
+  }
+}
+
+template <class TIn, class TOut>
+std::vector<Algorithm> candidates(const Plan& plan, const Matmul<TIn, TOut>& p, uint32_t in_alignment,
+                                  uint32_t out_alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -188,6 +229,7 @@ std::vector<Algorithm> candidates(const Plan& plan, uint32_t in_alignment, uint3
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;  // NOT_SUPPORTED: nothing fits
   for (int i = 0; i < count; i++)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+  add_parts_of_k(algorithms, plan, p);
   return algorithms;
 }
 
@@ -210,7 +252,15 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
   }
 }
 
-template <class TIn, class TOut> void apply_epilogue(const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+// What the plan leaves to do after its product.
+template <class TIn, class TOut>
+void finish(const Plan& plan, const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+  if (p.dbias && plan.fused) {
+    add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
+  } else if (p.dbias) {
+    bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
+  }
+  if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)
     LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
@@ -220,17 +270,20 @@ template <class TIn, class TOut> void apply_epilogue(const Matmul<TIn, TOut>& p,
 // our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
 // again.
 template <class TIn, class TOut>
-std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
-                                    const Matmul<TIn, TOut>& p, cudaStream_t stream) {
+std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Matmul<TIn, TOut> p,
+                                    cudaStream_t stream) {
   TOut* d = p.d;
   void* spare = nullptr;
-  if (p.beta != 0) {  // adding to D many times would change it; without memory for another D the heuristic decides
-    if (cudaMalloc(&spare, size_t(p.m) * p.ldd * sizeof(TOut)) != cudaSuccess) {
+  // Adding to D many times would change it; without memory for another D the heuristic decides.
+  if (p.beta != 0 || p.dbias) {
+    size_t bytes = size_t(p.m) * p.ldd * sizeof(TOut), with_bias = bytes + p.biased * sizeof(float);
+    if (cudaMalloc(&spare, with_bias) != cudaSuccess) {
       cudaGetLastError();
       return {0, algorithms[0]};
     }
-    CUDA_CHECK(cudaMemsetAsync(spare, 0, size_t(p.m) * p.ldd * sizeof(TOut), stream));
+    CUDA_CHECK(cudaMemsetAsync(spare, 0, with_bias, stream));
     d = static_cast<TOut*>(spare);
+    if (p.dbias) p.dbias = reinterpret_cast<float*>(static_cast<char*>(spare) + bytes);
   }
   cudaEvent_t start, stop;
   CUDA_CHECK(cudaEventCreate(&start));
@@ -241,7 +294,7 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
       CUDA_CHECK(cudaEventRecord(start, stream));
       for (int i = 0; i < products; i++) {
         if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
-        if (!plan.fused) apply_epilogue(p, d, stream);
+        finish(plan, p, d, stream);
       }
       CUDA_CHECK(cudaEventRecord(stop, stream));
       CUDA_CHECK(cudaEventSynchronize(stop));
@@ -266,18 +319,10 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
   return {ranking[0].first, algorithms[ranking[0].second]};
 }
 
-// Whether cuBLASLt still takes the plan's algorithm, which another process may have chosen.
-bool runs(const Plan& plan) {
-  cublasLtMatmulHeuristicResult_t check;
-  return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                 &plan.algorithm.opaque, &check) == CUBLAS_STATUS_SUCCESS &&
-         check.workspaceSize <= workspace_size;
-}
-
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
-  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux);
+  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c, static_cast<char*>(p.scratch));
   Shape shape{.type_in = int(data_type<TIn>),
               .type_out = int(data_type<TOut>),
               .m = p.m,
@@ -288,8 +333,8 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
               .lda = p.lda,
               .ldb = p.ldb,
               .ldd = p.ldd,
-              .accumulate = p.beta != 0,
-              .epilogue = int(p.epilogue),
+              .accumulate = p.c ? 2 : p.beta != 0,
+              .epilogue = p.dbias ? -1 : int(p.epilogue),
               .has_aux = p.aux != nullptr,
               .alignment = aligned ? 16 : int(sizeof(TIn))};
   std::unique_ptr<Plan>& plan = device().plans[shape];
@@ -301,21 +346,22 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
   // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
-  bool fusible = p.epilogue == Epilogue::none || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
-  auto possible = [&](bool fused) { return fused ? fusible : p.epilogue != Epilogue::none; };
+  bool more = p.epilogue != Epilogue::none || p.dbias;
+  bool fusible = !more || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
+  auto possible = [&](bool fused) { return fused ? fusible : more; };
   std::string name = shape_text(shape);
   Choice known;
   if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
     auto described = describe(p, known.fused);
     described->algorithm = known.algorithm;
-    if (runs(*described)) return *(plan = std::move(described));
+    if (runs(*described, described->algorithm)) return *(plan = std::move(described));
   }
   float best = FAILED;
   std::unique_ptr<Plan> found;
-  for (bool fused : {true, false}) {
+  for (bool fused : {false, true}) {
     if (!possible(fused)) continue;
     auto described = describe(p, fused);
-    std::vector<Algorithm> algorithms = candidates(*described, shape.alignment, aligned ? 16 : sizeof(TOut));
+    std::vector<Algorithm> algorithms = candidates(*described, p, shape.alignment, aligned ? 16 : sizeof(TOut));
     if (algorithms.empty()) continue;
     auto [time, algorithm] = fastest(*described, algorithms, p, stream);
     described->algorithm = algorithm;
@@ -338,7 +384,7 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
     ProfileScope scope("matmul", stream);
     CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
   }
-  if (!plan.fused) apply_epilogue(p, p.d, stream);
+  finish(plan, p, p.d, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -1,4 +1,5 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
+// In place of D another matrix C can be added: D = op(A) op(B) + C.
 // kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
 #include <type_traits>
@@ -15,8 +16,10 @@ enum class Epilogue {
 };
 
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
-// 0 = contiguous. aux has D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>. D
-// overlaps none of the others.
+// 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
+// c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
+// Where D is the gradient of a weight, in float, and B that of an output: dbias += the column sums of B's first columns.
+// On the GPU an epilogue makes them if that is faster than a kernel. scratch has bias_backward_workspace(k, n) bytes.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
@@ -28,6 +31,10 @@ template <class TIn, class TOut = TIn> struct Matmul {
   Epilogue epilogue = Epilogue::none;
   const TIn* bias = nullptr;  // [n]
   TIn* aux = nullptr;         // [m, n]
+  const TOut* c = nullptr;    // [m, n]
+  float* dbias = nullptr;     // [biased], biased <= n
+  int biased = 0;
+  void* scratch = nullptr;
 };
 
 // Fills in contiguous leading dimensions; fails on a combination that has no meaning.
@@ -40,6 +47,9 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
     failure("matmul: the bias is missing");
+  if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias))) failure("matmul: this adds no further matrix");
+  if (p.dbias && (!plain || p.trans_b || !p.scratch || p.biased > p.n || !std::is_same_v<TOut, float>))
+    failure("matmul: this makes no gradient of a bias");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
 }
 
@@ -50,8 +60,10 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& p, cudaStr
 // Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.
 void matmul_release(cudaStream_t stream);
 
-// For measurements: from now on a product may use this many bytes of memory beside its arrays, 32 MiB by default. All
-// choices are forgotten, so that they are made anew. Without effect on the CPU.
+// For measurements: from now on a product may use this many bytes of memory beside its arrays, MATMUL_WORKSPACE by
+// default. All choices are forgotten, so that they are made anew. Without effect on the CPU.
+// The default holds, as parts of k, 28 copies of the gradient of an MLP weight of GPT-2 124M, 10 of 774M.
+inline constexpr size_t MATMUL_WORKSPACE = size_t(256) << 20;
 void matmul_workspace(size_t bytes);
 
 // What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.

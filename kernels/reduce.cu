@@ -26,25 +26,22 @@ void sum_to(float* out, const float* x, size_t n, cudaStream_t stream) {
 // Few rows: a thread per column, no barrier. Many rows: 32 columns per block, whose warps share the rows.
 constexpr int FEW_ROWS = 64, COLUMN_WARPS = 8;
 
-__device__ inline void add_column(float* out0, int n0, float* out1, int column, float sum) {
-  float* out = column < n0 ? out0 + column : out1 + (column - n0);
-  *out += sum;
+__device__ inline void add_column(const ColumnSums& to, int n, int column, float sum) {
+  if (float* out = to.out[column / n]) out[column % n] += sum;
 }
 
-__global__ void add_few_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial,
-                                    int count) {
-  int column = blockIdx.x * blockDim.x + threadIdx.x;
+__global__ void add_few_rows_kernel(ColumnSums to, int width, const float* __restrict__ partial, int count) {
+  int column = blockIdx.x * blockDim.x + threadIdx.x, n = width * to.arrays;
   if (column >= n) return;
   float sum = 0;
 #pragma unroll 8
   for (int row = 0; row < count; row++) sum += partial[size_t(row) * n + column];
-  add_column(out0, n0, out1, column, sum);
+  add_column(to, width, column, sum);
 }
 
-__global__ void add_many_rows_kernel(float* out0, int n0, float* out1, int n, const float* __restrict__ partial,
-                                     int count) {
+__global__ void add_many_rows_kernel(ColumnSums to, int width, const float* __restrict__ partial, int count) {
   __shared__ float sums[COLUMN_WARPS][WARP];
-  int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane;
+  int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, column = blockIdx.x * WARP + lane, n = width * to.arrays;
   float sum = 0;
   if (column < n) {
 #pragma unroll 8
@@ -55,16 +52,15 @@ __global__ void add_many_rows_kernel(float* out0, int n0, float* out1, int n, co
   if (warp != 0 || column >= n) return;
   sum = 0;
   for (int w = 0; w < COLUMN_WARPS; w++) sum += sums[w][lane];
-  add_column(out0, n0, out1, column, sum);
+  add_column(to, width, column, sum);
 }
 
-void add_column_sums(float* out0, int n0, float* out1, int n1, const float* partial, int count, cudaStream_t stream) {
-  int n = n0 + n1;
+void add_column_sums(const ColumnSums& to, int n, const float* partial, int count, cudaStream_t stream) {
   if (n == 0 || count == 0) return;
   if (count <= FEW_ROWS) {
-    LAUNCH(add_few_rows_kernel, dim3(blocks_for(n, 128)), dim3(128), 0, stream, out0, n0, out1, n, partial, count);
+    LAUNCH(add_few_rows_kernel, dim3(blocks_for(n * to.arrays, 128)), dim3(128), 0, stream, to, n, partial, count);
   } else {
-    LAUNCH(add_many_rows_kernel, dim3(blocks_for(n, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, out0, n0, out1, n,
+    LAUNCH(add_many_rows_kernel, dim3(blocks_for(n * to.arrays, WARP)), dim3(COLUMN_WARPS * WARP), 0, stream, to, n,
            partial, count);
   }
 }

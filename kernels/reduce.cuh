@@ -16,6 +16,10 @@ __device__ inline float block_sum(float v, float* shared) {
 // out [1] += sum of x [n]; one block, meant for a micro batch's losses. Floor: n floats read, by one multiprocessor.
 void sum_to(float* out, const float* x, size_t n, cudaStream_t stream);
 
-// out0 [n0] += column sums of the left n0 columns of partial [count, n0 + n1], out1 [n1] += those of the right n1.
-// The second stage of deterministic column sums. Floor: count (n0 + n1) floats read.
-void add_column_sums(float* out0, int n0, float* out1, int n1, const float* partial, int count, cudaStream_t stream);
+// The second stage of deterministic column sums: out[i] [n] += the column sums of the i-th array of partial [count, arrays,
+// n], unless it is nullptr. Floor: count arrays n floats read.
+struct ColumnSums {
+  float* out[3];
+  int arrays;
+};
+void add_column_sums(const ColumnSums& to, int n, const float* partial, int count, cudaStream_t stream);

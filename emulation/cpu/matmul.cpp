@@ -17,6 +17,7 @@
 
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
+#include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
 
@@ -55,11 +56,13 @@ Panel widen(const bf16* from, int ld, int rows, int columns, std::vector<float>&
   return {buffer.data(), columns};
 }
 
-// One row of a finished tile: the epilogue, and storage in the output's type. out may be sums.
+// One row of a finished tile: the epilogue, and storage in the output's type. out may be sums, and c_row nullptr.
 template <Epilogue E, class TIn, class TOut>
-void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux) {
+void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux, const TOut* c_row) {
   if constexpr (E == Epilogue::bias || E == Epilogue::bias_gelu)
     for (int c = 0; c < width; c++) sums[c] += to_float(bias[c]);
+  if constexpr (E == Epilogue::none || E == Epilogue::bias)
+    for (int c = 0; c_row && c < width; c++) sums[c] += to_float(c_row[c]);
   if constexpr (E == Epilogue::bias_gelu) {
     if (aux)
       for (int c = 0; c < width; c++) aux[c] = from_float<TIn>(sums[c]);
@@ -105,13 +108,14 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, i
   for (int r = 0; r < height; r++) {
     TIn* aux = p.aux ? p.aux + size_t(row + r) * p.ldd + column : nullptr;
     const TIn* bias = p.bias ? p.bias + column : nullptr;
+    const TOut* c = p.c ? p.c + size_t(row + r) * p.ldd + column : nullptr;
     TOut* to = out + size_t(r) * p.ldd;
     float* from = sums + size_t(r) * ld_sums;
     switch (p.epilogue) {
-      case Epilogue::none: finish_row<Epilogue::none>(to, from, width, bias, aux); break;
-      case Epilogue::bias: finish_row<Epilogue::bias>(to, from, width, bias, aux); break;
-      case Epilogue::bias_gelu: finish_row<Epilogue::bias_gelu>(to, from, width, bias, aux); break;
-      case Epilogue::dgelu: finish_row<Epilogue::dgelu>(to, from, width, bias, aux); break;
+      case Epilogue::none: finish_row<Epilogue::none>(to, from, width, bias, aux, c); break;
+      case Epilogue::bias: finish_row<Epilogue::bias>(to, from, width, bias, aux, c); break;
+      case Epilogue::bias_gelu: finish_row<Epilogue::bias_gelu>(to, from, width, bias, aux, c); break;
+      case Epilogue::dgelu: finish_row<Epilogue::dgelu>(to, from, width, bias, aux, c); break;
     }
   }
 }
@@ -122,7 +126,7 @@ template <class TIn, class TOut> int chosen_slice(const Matmul<TIn, TOut>& p) {
   MatmulChoices* choices = matmul_choices();
   if (!choices) return SLICE<TIn>;
   std::string shape = format("in%zu out%zu m%d n%d k%d %d%d acc%d ep%d", sizeof(TIn), sizeof(TOut), p.m, p.n, p.k,
-                             p.trans_a, p.trans_b, p.beta != 0, int(p.epilogue));
+                             p.trans_a, p.trans_b, p.c ? 2 : p.beta != 0, int(p.epilogue));
   if (!choices->find(shape))
     choices->choose(shape, format("%zu", 1 + std::hash<std::string>()(format("%d ", getpid()) + shape) % 4));
   return std::min(SLICE<TIn>, ceil_div(p.k, std::max(1, std::atoi(choices->find(shape)->c_str()))));
@@ -143,6 +147,7 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
       multiply_tile(p, slice, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
+  if (p.dbias) bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

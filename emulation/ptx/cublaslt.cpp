@@ -39,7 +39,10 @@ struct Algorithm {
   uint32_t magic;
   Alignments alignments;
   int epilogue;
-  int rank;  // in the heuristic's list, so that all of them differ
+  int rank;           // in the heuristic's list, so that all of them differ
+  int parts, scheme;  // of k: 1 and CUBLASLT_REDUCTION_SCHEME_NONE if it is not divided
+  // Parts of k are kept as float32 until they are added up.
+  uint64_t workspace(const Layout& out) const { return parts > 1 ? 4 * parts * out.rows * out.columns : 0; }
 };
 
 // The opaque handles are these.
@@ -55,7 +58,8 @@ cublasStatus_t refused(const char* why) {
 // What the documentation asks of an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
 cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
-  const bool with_bias = d.epilogue() & CUBLASLT_EPILOGUE_BIAS, with_auxiliary = d.epilogue() & AUXILIARY;
+  const bool with_bias = d.epilogue() & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADA),
+             with_auxiliary = d.epilogue() & AUXILIARY;
   for (int attribute : {CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE}) {
     if (!with_bias && d.attributes.count(attribute)) return refused("a bias is set, and the epilogue adds none");
   }
@@ -76,6 +80,15 @@ cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
     return refused("the auxiliary array is not at a multiple of 16 bytes");
   }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_parts(const Algorithm& algorithm) {
+  if (algorithm.parts < 1 || (algorithm.parts == 1) != (algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_NONE)) {
+    return refused("parts of k and their reduction do not fit");
+  }
+  // Stricter than the documentation: the others round each part to the output's type.
+  const bool exact = algorithm.parts == 1 || algorithm.scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  return exact ? CUBLAS_STATUS_SUCCESS : refused("parts of k that are not added up in float32");
 }
 
 float load(const void* array, size_t i, cudaDataType_t type) {
@@ -195,7 +208,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *count = 0;
   if (cublasStatus_t status = check_epilogue(description(d), layout(D_handle))) return status;
   for (; *count < std::min(most, 2); ++*count) {
-    const Algorithm algorithm = {Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count};
+    const Algorithm algorithm = {
+        Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count, 1, CUBLASLT_REDUCTION_SCHEME_NONE};
     cublasLtMatmulHeuristicResult_t& result = results[*count];
     result = {};
     memcpy(&result.algo, &algorithm, sizeof algorithm);
@@ -210,14 +224,42 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   memcpy(&algorithm, algo, sizeof algorithm);
   *result = {};
   if (algorithm.magic != Algorithm::MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+  if (cublasStatus_t status = check_parts(algorithm)) return status;
+  result->workspaceSize = algorithm.workspace(layout(D_handle));
   return check_epilogue(description(d), layout(D_handle));
+}
+
+// Only the first of the heuristic's algorithms divides k.
+cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                 cublasLtMatmulAlgoCapAttributes_t attribute, void* buffer,
+                                                 size_t bytes, size_t* written) {
+  if (attribute != CUBLASLT_ALGO_CAP_SPLITK_SUPPORT || bytes != 4) return refused("a capability that is not known");
+  Algorithm algorithm;
+  memcpy(&algorithm, algo, sizeof algorithm);
+  const int32_t divides = algorithm.rank == 0;
+  memcpy(buffer, &divides, *written = sizeof divides);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+  const bool is_parts = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+  if ((!is_parts && attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) || bytes != 4) {
+    return refused("a part of an algorithm that is not known");
+  }
+  Algorithm algorithm;
+  memcpy(&algorithm, algo, sizeof algorithm);
+  if (algorithm.rank != 0) return refused("this algorithm does not divide k");
+  memcpy(is_parts ? &algorithm.parts : &algorithm.scheme, value, 4);
+  memcpy(algo, &algorithm, sizeof algorithm);
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, const void* alpha, const void* A,
                               cublasLtMatrixLayout_t A_handle, const void* B, cublasLtMatrixLayout_t B_handle,
                               const void* beta, const void* C, cublasLtMatrixLayout_t C_handle, void* D,
-                              cublasLtMatrixLayout_t D_handle, const cublasLtMatmulAlgo_t* algo, void*, size_t,
-                              cudaStream_t) {
+                              cublasLtMatrixLayout_t D_handle, const cublasLtMatmulAlgo_t* algo, void*,
+                              size_t workspace_bytes, cudaStream_t) {
   const Description& d = description(d_handle);
   const Layout &a = layout(A_handle), &b = layout(B_handle), &c = layout(C_handle), &out = layout(D_handle);
   Algorithm algorithm;
@@ -231,6 +273,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   if (cublasStatus_t status = check_epilogue(d, out)) return status;
   const int epilogue = d.epilogue();
   if (algorithm.epilogue != epilogue) return refused("the algorithm of another epilogue");
+  if (cublasStatus_t status = check_parts(algorithm)) return status;
+  if (workspace_bytes < algorithm.workspace(out)) return refused("a workspace too small for the algorithm");
   const bool transpose_a = d.get(CUBLASLT_MATMUL_DESC_TRANSA, int(CUBLAS_OP_N)) == CUBLAS_OP_T;
   const bool transpose_b = d.get(CUBLASLT_MATMUL_DESC_TRANSB, int(CUBLAS_OP_N)) == CUBLAS_OP_T;
   const uint64_t rows = out.rows, columns = out.columns, depth = transpose_a ? a.rows : a.columns;
@@ -241,7 +285,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const bool with_gelu = epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   const bool with_bias = with_gelu || epilogue == CUBLASLT_EPILOGUE_BIAS;
   const bool keeps = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, derives = epilogue == CUBLASLT_EPILOGUE_DGELU;
-  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const bool sums = epilogue == CUBLASLT_EPILOGUE_BGRADA;  // of A's rows, over k
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives && !sums) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   void* bias = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0));
   void* auxiliary = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0));
@@ -252,10 +297,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
 
   const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
   const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
+  const std::vector<float> ones(sums ? depth : 0, 1);
+  for (uint64_t row = 0; sums && row < rows; row++) {
+    store(bias, row, bias_type, dot(&left[row * depth], ones.data(), depth));
+  }
   for (uint64_t column = 0; column < columns; column++) {
     for (uint64_t row = 0; row < rows; row++) {
       const uint64_t beside = row + column * auxiliary_leading;
-      float value = scale * dot(&left[row * depth], &right[column * depth], depth);
+      float value = 0;
+      for (uint64_t part = 0; part < uint64_t(algorithm.parts); part++) {
+        const uint64_t begin = depth * part / algorithm.parts, end = depth * (part + 1) / algorithm.parts;
+        value += dot(&left[row * depth + begin], &right[column * depth + begin], end - begin);
+      }
+      value *= scale;
       if (keep != 0) value += keep * load(C, row + column * c.leading, c.type);
       if (with_bias) value += load(bias, row, bias_type);
       if (keeps) store(auxiliary, beside, auxiliary_type, value);

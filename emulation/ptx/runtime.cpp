@@ -228,7 +228,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy(event); }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
-  *milliseconds = 1;
+  static unsigned calls;  // times in no order, so that each of several candidates is the fastest at some time
+  *milliseconds = 1 + float(++calls * 0x9E3779B9u) * 0x1p-32f;
   return cudaSuccess;
 }
 

@@ -70,6 +70,16 @@ template <class T> void check(const GateCase& c, int extra) {
       if (i < padded) EXPECT_EQ(value, 0) << name_of(c) << " padding";
       else EXPECT_TRUE(std::isnan(value)) << name_of(c) << " beyond the padding";
     }
+  // with a residual
+  DeviceArray<T> sum = strided(nothing, N, W, ldx);
+  gate_forward<T>({sum, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0, {dev_dy, ldx});
+  auto plus_residual = [&]<class P>(P, Reals<P> y, const Reals<P>& residual) {
+    for (size_t i = 0; i < y.size(); i++) y[i] = P::round(y[i] + residual[i]);
+    return y;
+  };
+  expect_close(name_of(c) + " with a residual", dense(sum, N, W, ldx),
+               plus_residual(Exact(), ref_gate<Exact>(c, ex, eg), edy),
+               plus_residual(N_(), ref_gate<N_>(c, nx, ng), ndy), u);
   // in place
   gate_backward<T>({dev_dy, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D,
                    0);

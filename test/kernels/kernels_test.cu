@@ -137,15 +137,13 @@ static std::vector<RowShape> layernorm_shapes() {
 }
 
 template <class T> struct LayernormInputs {
-  std::vector<T> x, residual, gamma, beta;
+  std::vector<T> x, gamma, beta;
   LayernormInputs(int N, int C, float offset, unsigned seed)
       : x(random_normal<T>(size_t(N) * C, seed, 2, offset)),
-        residual(random_normal<T>(size_t(N) * C, seed + 1)),
         gamma(random_normal<T>(C, seed + 2, 0.3f, 1)),
         beta(random_normal<T>(C, seed + 3)) {}
-  template <class P> RefLayernorm<P> reference(bool with_residual, int N, int C) const {
-    return ref_layernorm<P>(widen<P>(x), with_residual ? widen<P>(residual) : Reals<P>(), widen<P>(gamma),
-                            widen<P>(beta), N, C);
+  template <class P> RefLayernorm<P> reference(int N, int C) const {
+    return ref_layernorm<P>(widen<P>(x), widen<P>(gamma), widen<P>(beta), N, C);
   }
 };
 
@@ -160,8 +158,8 @@ TYPED_TEST(KernelTest, LayernormForward) {
         DeviceArray<T> out(size_t(N) * C), again(size_t(N) * C), x(in.x), gamma(in.gamma), beta(in.beta);
         DeviceArray<float> mean(N), rstd(N);
         layernorm_forward<T>(out, mean, rstd, x, gamma, beta, N, C, nullptr);
-        auto exact = in.template reference<Exact>(false, N, C);
-        auto naive = in.template reference<Naive<T>>(false, N, C);
+        auto exact = in.template reference<Exact>(N, C);
+        auto naive = in.template reference<Naive<T>>(N, C);
         outs.add(out.download(), exact.out, naive.out);
         means.add(mean.download(), exact.mean, naive.mean);
         rstds.add(rstd.download(), exact.rstd, naive.rstd);
@@ -172,56 +170,39 @@ TYPED_TEST(KernelTest, LayernormForward) {
     }
 }
 
-TYPED_TEST(KernelTest, ResidualLayernormForward) {
-  using T = TypeParam;
-  for (auto [N, C] : layernorm_shapes())
-    for (bool in_place : {false, true}) {
-      Pool sums(shape("residual_layernorm sum", {N, C}), u<T>), outs(shape("residual_layernorm out", {N, C}), u<T>);
-      Pool rstds(shape("residual_layernorm rstd", {N, C}), u32);
-      for (unsigned seed : Pool::seeds(N * 8)) {
-        LayernormInputs<T> in(N, C, 1, seed);
-        DeviceArray<T> out(size_t(N) * C), sum(size_t(N) * C), x(in.x);
-        DeviceArray<float> mean(N), rstd(N);
-        residual_layernorm_forward<T>(in_place ? x : sum, out, mean, rstd, x, DeviceArray<T>(in.residual),
-                                      DeviceArray<T>(in.gamma), DeviceArray<T>(in.beta), N, C, nullptr);
-        auto exact = in.template reference<Exact>(true, N, C);
-        auto naive = in.template reference<Naive<T>>(true, N, C);
-        sums.add((in_place ? x : sum).download(), exact.sum, naive.sum);
-        outs.add(out.download(), exact.out, naive.out);
-        rstds.add(rstd.download(), exact.rstd, naive.rstd);
-      }
-    }
-}
-
-template <class P> struct LayernormGradients { Reals<P> dx, dgamma, dbeta; };
+template <class P> struct LayernormGradients { Reals<P> dx, dgamma, dbeta, dbias; };
 
 TYPED_TEST(KernelTest, LayernormBackward) {
   using T = TypeParam;
   for (auto [N, C] : layernorm_shapes()) {
     Pool dxs(shape("layernorm_backward dx", {N, C}), u<T>), dgammas(shape("layernorm_backward dgamma", {N, C}), u32);
     Pool dbetas(shape("layernorm_backward dbeta", {N, C}), u32);
+    Pool dbiases(shape("layernorm_backward dbias", {N, C}), u32);
     for (unsigned seed : Pool::seeds(C)) {
       LayernormInputs<T> in(N, C, 0.5f, seed);
-      auto statistics = in.template reference<Naive<float>>(false, N, C);
+      auto statistics = in.template reference<Naive<float>>(N, C);
       auto dx0 = random_normal<T>(size_t(N) * C, seed + 5), dout = random_normal<T>(size_t(N) * C, seed + 6);
       auto dgamma0 = random_normal<float>(C, seed + 7), dbeta0 = random_normal<float>(C, seed + 8);
+      auto dbias0 = random_normal<float>(C, seed + 9);
       auto reference = [&]<class P>(P) {
-        LayernormGradients<P> g{widen<P>(dx0), widen<P>(dgamma0), widen<P>(dbeta0)};
+        LayernormGradients<P> g{widen<P>(dx0), widen<P>(dgamma0), widen<P>(dbeta0), widen<P>(dbias0)};
         ref_layernorm_backward<P>(g.dx, g.dgamma, g.dbeta, widen<P>(dout), widen<P>(in.x), widen<P>(statistics.mean),
                                   widen<P>(statistics.rstd), widen<P>(in.gamma), N, C);
+        ref_bias_backward<P>(g.dbias, g.dx, N, C, C);
         return g;
       };
       auto exact = reference(Exact());
       auto naive = reference(Naive<T>());
-      DeviceArray<T> dx(dx0);
-      DeviceArray<float> dgamma(dgamma0), dbeta(dbeta0);
+      DeviceArray<T> dx(dx0), again(dx0), device_dout(dout), x(in.x), gamma(in.gamma);
+      DeviceArray<float> dgamma(dgamma0), dbeta(dbeta0), dbias(dbias0), mean(statistics.mean), rstd(statistics.rstd);
       DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
-      layernorm_backward<T>(dx, dgamma, dbeta, DeviceArray<T>(dout), DeviceArray<T>(in.x),
-                            DeviceArray<float>(statistics.mean), DeviceArray<float>(statistics.rstd),
-                            DeviceArray<T>(in.gamma), workspace, N, C, nullptr);
+      layernorm_backward<T>(dx, dgamma, dbeta, dbias, device_dout, x, mean, rstd, gamma, workspace, N, C, nullptr);
       dxs.add(dx.download(), exact.dx, naive.dx);
       dgammas.add(dgamma.download(), exact.dgamma, naive.dgamma);
       dbetas.add(dbeta.download(), exact.dbeta, naive.dbeta);
+      dbiases.add(dbias.download(), exact.dbias, naive.dbias);
+      layernorm_backward<T>(again, dgamma, dbeta, nullptr, device_dout, x, mean, rstd, gamma, workspace, N, C, nullptr);
+      expect_same_bits("layernorm_backward without dbias", again.download(), dx.download());
     }
   }
 }
@@ -231,13 +212,13 @@ TYPED_TEST(KernelTest, LayernormReproducible) {
   for (auto [N, C] : {RowShape{700, 128}, RowShape{150, 720}, RowShape{150, 2056}}) {
     LayernormInputs<T> in(N, C, 1, 1);
     expect_reproducible(shape("layernorm", {N, C}), [&, N = N, C = C] {
-      DeviceArray<T> out(size_t(N) * C), sum(size_t(N) * C), dx(in.residual), gamma(in.gamma);
-      DeviceArray<float> mean(N), rstd(N), dgamma(random_normal<float>(C, 7)), dbeta(random_normal<float>(C, 8));
+      DeviceArray<T> out(size_t(N) * C), x(in.x), dx(random_normal<T>(size_t(N) * C, 2)), gamma(in.gamma);
+      DeviceArray<float> mean(N), rstd(N), dgamma(random_normal<float>(C, 7)), dbeta(random_normal<float>(C, 8)),
+          dbias(random_normal<float>(C, 9));
       DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
-      residual_layernorm_forward<T>(sum, out, mean, rstd, DeviceArray<T>(in.x), dx, gamma, DeviceArray<T>(in.beta), N,
-                                    C, nullptr);
-      layernorm_backward<T>(dx, dgamma, dbeta, out, sum, mean, rstd, gamma, workspace, N, C, nullptr);
-      return bits_of(out, mean, rstd, dx, dgamma, dbeta);
+      layernorm_forward<T>(out, mean, rstd, x, gamma, DeviceArray<T>(in.beta), N, C, nullptr);
+      layernorm_backward<T>(dx, dgamma, dbeta, dbias, out, x, mean, rstd, gamma, workspace, N, C, nullptr);
+      return bits_of(out, mean, rstd, dx, dgamma, dbeta, dbias);
     });
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/matmul.cuh"
 #include "test/kernels/reference.h"
@@ -14,8 +15,9 @@ struct Case {
   int pad = 0;  // elements between the rows of every matrix
   float beta = 0;
   Epilogue epilogue = Epilogue::none;
-  bool aux = true;   // bias_gelu keeps the values before GELU
-  size_t shift = 0;  // every array begins this many elements off 256 bytes
+  bool aux = true;    // bias_gelu keeps the values before GELU
+  size_t shift = 0;   // every array begins this many elements off 256 bytes
+  bool adds = false;  // another matrix to the product
 };
 
 // Elements [shift, end) of a device array: its part of the test's matrices.
@@ -64,8 +66,8 @@ struct Chopped {
 };
 
 template <class TIn, class TOut> static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
-  std::string name = format("matmul %dx%dx%d %c%c pad %d beta %g epilogue %d", c.m, c.n, c.k, trans_a ? 'T' : 'N',
-                            trans_b ? 'T' : 'N', c.pad, c.beta, int(c.epilogue));
+  std::string name = format("matmul %dx%dx%d %c%c pad %d beta %g epilogue %d adds %d", c.m, c.n, c.k,
+                            trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', c.pad, c.beta, int(c.epilogue), c.adds);
   Pool products(name, unit_roundoff<TOut>), kept(name + " aux", unit_roundoff<TIn>);
   for (unsigned seed : Pool::seeds(size_t(c.m) * c.n)) {
     int columns_a = trans_a ? c.m : c.k, columns_b = trans_b ? c.k : c.n, ldd = c.n + c.pad;
@@ -73,7 +75,7 @@ template <class TIn, class TOut> static void test_matmul(const Case& c, bool tra
          b = random_matrix<TIn>(trans_b ? c.n : c.k, columns_b, c.pad, seed + 1);
     auto d0 = random_matrix<TOut>(c.m, c.n, c.pad, seed + 2);
     auto bias = random_normal<TIn>(c.n, seed + 3), aux0 = random_matrix<TIn>(c.m, c.n, c.pad, seed + 4);
-    DeviceArray<TOut> d(shifted(d0, c.shift));
+    DeviceArray<TOut> d(shifted(d0, c.shift)), added(shifted(d0, c.shift));
     DeviceArray<TIn> device_a(shifted(a, c.shift)), device_b(shifted(b, c.shift)), device_bias(shifted(bias, c.shift)),
         aux(shifted(aux0, c.shift));
     if (c.beta == 0) d.poison();
@@ -94,13 +96,14 @@ template <class TIn, class TOut> static void test_matmul(const Case& c, bool tra
                        .beta = c.beta,
                        .epilogue = c.epilogue,
                        .bias = use_bias ? device_bias + c.shift : nullptr,
-                       .aux = use_aux ? aux + c.shift : nullptr},
+                       .aux = use_aux ? aux + c.shift : nullptr,
+                       .c = c.adds ? added + c.shift : nullptr},
                       nullptr);
     // The product of bf16 matrices into float is stored, and rounded, in float.
     using Plain = std::conditional_t<std::is_same_v<TIn, TOut>, Naive<TOut>, Chopped>;
     auto reference = [&]<class P>(P) {
       return ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), c.m, c.n, c.k, trans_a, trans_b, ldd,
-                           columns_a + c.pad, columns_b + c.pad, c.beta, int(c.epilogue), widen<P>(bias),
+                           columns_a + c.pad, columns_b + c.pad, c.adds ? 1 : c.beta, int(c.epilogue), widen<P>(bias),
                            widen<P>(aux0));
     };
     auto exact = reference(Exact());
@@ -145,6 +148,11 @@ static const std::vector<Case> fused = {
     {113, 41, 40, 1, 0, Epilogue::dgelu},
     {64, 520, 128, 8, 0, Epilogue::dgelu},
     {40, 24, 16, 0, 0, Epilogue::bias_gelu, true, 1},
+    {1, 8, 3, 0, 0, Epilogue::bias, true, 0, true},
+    {113, 41, 40, 1, 0, Epilogue::bias, true, 0, true},
+    {64, 520, 600, 8, 0, Epilogue::bias, true, 0, true},
+    {40, 24, 16, 0, 0, Epilogue::bias, true, 1, true},
+    {300, 72, 33, 0, 0, Epilogue::none, true, 0, true},
 };
 
 TEST(Matmul, Float) {
@@ -187,6 +195,51 @@ template <class TIn, class TOut> static void test_reproducible() {
   });
 }
 
+// The gradients of a weight and of a bias, of which the last columns may have none.
+template <class T> static void test_bias_gradient(int m, int n, int k, int biased) {
+  std::string name = format("matmul %dx%dx%d with the gradient of %d biases", m, n, k, biased);
+  Pool products(name, unit_roundoff<float>), biases(name, unit_roundoff<float>);
+  for (unsigned seed : Pool::seeds(n)) {
+    auto a = random_normal<T>(size_t(k) * m, seed), b = random_normal<T>(size_t(k) * n, seed + 1);
+    auto d0 = random_normal<float>(size_t(m) * n, seed + 2), dbias0 = random_normal<float>(n, seed + 3);
+    DeviceArray<float> d(d0), dbias(dbias0);
+    DeviceArray<char> scratch(bias_backward_workspace(k, n));
+    matmul<T, float>({.d = d,
+                      .a = DeviceArray<T>(a),
+                      .b = DeviceArray<T>(b),
+                      .m = m,
+                      .n = n,
+                      .k = k,
+                      .trans_a = true,
+                      .beta = 1,
+                      .dbias = dbias,
+                      .biased = biased,
+                      .scratch = scratch},
+                     nullptr);
+    auto reference = [&]<class P>(P) {
+      auto sums = widen<P>(dbias0), all = sums;
+      ref_bias_backward<P>(all, widen<P>(b), k, n, n);
+      std::copy_n(all.begin(), biased, sums.begin());
+      Reals<P> none;
+      return std::pair(
+          ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), m, n, k, true, false, n, m, n, 1, 0, none, none).d,
+          sums);
+    };
+    auto [exact_d, exact_dbias] = reference(Exact());
+    using Plain = std::conditional_t<std::is_same_v<T, float>, Naive<float>, Chopped>;
+    products.add(d.download(), exact_d, reference(Plain()).first);
+    biases.add(dbias.download(), exact_dbias, reference(Naive<float>()).second);
+  }
+}
+
+TEST(Matmul, GradientsOfBiases) {
+  for (auto [m, n, k, biased] : {std::tuple(1, 1, 1, 1), std::tuple(24, 40, 1100, 40), std::tuple(40, 72, 300, 64),
+                                 std::tuple(13, 33, 70, 31)}) {
+    test_bias_gradient<float>(m, n, k, biased);
+    test_bias_gradient<bf16>(m, n, k, biased);
+  }
+}
+
 TEST(Matmul, Reproducible) {
   test_reproducible<float, float>();
   test_reproducible<bf16, bf16>();
@@ -219,7 +272,7 @@ TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
   EXPECT_EQ(chosen(), "");
   matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
   EXPECT_EQ(chosen().empty(), on_cpu);
-  matmul_workspace(size_t(32) << 20);
+  matmul_workspace(MATMUL_WORKSPACE);
   // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
   std::vector<bf16> x = before.download(), y = after.download();
   for (int i = 0; i < n * n; i++)
@@ -268,6 +321,15 @@ TEST(Matmul, RefusesImpossibleArguments) {
   EXPECT_THROW(
       (matmul<float, float>(
           {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .epilogue = Epilogue::bias, .bias = x}, nullptr)),
+      Failure);
+  EXPECT_THROW(
+      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .dbias = x, .biased = 4}, nullptr)),
+      Failure);  // without scratch memory
+  EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .c = x}, nullptr)),
+               Failure);
+  EXPECT_THROW(
+      (matmul<float, float>(
+          {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::dgelu, .aux = x, .c = x}, nullptr)),
       Failure);
   matmul<float, float>({.d = x, .a = x, .b = x, .m = 0, .n = 4, .k = 4}, nullptr);  // nothing to do
 }

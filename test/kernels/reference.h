@@ -37,17 +37,15 @@ void ref_embedding_backward(Reals<P>& dwte, Reals<P>& dwpe /* or empty */, const
 
 // ---- layernorm
 
-template <class P> struct RefLayernorm { Reals<P> sum, out, mean, rstd; };
+template <class P> struct RefLayernorm { Reals<P> x, out, mean, rstd; };
 
-// residual empty: normalizes x, otherwise x + residual. Statistics are kept in float32, not in the storage type.
+// Statistics are kept in float32, not in the storage type.
 template <class P>
-RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& residual, const Reals<P>& gamma, const Reals<P>& beta,
-                              int N, int C) {
+RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& gamma, const Reals<P>& beta, int N, int C) {
   using R = Real<P>;
   RefLayernorm<P> r{x, Reals<P>(x.size()), Reals<P>(N), Reals<P>(N)};
-  for (size_t i = 0; i < residual.size(); i++) r.sum[i] = P::round(x[i] + residual[i]);
   for (int n = 0; n < N; n++) {
-    const R* row = r.sum.data() + size_t(n) * C;
+    const R* row = x.data() + size_t(n) * C;
     R mean = 0, variance = 0;
     for (int c = 0; c < C; c++) mean += row[c];
     mean /= C;
@@ -133,8 +131,8 @@ RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b
                (trans_b ? b[size_t(j) * ldb + l] : b[size_t(l) * ldb + j]);
       R& to = r.d[size_t(i) * ldd + j];
       R x = P::round(sum);
-      if (beta != 0) x = P::round(x + R(beta) * to);
       if (epilogue == 1 || epilogue == 2) x = P::round(x + bias[j]);
+      if (beta != 0) x = P::round(x + R(beta) * to);
       if (epilogue == 2) r.aux[size_t(i) * ldd + j] = x, x = ref_gelu<P>(x);
       if (epilogue == 3) x = P::round(x * ref_gelu_grad<P>(aux0[size_t(i) * ldd + j]));
       to = x;

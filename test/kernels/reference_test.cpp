@@ -34,11 +34,11 @@ static double dot(const Reals<Exact>& a, const Reals<Exact>& b) {
 TEST(Reference, LayernormBackward) {
   int N = 3, C = 16;
   auto x = random_reals(N * C, 1), gamma = random_reals(C, 2), beta = random_reals(C, 3), dout = random_reals(N * C, 4);
-  auto forward = ref_layernorm<Exact>(x, {}, gamma, beta, N, C);
+  auto forward = ref_layernorm<Exact>(x, gamma, beta, N, C);
   Reals<Exact> dx(N * C, 0.0), dgamma(C, 0.0), dbeta(C, 0.0);
   ref_layernorm_backward<Exact>(dx, dgamma, dbeta, dout, x, forward.mean, forward.rstd, gamma, N, C);
   auto loss = [&](const Reals<Exact>& x, const Reals<Exact>& gamma, const Reals<Exact>& beta) {
-    return dot(dout, ref_layernorm<Exact>(x, {}, gamma, beta, N, C).out);
+    return dot(dout, ref_layernorm<Exact>(x, gamma, beta, N, C).out);
   };
   expect_gradient(
       "dx", x, [&](auto& v) { return loss(v, gamma, beta); }, dx);

@@ -54,11 +54,13 @@ template <class P> class ReferenceModel {
     layers_.assign(L, {});
     Array none;
     Array x = ref_embedding<P>(inputs, parameters["wte.weight"], parameters["wpe.weight"], T, C);
-    RefLayernorm<P> norm = ref_layernorm<P>(x, none, parameters["h.0.ln_1.weight"], parameters["h.0.ln_1.bias"], N, C);
+    auto layernorm = [&](const std::string& name) {
+      return ref_layernorm<P>(x, parameters[name + ".weight"], parameters[name + ".bias"], N, C);
+    };
     for (int l = 0; l < L; l++) {
       Layer& a = layers_[l];
       std::string h = format("h.%d.", l);
-      a.ln1 = norm;
+      a.ln1 = layernorm(h + "ln_1");
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
       if (G)
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
@@ -69,15 +71,18 @@ template <class P> class ReferenceModel {
       a.att = ref_attention<P>(settings_, {B, T, H, D}, a.prepared);
       if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
       else a.gated_att = a.att;
-      Array projected = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
-      if (gated(GatePosition::output)) a.ungated = projected, projected = gate(projected, a.logits, N);
-      a.ln2 = ref_layernorm<P>(a.ln1.sum, projected, parameters[h + "ln_2.weight"], parameters[h + "ln_2.bias"], N, C);
+      if (gated(GatePosition::output)) {
+        a.ungated = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
+        Array projected = gate(a.ungated, a.logits, N);
+        for (size_t i = 0; i < x.size(); i++) x[i] = P::round(x[i] + projected[i]);
+      } else {
+        x = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1, x).d;
+      }
+      a.ln2 = layernorm(h + "ln_2");
       a.mlp = linear(a.ln2.out, h + "mlp.c_fc", N, C, F, 2);
-      projected = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1).d;
-      std::string next = l + 1 < L ? format("h.%d.ln_1", l + 1) : "ln_f";
-      norm = ref_layernorm<P>(a.ln2.sum, projected, parameters[next + ".weight"], parameters[next + ".bias"], N, C);
+      x = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1, x).d;
     }
-    final_ = norm;
+    final_ = layernorm("ln_f");
     Array logits(size_t(N) * V);
     logits =
         ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
@@ -90,7 +95,7 @@ template <class P> class ReferenceModel {
 
  private:
   struct Layer {
-    RefLayernorm<P> ln1, ln2;  // .sum is the residual stream that they normalise
+    RefLayernorm<P> ln1, ln2;  // .x is the residual stream that they normalise
     Array qkv, prepared, att, gated_att, logits, ungated;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
@@ -129,10 +134,12 @@ template <class P> class ReferenceModel {
     return rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
   }
 
-  RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue) {
+  // .d = x W + bias, + residual if there is one
+  RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue,
+                      const Array& residual = {}) {
     Array d(size_t(N) * out), aux(epilogue == 2 ? d.size() : 0);
-    return ref_matmul<P>(d, x, parameters[name + ".weight"], N, out, in, false, false, out, in, out, 0, epilogue,
-                         parameters[name + ".bias"], aux);
+    return ref_matmul<P>(residual.empty() ? d : residual, x, parameters[name + ".weight"], N, out, in, false, false,
+                         out, in, out, !residual.empty(), epilogue, parameters[name + ".bias"], aux);
   }
 
   // dinput [N, in]; gradients of weight and bias.
@@ -151,7 +158,7 @@ template <class P> class ReferenceModel {
 
   void layernorm_backward(Array& dx, const Array& dout, const RefLayernorm<P>& norm, const std::string& name, int N) {
     Array dgamma(C, 0), dbeta(C, 0);
-    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.sum, norm.mean, norm.rstd, parameters[name + ".weight"], N,
+    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.x, norm.mean, norm.rstd, parameters[name + ".weight"], N,
                               C);
     gradients[name + ".weight"] = dgamma;
     gradients[name + ".bias"] = dbeta;

@@ -432,7 +432,9 @@ TEST(Profile, PhasesAndKernelsOfAStep) {
   EXPECT_EQ(calls["memset"], 4);  // gradients, their loss, and the residual stream's gradient twice
   EXPECT_EQ(calls["upload"], 2);
   EXPECT_EQ(calls["embedding_forward_kernel"], 2);  // "(embedding_forward_kernel<T>)" where it is launched
-  EXPECT_EQ(calls["bias_chunk_kernel"], 16);        // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"
+  // "(packed ? bias_chunk_kernel<T, SIZE> : ...)"; on a GPU products may take its place
+  if (on_cpu) EXPECT_EQ(calls["bias_chunk_kernel"], 8);
+  else EXPECT_LE(calls["bias_chunk_kernel"], 8);
 
   step();
   EXPECT_TRUE(profile_collect().empty() && phases_collect().empty()) << "both are off unless they are asked for";
