@@ -417,7 +417,8 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 }
 
 template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
-template <class Policy, int DIM> using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
+template <class Policy, int DIM>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES>;
 template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).

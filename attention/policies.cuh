@@ -24,7 +24,7 @@
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
-//   HEAVY       grad() leaves few registers for tiles
+//   HEAVY       grad() leaves fewer registers for tiles: 0; 1 with slopes of scores; 2 with any power
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -35,7 +35,8 @@
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false, HEAVY = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false;
+  static constexpr int HEAVY = 0;
   enum { SUMS };
   enum { CONSTANTS };
   enum { SAVED };
@@ -95,6 +96,7 @@ __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s
 // P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
 template <class Maths> struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
+  static constexpr int HEAVY = 1;
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
@@ -146,7 +148,7 @@ template <class Maths> struct AnyPower {
 template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
-  static constexpr bool HEAVY = std::is_same_v<Power, AnyPower<Maths>>;
+  static constexpr int HEAVY = std::is_same_v<Power, AnyPower<Maths>> ? 2 : 1;
   enum { SUM_F, MAX_F };        // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
