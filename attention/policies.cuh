@@ -1,7 +1,8 @@
 // The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
 // gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
 // norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
-// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations.
+// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations. Scores of
+// lssa and lssar are multiples of ln 2 (score_unit() in settings.h).
 //
 // The forward pass of a row, in every family of kernels:
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
@@ -93,7 +94,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
 
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
-// P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
+// P = f / S, f = log2(1 + 2^z), S = sum f. If S underflows (every z below -126), the row has weight 0 everywhere.
 template <class Maths> struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
   static constexpr int HEAVY = 1;
@@ -103,7 +104,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
   __device__ Lssa(const PolicySettings&, float) {}
   __device__ void start_sweep(float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
-    weight[0] = Maths::softplus(z);
+    weight[0] = Maths::softplus2(z);
     sums[SUM] += weight[0];
   }
   __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
@@ -116,7 +117,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
     row[DOT] = dot[0];
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = Maths::softplus(z, slope);
+    float slope, f = Maths::softplus2(z, slope);
     p = f * row[INVERSE_S];
     dz = slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order: slope alone may be too small for a product
   }
@@ -140,11 +141,14 @@ template <class Maths> struct AnyPower {
   __device__ static float one_less(float x, float exponent) { return Maths::power(x, exponent); }
 };
 
-// f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
-// finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second
-// needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A
-// degenerate row (offset > 0, m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Power: how x^(power - 1) is
-// computed.
+// f = log2(1 + 2^z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, W = sum w, P = w / W; the first
+// sweep finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the
+// second needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t).
+// In the backward P = x^power / W and dz = slope (FACTOR x^(power - 1) (dP - D) - E / S) with FACTOR = power SLOPE / W.
+// FastMaths takes SLOPE and FLOOR times W^(-1 / power) there: then W is 1, at the cost of an error of power 2^-23.
+// A degenerate row (m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Without an offset m is at least 1, unless the
+// bound of n / S binds: every z is below -90 then. The bound leaves FACTOR dP a range of 2^20. Power: how x^(power - 1)
+// is computed.
 template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
@@ -153,32 +157,32 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
-  enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROW_VALUES };
+  static constexpr bool ROOT = std::is_same_v<Maths, FastMaths>;
+  enum { ROW_SLOPE, ROW_FLOOR, FACTOR, FACTOR_DOT, E_OVER_S, ROW_INVERSE_W, ROW_VALUES = ROW_INVERSE_W + !ROOT };
   float power, exponent, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
       : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
-  // x = r / m and x^(power - 1), 0 where x is 0
+  // x = max(0, slope f - floor), at most 1, and x^(power - 1), 0 where x is 0
   __device__ float share(float f, float slope, float floor, float& x) const {
-    x = max(fmaf(f, slope, -floor), 0.0f);
+    x = Maths::cut_to_unit(fmaf(f, slope, -floor));
     return Power::one_less(x, exponent);
   }
   __device__ void start_sweep(float* sums, bool) const { sums[0] = sums[1] = 0; }
   __device__ void first_sweep(float z, float* sums) const {
-    float f = Maths::softplus(z);
+    float f = Maths::softplus2(z);
     sums[SUM_F] += f;
     sums[MAX_F] = max(sums[MAX_F], f);
   }
   __device__ void row_constants(int n, const float* sums, float* row) const {
-    // the bound, where every z is below -80, keeps SLOPE finite
-    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
-    row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
+    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p90f), m = sums[MAX_F] * scale - offset_of(n);
+    row[INVERSE_M] = m < 1e-3f ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
   }
   __device__ void weigh(float z, const float* row, float* sums, float* weight) const {
-    float x, y = share(Maths::softplus(z), row[SLOPE], row[FLOOR], x);
+    float x, y = share(Maths::softplus2(z), row[SLOPE], row[FLOOR], x);
     weight[0] = y * x;
     sums[SUM_W] += y * x;
     sums[SUM_Y] += y;
@@ -199,19 +203,21 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   }
   __device__ void row_for_backward(int n, const float* saved, const float* dot, float* row) const {
     float inverse_m = saved[KEPT_INVERSE_M], scale = inverse_m > 0 ? saved[KEPT_SLOPE] / inverse_m : 0;  // n / S
-    row[ROW_SLOPE] = saved[KEPT_SLOPE];
-    row[ROW_FLOOR] = offset_of(n) * inverse_m;
-    row[ROW_INVERSE_W] = saved[INVERSE_W];
-    row[DOT] = dot[0];
-    float e = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
-    row[E_OVER_S] = max(-3e38f, min(e, 3e38f));  // finite where scale is near the end of the range
+    float root = ROOT ? exp2f(log2f(saved[INVERSE_W]) / power) : 1;  // 0 if 1 / W is
+    row[ROW_SLOPE] = saved[KEPT_SLOPE] * root;
+    row[ROW_FLOOR] = offset_of(n) * inverse_m * root;
+    row[FACTOR] = power * row[ROW_SLOPE] * (ROOT ? 1 : saved[INVERSE_W]);
+    if constexpr (!ROOT) row[ROW_INVERSE_W] = saved[INVERSE_W];
+    row[FACTOR_DOT] = row[FACTOR] * dot[0];
+    row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = Maths::softplus(z, slope);
-    float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x) * row[ROW_INVERSE_W];
-    p = y * x;
-    // the slopes first: their product is bounded, each alone may be near an end of float32's range
-    dz = slope * row[ROW_SLOPE] * (power * y) * (dp - row[DOT]) - slope * row[E_OVER_S];
+    float slope, f = Maths::softplus2(z, slope);
+    float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x);
+    p = y * x * (ROOT ? 1 : row[ROW_INVERSE_W]);
+    dp = fmaf(row[FACTOR], dp, -row[FACTOR_DOT]);
+    if constexpr (HEAVY == 2) dz = fmaf(slope * y, dp, -slope * row[E_OVER_S]);  // a register less: dK dV spill nothing
+    else dz = slope * fmaf(y, dp, -row[E_OVER_S]);
   }
 };
 

@@ -5,7 +5,7 @@
 // norm and rotation commute. norm: none | l2 x / max(|x|, 1e-12) | rms x / sqrt(mean x^2 + 1e-6). alpha_i = factor x
 // one of
 //     rsqrt_d 1/sqrt(D) | logd_logn ln(D) ln(i) | logn ln(i) / (ln(context) sqrt(D)) | ssmax s_h ln(i)/sqrt(D) | number
-// with i counted from 1. One pass over the data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
+// with i counted from 1, divided by score_unit(kind). One pass over the data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
 #pragma once
 #include <vector>
 
