@@ -20,11 +20,14 @@ template <class Policy, class Tile> struct QueryRows {
   unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
 
-  __device__ __forceinline__ void start_sweep(const Policy& policy, const HopperFragment& mine) {
-    for (int half = 0; half < 2; half++) policy.start_sweep(sums[half], mine.quad == 0);
+  __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine) {
+    for (int half = 0; half < 2; half++) policy.start_sweep(sweep, sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void first_sweep(const Policy& policy) {
-    for_elements<N>([&](int n, int half, int c) { policy.first_sweep(z[n][2 * half + c], sums[half]); });
+  __device__ __forceinline__ void first_sweep(const Policy& policy, int step) {
+    float row[2][2 * N];
+    for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
+#pragma unroll
+    for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
   }
   __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const HopperFragment& mine, int block_row) {
     for (int half = 0; half < 2; half++) {
@@ -126,11 +129,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
-      rows.start_sweep(policy, mine);
+      rows.start_sweep(policy, 0, mine);
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
         mask(step);
-        rows.first_sweep(policy);
+        rows.first_sweep(policy, step);
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     }
 
     // Weights of the first keys
-    rows.start_sweep(policy, mine);
+    rows.start_sweep(policy, Policy::SWEEPS - 1, mine);
     rows.clear_outputs();
     if (mine.consumer == 1) stagger<Tile>();
     scores_of(keys_tile(0));
@@ -416,7 +419,7 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
+template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1>;
 template <class Policy, int DIM>
 using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES>;
 template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;

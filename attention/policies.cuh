@@ -6,9 +6,9 @@
 //
 // The forward pass of a row, in every family of kernels:
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
-//     start_sweep(sums =, first)                          // first: of the threads of a row, one adds the sink
+//     start_sweep(sweep, sums =, first)                   // first: of the threads of a row, one adds the sink
 //     for each key:
-//       first of two sweeps: first_sweep(z, sums +=)
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(), for a tile's keys at once
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
 //                   weigh(z, constants, sums +=, weights =), outputs += weights x value
 //     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
@@ -42,8 +42,9 @@ struct PolicyDefaults {
   enum { CONSTANTS };
   enum { SAVED };
   enum { ROW_VALUES };
-  __device__ void start_sweep(float*, bool) const {}
+  __device__ void start_sweep(int, float*, bool) const {}
   __device__ void first_sweep(float, float*) const {}
+  template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
   __device__ void row_constants(int, const float*, float*) const {}
   __device__ float rescale(float*, float) const { return 1; }
   __device__ void merge(int, float*, const float*) const {}
@@ -59,7 +60,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
   enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
   __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
-  __device__ void start_sweep(float* sums, bool first) const {
+  __device__ void start_sweep(int, float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
@@ -102,7 +103,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
   __device__ Lssa(const PolicySettings&, float) {}
-  __device__ void start_sweep(float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void start_sweep(int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus2(z);
     sums[SUM] += weight[0];
@@ -142,7 +143,7 @@ template <class Maths> struct AnyPower {
 };
 
 // f = log2(1 + 2^z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, W = sum w, P = w / W; the first
-// sweep finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the
+// sweep finds S and max z. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the
 // second needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t).
 // In the backward P = x^power / W and dz = slope (FACTOR x^(power - 1) (dP - D) - E / S) with FACTOR = power SLOPE / W.
 // FastMaths takes SLOPE and FLOOR times W^(-1 / power) there: then W is 1, at the cost of an error of power 2^-23.
@@ -153,7 +154,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
   static constexpr int HEAVY = std::is_same_v<Power, AnyPower<Maths>> ? 2 : 1;
-  enum { SUM_F, MAX_F };        // of the first sweep
+  enum { SUM_F, MAX_Z };        // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
@@ -169,14 +170,33 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
     x = Maths::cut_to_unit(fmaf(f, slope, -floor));
     return Power::one_less(x, exponent);
   }
-  __device__ void start_sweep(float* sums, bool) const { sums[0] = sums[1] = 0; }
+  __device__ void start_sweep(int sweep, float* sums, bool) const { sums[0] = 0, sums[1] = sweep == 0 ? -INFINITY : 0; }
   __device__ void first_sweep(float z, float* sums) const {
-    float f = Maths::softplus2(z);
-    sums[SUM_F] += f;
-    sums[MAX_F] = max(sums[MAX_F], f);
+    sums[SUM_F] += Maths::softplus2(z);
+    sums[MAX_Z] = max(sums[MAX_Z], z);
+  }
+  // The thread's N scores of a row in a tile, of `seen` so far, by the whole warp: sum f = sum max(z, 0) + log2 of the
+  // product of 1 + 2^-|z|, which stays below 2^32. Each product is rounded, so the logarithm is off by N 2^-23 at
+  // most: 2^-14 of the sum, if that is at least 2^-9 for each score so far. Otherwise f is summed score by score.
+  template <int N> __device__ void first_sweep_tile(const float (&z)[N], int seen, float* sums) const {
+    static_assert(N <= 32);
+    float product = 1, sum = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      product = fmaf(product, fast_exp2(-fabsf(z[n])), product);
+      sum += max(z[n], 0.0f);
+      sums[MAX_Z] = max(sums[MAX_Z], z[n]);
+    }
+    sum += fast_log2(product);
+    if (warp_ballot(sums[SUM_F] + sum < 0x1p-9f * seen)) {
+      sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; n++) sum += Maths::softplus2(z[n]);
+    }
+    sums[SUM_F] += sum;
   }
   __device__ void row_constants(int n, const float* sums, float* row) const {
-    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p90f), m = sums[MAX_F] * scale - offset_of(n);
+    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p90f), m = Maths::softplus2(sums[MAX_Z]) * scale - offset_of(n);
     row[INVERSE_M] = m < 1e-3f ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
@@ -190,7 +210,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   }
   __device__ void merge(int sweep, float* sums, const float* other) const {
     sums[0] += other[0];
-    sums[1] = sweep == 0 ? max(sums[MAX_F], other[MAX_F]) : sums[SUM_Y] + other[SUM_Y];
+    sums[1] = sweep == 0 ? max(sums[MAX_Z], other[MAX_Z]) : sums[SUM_Y] + other[SUM_Y];
   }
   __device__ void finish(int, const float* row, const float* sums, float* factor, float* saved) const {
     float inverse_w = sums[SUM_W] > 0 ? 1 / sums[SUM_W] : 0;

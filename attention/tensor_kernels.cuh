@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     __syncthreads();  // this step's tiles have arrived
 
     // Scores, masked on the diagonal
-    if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start_sweep(sums[m][half], mine.quad == 0); });
+    if (j0 == 0)
+      for_rows<M>(
+          [&](int m, int half) { policy.start_sweep(weighing ? SWEEPS - 1 : 0, sums[m][half], mine.quad == 0); });
     scores<Tile>(z, my_queries, keys);
     if (j0 + Tile::STREAM - 1 > i0)
       for_rows<M>([&](int m, int half) {
@@ -69,10 +71,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     // First of two sweeps
     if (SWEEPS > 1 && !weighing) {
       for_rows<M>([&](int m, int half) {
+        float row[2 * N];
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++) policy.first_sweep(z[m][n][2 * half + c], sums[m][half]);
+        for (int n = 0; n < N; n++) row[2 * n] = z[m][n][2 * half], row[2 * n + 1] = z[m][n][2 * half + 1];
+        policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
         if (step != tiles - 1) return;
         merge_quad(policy, 0, sums[m][half]);
         policy.row_constants(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);

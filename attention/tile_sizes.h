@@ -46,10 +46,11 @@ constexpr TensorSize tensor_backward_size(int width, int heavy) {
 struct HopperSize {
   int stream, slots;  // rows of a streamed tile, tiles in the ring
 };
-constexpr HopperSize hopper_forward_size(int width, int outputs) {
-  if (width == 64) return {128, 8};   // a ring of 128 KB, beside 32 KB of queries
-  if (outputs == 1) return {128, 4};  // the same ring, beside 64 KB of queries
-  return {64, 8};                     // two outputs of 128 channels leave registers for 64 keys
+// As for the general kernels, evaluation takes the tiles of training.
+constexpr HopperSize hopper_forward_size(int width, int sweeps) {
+  if (width == 64) return {128, 8};  // a ring of 128 KB, beside 32 KB of queries
+  if (sweeps == 1) return {128, 4};  // the same ring, beside 64 KB of queries
+  return {64, 8};                    // two outputs of 128 channels leave registers for 64 keys
 }
 constexpr HopperSize hopper_keys_size(int width, int heavy) {
   if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them

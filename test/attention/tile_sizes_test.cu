@@ -57,8 +57,8 @@ template <class Tile> static std::string hopper_cell() {
 }
 template <int WIDTH> static void expect_hopper_line() {
   expect_line(
-      format("| %d | ", WIDTH) + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 1), 1>>() + " | " +
-      hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 2), 1>>() + " | " +
+      format("| %d | ", WIDTH) + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, SomeSoftmax::SWEEPS), 1>>() +
+      " | " + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, SomeLssar::SWEEPS), 1>>() + " | " +
       hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH, SomeSoftmax::HEAVY), 2, SomeSoftmax::ROW_VALUES>>() +
       " | " + hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH, FastLssar::HEAVY), 2, FastLssar::ROW_VALUES>>() +
       " | " + hopper_cell<HopperTile<WIDTH, hopper_queries_size(WIDTH), 2>>() + " |");
