@@ -42,8 +42,15 @@ template <class Policy, class Tile> struct QueryRows {
   // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
   __device__ __forceinline__ void weigh(const Policy& policy) {
     if constexpr (Policy::RESCALES) {
-      float top[2] = {-INFINITY, -INFINITY};
-      for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
+      float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
+#pragma unroll
+      for (int n = 1; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          top[half] = fmaxf(top[half], z[n][2 * half]);
+          other[half] = fmaxf(other[half], z[n][2 * half + 1]);
+        }
+      for (int half = 0; half < 2; half++) top[half] = fmaxf(top[half], other[half]);
       quad_max(top);
       for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
     }
