@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
-        for (int e = 0; e < AT_ONCE; e++) policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
+        for (int e = 0; e < AT_ONCE; e++) score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
       }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
       }

@@ -278,10 +278,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       const float* row_values = stages.row_values(streamed);
       wgmma_fence();
       start_scores<Tile>(z, keys, queries);
+      wgmma_commit();
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
-      wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
+      wgmma_wait<1>(z);
 
       // Mask on the diagonal
       if (i0 < j0 + 15)
@@ -289,20 +289,39 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
         });
 
-        // P and dz
-#pragma unroll
-      for (int n = 0; n < N; n++) {
-        float row[2][ROW_VALUES + 1];
+      // P, in place of z, while dP is summed
+      auto read_rows = [&](int n, float(&row)[2][ROW_VALUES + 1]) {
 #pragma unroll
         for (int r = 0; r < ROW_VALUES; r++)
 #pragma unroll
           for (int c = 0; c < 2; c++) row[c][r] = row_values[r * STREAM + mine.column(n) + c];
+      };
+      if constexpr (Policy::FROM_WEIGHT) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+          float row[2][ROW_VALUES + 1];
+          read_rows(n, row);
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) z[n][2 * half + c] = policy.weight(z[n][2 * half + c], row[c]);
+        }
+        compute_before_wait(z);
+      }
+      wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
+
+        // P and dz
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        float row[2][ROW_VALUES + 1];
+        read_rows(n, row);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           float pair_p[2], pair_dz[2];
 #pragma unroll
           for (int c = 0; c < 2; c++)
-            policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+            finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
           keep_weights(p, n, half, pair_p[0], pair_p[1]);
           keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
         }
@@ -373,17 +392,26 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
       start_scores<Tile>(z, queries, keys);
+      wgmma_commit();
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
+      wgmma_wait<1>(z);
+      mask_later<Tile>(z, step * STREAM, block_row, mine);
+
+      // P, in place of z, while dP is summed
+      if constexpr (Policy::FROM_WEIGHT) {
+        for_elements<N>(
+            [&](int n, int half, int c) { z[n][2 * half + c] = policy.weight(z[n][2 * half + c], row[half]); });
+        compute_before_wait(z);
+      }
       wgmma_wait<0>(z, dp);
       if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
 
       // dz, in place of dP
-      mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {
         float p;
-        policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
+        finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
       });
       pack_weights(dz, dp);
 

@@ -71,10 +71,7 @@ struct FastMaths {
     slope = fast_exp2(z - f);
     return f;
   }
-  __device__ static float sigmoid(float z) {
-    float e = fast_exp2(-fabsf(z) * LOG2_E);
-    return (z < 0 ? e : 1.0f) * fast_reciprocal(1 + e);
-  }
+  __device__ static float sigmoid(float z) { return fast_reciprocal(1 + fast_exp2(-z * LOG2_E)); }
   __device__ static float power(float x, float p) { return fast_exp2(p * fast_log2(x)); }
   __device__ static float cut_to_unit(float x) { return saturate(x); }
 };

@@ -18,6 +18,7 @@
 // The backward pass of a row:
 //   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
 //   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
+//                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
 //
 // The constructor, Policy(settings, sink), runs on the device, once for each head. Constants of a policy:
 //
@@ -26,6 +27,7 @@
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   HEAVY       grad() leaves fewer registers for tiles: 0; 1 with slopes of scores; 2 with any power
+//   FROM_WEIGHT grad() takes the weight in place of the score
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -36,7 +38,7 @@
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false;
   static constexpr int HEAVY = 0;
   enum { SUMS };
   enum { CONSTANTS };
@@ -54,7 +56,7 @@ struct PolicyDefaults {
 // P = e^z / (e^sink + sum e^z), in one sweep with a running maximum; saved: lse, the logarithm of the denominator.
 template <class Maths> struct Softmax : PolicyDefaults {
   using Evaluation = Softmax;
-  static constexpr bool RESCALES = true, HAS_SINK = true;
+  static constexpr bool RESCALES = true, HAS_SINK = true, FROM_WEIGHT = true;
   enum { MAX, SUM, SUMS };
   enum { LSE, SAVED };
   enum { ROW_LSE, DOT, ROW_VALUES };
@@ -83,10 +85,8 @@ template <class Maths> struct Softmax : PolicyDefaults {
     row[ROW_LSE] = saved[LSE];
     row[DOT] = dot[0];
   }
-  __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    p = Maths::exp(z, row[ROW_LSE]);
-    dz = p * (dp - row[DOT]);
-  }
+  __device__ float weight(float z, const float* row) const { return Maths::exp(z, row[ROW_LSE]); }
+  __device__ float grad(float p, float dp, const float* row) const { return p * (dp - row[DOT]); }
   // a row's share of the gradient of a learned sink; rows [ROW_VALUES][count]
   __device__ static float sink_grad(float sink, const float* rows, size_t count) {
     return -expf(sink - rows[ROW_LSE * count]) * rows[DOT * count];
@@ -244,16 +244,15 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
 // P = sigmoid(z - ln(context)), not normalised.
 template <class Maths> struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
+  static constexpr bool FROM_WEIGHT = true;
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const {
     weight[0] = Maths::sigmoid(z - log_context);
   }
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
-  __device__ void grad(float z, float dp, const float*, float& p, float& dz) const {
-    p = Maths::sigmoid(z - log_context);
-    dz = p * (1 - p) * dp;
-  }
+  __device__ float weight(float z, const float*) const { return Maths::sigmoid(z - log_context); }
+  __device__ float grad(float p, float dp, const float*) const { return p * (1 - p) * dp; }
 };
 
 // P = relu(z) / n.
@@ -281,6 +280,20 @@ template <class Maths> struct Relu2 : Relu<Maths> {
     dz = 2 * r * dp * row[INVERSE_N];
   }
 };
+
+// p and dz of a score, with either form of grad(); finish_gradient(): from a z that weight() has made p where it can.
+template <class Policy>
+__device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                                float& dz) {
+  if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
+  else policy.grad(z, dp, row, p, dz);
+}
+template <class Policy>
+__device__ __forceinline__ void score_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                               float& dz) {
+  if constexpr (Policy::FROM_WEIGHT) z = policy.weight(z, row);
+  finish_gradient(policy, z, dp, row, p, dz);
+}
 
 // On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.
 template <class Policy>

@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
           bool seen = j0 + mine.row(m, half) <= i0 + mine.column(n) + c;
-          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+          score_gradient(policy, seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[c], pair_p[c],
+                         pair_dz[c]);
         }
         keep_weights<Tile, T>(p, m, half, n, pair_p[0], pair_p[1]);
         keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
@@ -284,7 +285,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
           bool seen = j0 + mine.column(n) + c <= i0 + mine.row(m, half);
-          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[m][half], p, pair[c]);
+          score_gradient(policy, seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[m][half], p,
+                         pair[c]);
         }
         keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
       }
