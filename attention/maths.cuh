@@ -35,17 +35,19 @@ __device__ inline float integer_power(float x, int n) {
 
 // The functions that policies call for each score, twice. FullMaths has float32's accuracy. FastMaths is for the
 // kernels on tensor cores, whose operands have 8 bits: it is accurate to 2^-13 and takes a third of the instructions.
-//   exp(z, m) = e^(z - m); softplus2(z) = log2(1 + 2^z), `slope` = its derivative; all are 0 at z = -inf
+//   exp(z, m) = e^(z - m); softplus2(z) = c log2(1 + 2^z), `slope` = its derivative; all are 0 at z = -inf
 //   power(x, p) = x^p for x in [0, 1], p > 0; cut_to_unit(x): x, but 0 below 0; for x up to 1
+// c, which cancels in weights, is 1 in FastMaths. In FullMaths it is ln 2: around z = 0 log2(1 + 2^z) is just above 1,
+// where floats have their largest relative rounding, and lssar magnifies it.
 struct FullMaths {
-  static constexpr float LOG2_E = 1.44269504f;
+  static constexpr float LN_2 = 0.693147181f;
   __device__ static float exp(float z, float m) { return expf(z - m); }
   __device__ static float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
-  __device__ static float softplus2(float z) { return fmaf(log1p_of_unit(exp2f(-fabsf(z))), LOG2_E, max(z, 0.0f)); }
+  __device__ static float softplus2(float z) { return fmaf(max(z, 0.0f), LN_2, log1p_of_unit(exp2f(-fabsf(z)))); }
   __device__ static float softplus2(float z, float& slope) {
     float e = exp2f(-fabsf(z));
-    slope = (z < 0 ? e : 1.0f) / (1 + e);
-    return fmaf(log1p_of_unit(e), LOG2_E, max(z, 0.0f));
+    slope = (z < 0 ? e : 1.0f) * LN_2 / (1 + e);
+    return fmaf(max(z, 0.0f), LN_2, log1p_of_unit(e));
   }
   __device__ static float sigmoid(float z) {
     float e = expf(-fabsf(z));
