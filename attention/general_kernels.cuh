@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   };
   for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
     bool weighing = sweep == Policy::SWEEPS - 1;
-    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(s, mine.first == 0); });
+    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(sweep, s, mine.first == 0); });
     for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
       // Scores, masked on the diagonal
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == 0);
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
-        for (int e = 0; e < AT_ONCE; e++) policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
+        for (int e = 0; e < AT_ONCE; e++) score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
       }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          policy.grad(z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
       }

@@ -20,11 +20,14 @@ template <class Policy, class Tile> struct QueryRows {
   unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
 
-  __device__ __forceinline__ void start_sweep(const Policy& policy, const HopperFragment& mine) {
-    for (int half = 0; half < 2; half++) policy.start_sweep(sums[half], mine.quad == 0);
+  __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine) {
+    for (int half = 0; half < 2; half++) policy.start_sweep(sweep, sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void first_sweep(const Policy& policy) {
-    for_elements<N>([&](int n, int half, int c) { policy.first_sweep(z[n][2 * half + c], sums[half]); });
+  __device__ __forceinline__ void first_sweep(const Policy& policy, int step) {
+    float row[2][2 * N];
+    for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
+#pragma unroll
+    for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
   }
   __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const HopperFragment& mine, int block_row) {
     for (int half = 0; half < 2; half++) {
@@ -39,8 +42,15 @@ template <class Policy, class Tile> struct QueryRows {
   // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
   __device__ __forceinline__ void weigh(const Policy& policy) {
     if constexpr (Policy::RESCALES) {
-      float top[2] = {-INFINITY, -INFINITY};
-      for_elements<N>([&](int n, int half, int c) { top[half] = fmaxf(top[half], z[n][2 * half + c]); });
+      float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
+#pragma unroll
+      for (int n = 1; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          top[half] = fmaxf(top[half], z[n][2 * half]);
+          other[half] = fmaxf(other[half], z[n][2 * half + 1]);
+        }
+      for (int half = 0; half < 2; half++) top[half] = fmaxf(top[half], other[half]);
       quad_max(top);
       for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
     }
@@ -126,11 +136,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
-      rows.start_sweep(policy, mine);
+      rows.start_sweep(policy, 0, mine);
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
         mask(step);
-        rows.first_sweep(policy);
+        rows.first_sweep(policy, step);
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
@@ -139,7 +149,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     }
 
     // Weights of the first keys
-    rows.start_sweep(policy, mine);
+    rows.start_sweep(policy, Policy::SWEEPS - 1, mine);
     rows.clear_outputs();
     if (mine.consumer == 1) stagger<Tile>();
     scores_of(keys_tile(0));
@@ -268,10 +278,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       const float* row_values = stages.row_values(streamed);
       wgmma_fence();
       start_scores<Tile>(z, keys, queries);
+      wgmma_commit();
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
-      wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
+      wgmma_wait<1>(z);
 
       // Mask on the diagonal
       if (i0 < j0 + 15)
@@ -279,20 +289,39 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
           if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
         });
 
-        // P and dz
-#pragma unroll
-      for (int n = 0; n < N; n++) {
-        float row[2][ROW_VALUES + 1];
+      // P, in place of z, while dP is summed
+      auto read_rows = [&](int n, float(&row)[2][ROW_VALUES + 1]) {
 #pragma unroll
         for (int r = 0; r < ROW_VALUES; r++)
 #pragma unroll
           for (int c = 0; c < 2; c++) row[c][r] = row_values[r * STREAM + mine.column(n) + c];
+      };
+      if constexpr (Policy::FROM_WEIGHT) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+          float row[2][ROW_VALUES + 1];
+          read_rows(n, row);
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) z[n][2 * half + c] = policy.weight(z[n][2 * half + c], row[c]);
+        }
+        compute_before_wait(z);
+      }
+      wgmma_wait<0>(z, dp);
+      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
+
+        // P and dz
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        float row[2][ROW_VALUES + 1];
+        read_rows(n, row);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           float pair_p[2], pair_dz[2];
 #pragma unroll
           for (int c = 0; c < 2; c++)
-            policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+            finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
           keep_weights(p, n, half, pair_p[0], pair_p[1]);
           keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
         }
@@ -363,17 +392,26 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
       wgmma_fence();
       start_scores<Tile>(z, queries, keys);
+      wgmma_commit();
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
+      wgmma_wait<1>(z);
+      mask_later<Tile>(z, step * STREAM, block_row, mine);
+
+      // P, in place of z, while dP is summed
+      if constexpr (Policy::FROM_WEIGHT) {
+        for_elements<N>(
+            [&](int n, int half, int c) { z[n][2 * half + c] = policy.weight(z[n][2 * half + c], row[half]); });
+        compute_before_wait(z);
+      }
       wgmma_wait<0>(z, dp);
       if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
 
       // dz, in place of dP
-      mask_later<Tile>(z, step * STREAM, block_row, mine);
       for_elements<N>([&](int n, int half, int c) {
         float p;
-        policy.grad(z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
+        finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
       });
       pack_weights(dz, dp);
 
@@ -416,8 +454,9 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::OUTPUTS), 1>;
-template <class Policy, int DIM> using KeysTile = HopperTile<DIM, hopper_keys_size(DIM), 2, Policy::ROW_VALUES>;
+template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1>;
+template <class Policy, int DIM>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES>;
 template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).

@@ -1,13 +1,14 @@
 // The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
 // gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
 // norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
-// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations.
+// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations. Scores of
+// lssa and lssar are multiples of ln 2 (score_unit() in settings.h).
 //
 // The forward pass of a row, in every family of kernels:
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
-//     start_sweep(sums =, first)                          // first: of the threads of a row, one adds the sink
+//     start_sweep(sweep, sums =, first)                   // first: of the threads of a row, one adds the sink
 //     for each key:
-//       first of two sweeps: first_sweep(z, sums +=)
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(), for a tile's keys at once
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
 //                   weigh(z, constants, sums +=, weights =), outputs += weights x value
 //     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
@@ -17,6 +18,7 @@
 // The backward pass of a row:
 //   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
 //   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
+//                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
 //
 // The constructor, Policy(settings, sink), runs on the device, once for each head. Constants of a policy:
 //
@@ -24,7 +26,8 @@
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
-//   HEAVY       grad() leaves few registers for tiles
+//   HEAVY       grad() leaves fewer registers for tiles: 0; 1 with slopes of scores; 2 with any power
+//   FROM_WEIGHT grad() takes the weight in place of the score
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -35,13 +38,15 @@
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false, HEAVY = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false;
+  static constexpr int HEAVY = 0;
   enum { SUMS };
   enum { CONSTANTS };
   enum { SAVED };
   enum { ROW_VALUES };
-  __device__ void start_sweep(float*, bool) const {}
+  __device__ void start_sweep(int, float*, bool) const {}
   __device__ void first_sweep(float, float*) const {}
+  template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
   __device__ void row_constants(int, const float*, float*) const {}
   __device__ float rescale(float*, float) const { return 1; }
   __device__ void merge(int, float*, const float*) const {}
@@ -51,13 +56,13 @@ struct PolicyDefaults {
 // P = e^z / (e^sink + sum e^z), in one sweep with a running maximum; saved: lse, the logarithm of the denominator.
 template <class Maths> struct Softmax : PolicyDefaults {
   using Evaluation = Softmax;
-  static constexpr bool RESCALES = true, HAS_SINK = true;
+  static constexpr bool RESCALES = true, HAS_SINK = true, FROM_WEIGHT = true;
   enum { MAX, SUM, SUMS };
   enum { LSE, SAVED };
   enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
   __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
-  __device__ void start_sweep(float* sums, bool first) const {
+  __device__ void start_sweep(int, float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
@@ -80,10 +85,8 @@ template <class Maths> struct Softmax : PolicyDefaults {
     row[ROW_LSE] = saved[LSE];
     row[DOT] = dot[0];
   }
-  __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    p = Maths::exp(z, row[ROW_LSE]);
-    dz = p * (dp - row[DOT]);
-  }
+  __device__ float weight(float z, const float* row) const { return Maths::exp(z, row[ROW_LSE]); }
+  __device__ float grad(float p, float dp, const float* row) const { return p * (dp - row[DOT]); }
   // a row's share of the gradient of a learned sink; rows [ROW_VALUES][count]
   __device__ static float sink_grad(float sink, const float* rows, size_t count) {
     return -expf(sink - rows[ROW_LSE * count]) * rows[DOT * count];
@@ -92,16 +95,17 @@ template <class Maths> struct Softmax : PolicyDefaults {
 
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
-// P = softplus(z) / S, S = sum softplus(z). If S underflows (every z below -87), the row has weight 0 everywhere.
+// P = f / S, f = log2(1 + 2^z), S = sum f. If S underflows (every z below -126), the row has weight 0 everywhere.
 template <class Maths> struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
+  static constexpr int HEAVY = 1;
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
   __device__ Lssa(const PolicySettings&, float) {}
-  __device__ void start_sweep(float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void start_sweep(int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
-    weight[0] = Maths::softplus(z);
+    weight[0] = Maths::softplus2(z);
     sums[SUM] += weight[0];
   }
   __device__ void merge(int, float* sums, const float* other) const { sums[SUM] += other[SUM]; }
@@ -114,7 +118,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
     row[DOT] = dot[0];
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = Maths::softplus(z, slope);
+    float slope, f = Maths::softplus2(z, slope);
     p = f * row[INVERSE_S];
     dz = slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order: slope alone may be too small for a product
   }
@@ -138,45 +142,67 @@ template <class Maths> struct AnyPower {
   __device__ static float one_less(float x, float exponent) { return Maths::power(x, exponent); }
 };
 
-// f = softplus(z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, P = w / sum w; the first sweep
-// finds S and max f. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the second
-// needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t). A
-// degenerate row (offset > 0, m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Power: how x^(power - 1) is
-// computed.
+// f = log2(1 + 2^z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, W = sum w, P = w / W; the first
+// sweep finds S and max z. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the
+// second needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t).
+// In the backward P = x^power / W and dz = slope (FACTOR x^(power - 1) (dP - D) - E / S) with FACTOR = power SLOPE / W.
+// FastMaths takes SLOPE and FLOOR times W^(-1 / power) there: then W is 1, at the cost of an error of power 2^-23.
+// A degenerate row (m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Without an offset m is at least 1, unless the
+// bound of n / S binds: every z is below -90 then. The bound leaves FACTOR dP a range of 2^20. Power: how x^(power - 1)
+// is computed.
 template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
-  static constexpr bool HEAVY = std::is_same_v<Power, AnyPower<Maths>>;
-  enum { SUM_F, MAX_F };        // of the first sweep
+  static constexpr int HEAVY = std::is_same_v<Power, AnyPower<Maths>> ? 2 : 1;
+  enum { SUM_F, MAX_Z };        // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
   enum { KEPT_SLOPE, KEPT_INVERSE_M, INVERSE_W, T, SAVED };
-  enum { ROW_SLOPE, ROW_FLOOR, ROW_INVERSE_W, DOT, E_OVER_S, ROW_VALUES };
+  static constexpr bool ROOT = std::is_same_v<Maths, FastMaths>;
+  enum { ROW_SLOPE, ROW_FLOOR, FACTOR, FACTOR_DOT, E_OVER_S, ROW_INVERSE_W, ROW_VALUES = ROW_INVERSE_W + !ROOT };
   float power, exponent, offset;
   int offset_free_rows;
   __device__ Lssar(const PolicySettings& s, float)
       : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
-  // x = r / m and x^(power - 1), 0 where x is 0
+  // x = max(0, slope f - floor), at most 1, and x^(power - 1), 0 where x is 0
   __device__ float share(float f, float slope, float floor, float& x) const {
-    x = max(fmaf(f, slope, -floor), 0.0f);
+    x = Maths::cut_to_unit(fmaf(f, slope, -floor));
     return Power::one_less(x, exponent);
   }
-  __device__ void start_sweep(float* sums, bool) const { sums[0] = sums[1] = 0; }
+  __device__ void start_sweep(int sweep, float* sums, bool) const { sums[0] = 0, sums[1] = sweep == 0 ? -INFINITY : 0; }
   __device__ void first_sweep(float z, float* sums) const {
-    float f = Maths::softplus(z);
-    sums[SUM_F] += f;
-    sums[MAX_F] = max(sums[MAX_F], f);
+    sums[SUM_F] += Maths::softplus2(z);
+    sums[MAX_Z] = max(sums[MAX_Z], z);
+  }
+  // The thread's N scores of a row in a tile, of `seen` so far, by the whole warp: sum f = sum max(z, 0) + log2 of the
+  // product of 1 + 2^-|z|, which stays below 2^32. Each product is rounded, so the logarithm is off by N 2^-23 at
+  // most: 2^-14 of the sum, if that is at least 2^-9 for each score so far. Otherwise f is summed score by score.
+  template <int N> __device__ void first_sweep_tile(const float (&z)[N], int seen, float* sums) const {
+    static_assert(N <= 32);
+    float product = 1, sum = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      product = fmaf(product, fast_exp2(-fabsf(z[n])), product);
+      sum += max(z[n], 0.0f);
+      sums[MAX_Z] = max(sums[MAX_Z], z[n]);
+    }
+    sum += fast_log2(product);
+    if (warp_ballot(sums[SUM_F] + sum < 0x1p-9f * seen)) {
+      sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; n++) sum += Maths::softplus2(z[n]);
+    }
+    sums[SUM_F] += sum;
   }
   __device__ void row_constants(int n, const float* sums, float* row) const {
-    // the bound, where every z is below -80, keeps SLOPE finite
-    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p116f), m = sums[MAX_F] * scale - offset_of(n);
-    row[INVERSE_M] = m < (offset_of(n) > 0 ? 1e-3f : 0x1p-126f) ? 0 : 1 / m;
+    float scale = min(n * inverse_or_0(sums[SUM_F]), 0x1p90f), m = Maths::softplus2(sums[MAX_Z]) * scale - offset_of(n);
+    row[INVERSE_M] = m < 1e-3f ? 0 : 1 / m;
     row[SLOPE] = scale * row[INVERSE_M];
     row[FLOOR] = offset_of(n) * row[INVERSE_M];
   }
   __device__ void weigh(float z, const float* row, float* sums, float* weight) const {
-    float x, y = share(Maths::softplus(z), row[SLOPE], row[FLOOR], x);
+    float x, y = share(Maths::softplus2(z), row[SLOPE], row[FLOOR], x);
     weight[0] = y * x;
     sums[SUM_W] += y * x;
     sums[SUM_Y] += y;
@@ -184,7 +210,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   }
   __device__ void merge(int sweep, float* sums, const float* other) const {
     sums[0] += other[0];
-    sums[1] = sweep == 0 ? max(sums[MAX_F], other[MAX_F]) : sums[SUM_Y] + other[SUM_Y];
+    sums[1] = sweep == 0 ? max(sums[MAX_Z], other[MAX_Z]) : sums[SUM_Y] + other[SUM_Y];
   }
   __device__ void finish(int, const float* row, const float* sums, float* factor, float* saved) const {
     float inverse_w = sums[SUM_W] > 0 ? 1 / sums[SUM_W] : 0;
@@ -197,35 +223,36 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   }
   __device__ void row_for_backward(int n, const float* saved, const float* dot, float* row) const {
     float inverse_m = saved[KEPT_INVERSE_M], scale = inverse_m > 0 ? saved[KEPT_SLOPE] / inverse_m : 0;  // n / S
-    row[ROW_SLOPE] = saved[KEPT_SLOPE];
-    row[ROW_FLOOR] = offset_of(n) * inverse_m;
-    row[ROW_INVERSE_W] = saved[INVERSE_W];
-    row[DOT] = dot[0];
-    float e = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
-    row[E_OVER_S] = max(-3e38f, min(e, 3e38f));  // finite where scale is near the end of the range
+    float root = ROOT ? exp2f(log2f(saved[INVERSE_W]) / power) : 1;  // 0 if 1 / W is
+    row[ROW_SLOPE] = saved[KEPT_SLOPE] * root;
+    row[ROW_FLOOR] = offset_of(n) * inverse_m * root;
+    row[FACTOR] = power * row[ROW_SLOPE] * (ROOT ? 1 : saved[INVERSE_W]);
+    if constexpr (!ROOT) row[ROW_INVERSE_W] = saved[INVERSE_W];
+    row[FACTOR_DOT] = row[FACTOR] * dot[0];
+    row[E_OVER_S] = power * offset_of(n) * (dot[1] - dot[0] * saved[T]) * scale / n;
   }
   __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
-    float slope, f = Maths::softplus(z, slope);
-    float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x) * row[ROW_INVERSE_W];
-    p = y * x;
-    // the slopes first: their product is bounded, each alone may be near an end of float32's range
-    dz = slope * row[ROW_SLOPE] * (power * y) * (dp - row[DOT]) - slope * row[E_OVER_S];
+    float slope, f = Maths::softplus2(z, slope);
+    float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x);
+    p = y * x * (ROOT ? 1 : row[ROW_INVERSE_W]);
+    dp = fmaf(row[FACTOR], dp, -row[FACTOR_DOT]);
+    if constexpr (HEAVY == 2) dz = fmaf(slope * y, dp, -slope * row[E_OVER_S]);  // a register less: dK dV spill nothing
+    else dz = slope * fmaf(y, dp, -row[E_OVER_S]);
   }
 };
 
 // P = sigmoid(z - ln(context)), not normalised.
 template <class Maths> struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
+  static constexpr bool FROM_WEIGHT = true;
   float log_context;
   __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const {
     weight[0] = Maths::sigmoid(z - log_context);
   }
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
-  __device__ void grad(float z, float dp, const float*, float& p, float& dz) const {
-    p = Maths::sigmoid(z - log_context);
-    dz = p * (1 - p) * dp;
-  }
+  __device__ float weight(float z, const float*) const { return Maths::sigmoid(z - log_context); }
+  __device__ float grad(float p, float dp, const float*) const { return p * (1 - p) * dp; }
 };
 
 // P = relu(z) / n.
@@ -253,6 +280,20 @@ template <class Maths> struct Relu2 : Relu<Maths> {
     dz = 2 * r * dp * row[INVERSE_N];
   }
 };
+
+// p and dz of a score, with either form of grad(); finish_gradient(): from a z that weight() has made p where it can.
+template <class Policy>
+__device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                                float& dz) {
+  if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
+  else policy.grad(z, dp, row, p, dz);
+}
+template <class Policy>
+__device__ __forceinline__ void score_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                               float& dz) {
+  if constexpr (Policy::FROM_WEIGHT) z = policy.weight(z, row);
+  finish_gradient(policy, z, dp, row, p, dz);
+}
 
 // On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.
 template <class Policy>

@@ -35,7 +35,8 @@ template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T
     case Scale::ssmax: constant = root, log_rows = true; break;
     case Scale::number: constant = float(s.scale_number); break;
   }
-  return {float(constant * s.scale_factor), log_rows, s.scale == Scale::ssmax ? ssmax_scale : nullptr};
+  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows,
+          s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
 
 // The row that a group of lanes works on. Groups past the end get the last row but touch no q or k: they only take part

@@ -7,6 +7,9 @@
 
 enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };  // from scores z to weights P
 inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
+// Kernels take the scores of these kinds as multiples of ln 2, because 2^x is cheaper than e^x: softplus(z) / ln 2 =
+// log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on the unit of softplus.
+constexpr double score_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? 0.69314718055994531 : 1; }
 enum class QkNorm { none, l2, rms };
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
 enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };

@@ -55,24 +55,19 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     __syncthreads();  // this step's tiles have arrived
 
     // Scores, masked on the diagonal
-    if (j0 == 0) for_rows<M>([&](int m, int half) { policy.start_sweep(sums[m][half], mine.quad == 0); });
+    if (j0 == 0)
+      for_rows<M>(
+          [&](int m, int half) { policy.start_sweep(weighing ? SWEEPS - 1 : 0, sums[m][half], mine.quad == 0); });
     scores<Tile>(z, my_queries, keys);
-    if (j0 + Tile::STREAM - 1 > i0)
-      for_rows<M>([&](int m, int half) {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++)
-            if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
-      });
+    mask_later<Tile>(z, i0, j0);
 
     // First of two sweeps
     if (SWEEPS > 1 && !weighing) {
       for_rows<M>([&](int m, int half) {
+        float row[2 * N];
 #pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++) policy.first_sweep(z[m][n][2 * half + c], sums[m][half]);
+        for (int n = 0; n < N; n++) row[2 * n] = z[m][n][2 * half], row[2 * n + 1] = z[m][n][2 * half + 1];
+        policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
         if (step != tiles - 1) return;
         merge_quad(policy, 0, sums[m][half]);
         policy.row_constants(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
@@ -188,8 +183,16 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores and dP, P and dz
+    // Scores, masked on the diagonal, and dP, P and dz
     scores<Tile>(z, my_keys, queries);
+    if (i0 < j0 + Tile::WARP_ROWS - 1)
+      for_rows<M>([&](int m, int half) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++)
+            if (j0 + mine.row(m, half) > i0 + mine.column(n) + c) z[m][n][2 * half + c] = -INFINITY;
+      });
     scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
 #pragma unroll
@@ -202,10 +205,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
       for_rows<M>([&](int m, int half) {
         float pair_p[2], pair_dz[2];
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-          bool seen = j0 + mine.row(m, half) <= i0 + mine.column(n) + c;
-          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
-        }
+        for (int c = 0; c < 2; c++)
+          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
         keep_weights<Tile, T>(p, m, half, n, pair_p[0], pair_p[1]);
         keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
       });
@@ -271,8 +272,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores and dP, dz
+    // Scores, masked on the diagonal, and dP, dz
     scores<Tile>(z, my_queries, keys);
+    mask_later<Tile>(z, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
     for_rows<M>([&](int m, int half) {
@@ -280,10 +282,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
       for (int n = 0; n < N; n++) {
         float p, pair[2];
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-          bool seen = j0 + mine.column(n) + c <= i0 + mine.row(m, half);
-          policy.grad(seen ? z[m][n][2 * half + c] : -INFINITY, dp[m][n][2 * half + c], row[m][half], p, pair[c]);
-        }
+        for (int c = 0; c < 2; c++)
+          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c]);
         keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
       }
     });

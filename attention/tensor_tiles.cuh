@@ -31,6 +31,22 @@ template <class Tile> __device__ __forceinline__ int place(int row, int chunk) {
 // cp_async_wait and a barrier.
 template <class Tile, int ROWS, class T>
 __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) {
+  // A thread's chunks: one column, every STEP-th row. Rows STEP apart permute their chunks alike, so that the places in
+  // the tile differ by constants; the addresses in memory differ by the same number of bytes.
+  constexpr int STEP = Tile::THREADS / Tile::CHUNKS;
+  if (STEP * Tile::CHUNKS == Tile::THREADS && head.wide) {
+    int row = threadIdx.x / Tile::CHUNKS, chunk = threadIdx.x % Tile::CHUNKS;
+    int rows = chunk * 8 < head.D ? head.rows - r0 - row : 0;  // that there are, from this one
+    T* to = tile + place<Tile>(row, chunk);
+    const T* from = head.x + (r0 + row) * head.stride + chunk * 8;
+#pragma unroll
+    for (int n = 0; n < ROWS; n += STEP) {
+      cp_async16(to + n * Tile::DIM, from, n < rows);  // reads nothing past the rows
+      from += STEP * head.stride;
+    }
+    return;
+  }
+#pragma unroll 1
   for (int n = threadIdx.x; n < ROWS * Tile::CHUNKS; n += Tile::THREADS) {
     int row = n / Tile::CHUNKS, d = n % Tile::CHUNKS * 8;
     T* to = tile + place<Tile>(row, n % Tile::CHUNKS);
@@ -88,6 +104,19 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
     for (int n = 0; n < Tile::N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
     mma_m16n8k16(z, a, b, TypeTag<T>());
   }
+}
+
+// Scores of the warp's queries, from i0 on, with keys from j0 on: z = -inf where the key comes after the query.
+template <class Tile> __device__ __forceinline__ void mask_later(float (&z)[Tile::M][Tile::N][4], int i0, int j0) {
+  if (j0 + Tile::STREAM - 1 <= i0) return;
+  Fragment mine;
+  for_rows<Tile::M>([&](int m, int half) {
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++)
+#pragma unroll
+      for (int c = 0; c < 2; c++)
+        if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
+  });
 }
 
 // The lane's sums over streamed rows, in parts of WIDTH channels.

@@ -35,10 +35,10 @@ constexpr TensorSize tensor_forward_size(int width, int sweeps) {
   if (two_outputs || width > 64) return {1, 64};    // outputs of this size leave registers for one group
   return {2, 64};                                   // what is read from shared memory serves two products
 }
-constexpr TensorSize tensor_backward_size(int width, bool heavy) {
-  if (width == 32) return {1, 64};            // small sums leave registers for 64 rows
-  if (width == 128 && heavy) return {1, 16};  // 32 rows would spill
-  return {1, 32};                             // 64 rows would take twice the memory and up to 237 registers
+constexpr TensorSize tensor_backward_size(int width, int heavy) {
+  if (width == 32) return {1, 64};                 // small sums leave registers for 64 rows
+  if (width == 128 && heavy == 2) return {1, 16};  // 32 rows would spill
+  return {1, 32};                                  // 64 rows would take twice the memory and up to 237 registers
 }
 
 // ---- Hopper's kernels: widths 64 and 128; a block holds 128 rows
@@ -46,14 +46,16 @@ constexpr TensorSize tensor_backward_size(int width, bool heavy) {
 struct HopperSize {
   int stream, slots;  // rows of a streamed tile, tiles in the ring
 };
-constexpr HopperSize hopper_forward_size(int width, int outputs) {
-  if (width == 64) return {128, 8};   // a ring of 128 KB, beside 32 KB of queries
-  if (outputs == 1) return {128, 4};  // the same ring, beside 64 KB of queries
-  return {64, 8};                     // two outputs of 128 channels leave registers for 64 keys
+// As for the general kernels, evaluation takes the tiles of training.
+constexpr HopperSize hopper_forward_size(int width, int sweeps) {
+  if (width == 64) return {128, 8};  // a ring of 128 KB, beside 32 KB of queries
+  if (sweeps == 1) return {128, 4};  // the same ring, beside 64 KB of queries
+  return {64, 8};                    // two outputs of 128 channels leave registers for 64 keys
 }
-constexpr HopperSize hopper_keys_size(int width) {
-  if (width == 64) return {64, 8};  // z, dP, dk and dv take 128 registers of 240; 128 queries would need 64 more
-  return {64, 4};                   // 128 KB are held: a ring of 64 KB fits beside them
+constexpr HopperSize hopper_keys_size(int width, int heavy) {
+  if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them
+  if (heavy) return {64, 8};         // slopes of scores leave registers for 64 queries: 128 would spill
+  return {128, 4};                   // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
 }
 constexpr HopperSize hopper_queries_size(int width) {
   if (width == 64) return {128, 4};  // one sum, dq: registers for 128 keys; the same ring

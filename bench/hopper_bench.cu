@@ -104,8 +104,8 @@ static void bench(int argc, char** argv) {
           forward<Usual, WithoutFence<ForwardTile<Usual, 64>>>);
   compare("forward without compute_before_wait", Kind::softmax, 128, 2, forward<Usual, ForwardTile<Usual, 128>>,
           forward<Usual, WithoutFence<ForwardTile<Usual, 128>>>);
-  compare("dK dV, 128 streamed queries for 64", Kind::softmax, 64, 4, keys<Usual, KeysTile<Usual, 64>>,
-          keys<Usual, HopperTile<64, HopperSize{128, 4}, 2, Usual::ROW_VALUES>>);
+  compare("dK dV, 64 streamed queries for 128", Kind::softmax, 64, 4, keys<Usual, KeysTile<Usual, 64>>,
+          keys<Usual, HopperTile<64, HopperSize{64, 8}, 2, Usual::ROW_VALUES>>);
   stagger_all<Usual>(Kind::softmax, 2);
   stagger_all<Lssar<FastMaths, FixedPower<15>>>(Kind::lssar, 4);
 }

@@ -231,7 +231,7 @@ template <int N> __device__ inline void cp_async_wait() { asm volatile("cp.async
 // Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/cpu/libm.h inlines and vectorises them
 // (but not tanhf, erff, powf, which are calls). The fast ones are for loops bound by a GPU's special-function unit: one
 // or two instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more,
-// fast_reciprocal 2^-23, fast_log2 2^-22 (near 1 an absolute error).
+// fast_reciprocal 2^-23, fast_log2 2^-22 (near 1 an absolute error; -inf below 2^-126).
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -239,7 +239,7 @@ __device__ inline float fast_exp2(float x) {
 }
 __device__ inline float fast_log2(float x) {
   float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ inline float fast_reciprocal(float x) {
@@ -248,5 +248,7 @@ __device__ inline float fast_reciprocal(float x) {
   return y;
 }
 __device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }
+// x cut to [0, 1], as part of the instruction that computes x.
+__device__ inline float saturate(float x) { return __saturatef(x); }
 
 #endif

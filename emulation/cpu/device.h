@@ -107,3 +107,4 @@ inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_log2(float x) { return log2f(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
 inline float fast_exp(float x) { return expf(x); }
+inline float saturate(float x) { return fminf(fmaxf(x, 0), 1); }

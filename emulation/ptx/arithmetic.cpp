@@ -187,6 +187,7 @@ const std::map<std::string, Handler>& operations() {
         {"ex2.approx.f32", each<[](float a) { return std::exp2(a); }>},
         {"ex2.approx.ftz.f32", each<[](float a) { return flushed(std::exp2(flushed(a))); }>},
         {"lg2.approx.f32", each<[](float a) { return std::log2(a); }>},
+        {"lg2.approx.ftz.f32", each<[](float a) { return std::log2(flushed(a)); }>},
         {"add.f64", each<[](double a, double b) { return a + b; }>},
         {"sub.f64", each<[](double a, double b) { return a - b; }>},
         {"mul.f64", each<[](double a, double b) { return a * b; }>},

@@ -13,6 +13,9 @@
 
 template <class P> using Numbers = std::vector<typename P::real>;
 
+// Kernels take the scores of kinds made of softplus as multiples of ln 2.
+template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
+
 // ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
 // dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink.
 
@@ -146,12 +149,14 @@ template <class P> typename P::real ref_sink(const AttentionSettings& s, const N
   return s.sink == Sink::none ? -std::numeric_limits<R>::infinity() : s.sink == Sink::one ? R(0) : sinks[h];
 }
 
-template <class P> Numbers<P> ref_scores(const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
+template <class P>
+Numbers<P> ref_scores(Kind kind, const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
+  typename P::real unit = ref_unit<typename P::real>(kind);
   Numbers<P> z(i + 1);
   for (int j = 0; j <= i; j++) {
     typename P::real sum = 0;
     for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
-    z[j] = P::round(sum);
+    z[j] = P::round(sum) * unit;
   }
   return z;
 }
@@ -166,7 +171,7 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
         R sink_weight = 0;
-        auto p = ref_weights<P>(s, ref_scores<P>(shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
+        auto p = ref_weights<P>(s, ref_scores<P>(s.kind, shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
         std::fill(sum.begin(), sum.end(), R(0));
         for (int j = 0; j <= i; j++)
           for (int d = 0; d < shape.D; d++) sum[d] += p[j] * qkv[shape.qkv(b, j, 2, h, d)];
@@ -187,7 +192,7 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
         R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
-        auto z = ref_scores<P>(shape, qkv, b, h, i);
+        auto z = ref_scores<P>(s.kind, shape, qkv, b, h, i);
         auto p = ref_weights<P>(s, z, sink, &sink_weight);
         Numbers<P> dp(i + 1), dp_size(i + 1, R(0));
         for (int j = 0; j <= i; j++) {
@@ -202,6 +207,8 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
         Numbers<P> slope;
         auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
+        for (Numbers<P>* gradient : {&dz, &slope})
+          for (R& x : *gradient) x *= ref_unit<R>(s.kind);
         R mean_size = 0;
         for (int j = 0; j <= i; j++) mean_size += p[j] * dp_size[j];
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
@@ -236,7 +243,7 @@ template <class P> typename P::real ref_alpha(const AttentionSetup& s, int D, in
     case Scale::ssmax: alpha = ssmax_scale * std::log(n) / std::sqrt(R(D)); break;
     case Scale::number: alpha = R(float(s.scale_number)); break;
   }
-  return alpha * R(s.scale_factor);
+  return alpha * R(s.scale_factor) / ref_unit<R>(s.kind);
 }
 
 // One row of q or k: rotated, then normalised (1 / length in *inverse), then multiplied by alpha.

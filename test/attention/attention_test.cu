@@ -290,19 +290,22 @@ TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}}, {2, 40, 3, 16});
 }
 
-// Scores of about -4, -8, -12, -30 for all keys: softplus must keep its digits.
+// Scores of about -4, -8, -12, -17, -40 for all keys, or for some: softplus must keep its digits.
 TYPED_TEST(AttentionTest, VeryNegativeScores) {
   using T = typename TypeParam::T;
-  AttentionShape shape = fit({2, 70, 2, 33});
   for (Kind kind : {Kind::lssa, Kind::lssar, Kind::sigmoid}) {
     if (!attention_is_built(kind)) continue;
-    for (float level : {-4.0f, -8.0f, -12.0f, -30.0f}) {
-      auto qkv = random_qkv<T>(shape, 1);
-      for (size_t i = 0; i < qkv.size(); i += shape.D)  // the last channel adds `level` to every score
-        if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2)
-          qkv[i + shape.D - 1] = from_float<T>(part ? 1 : level);
-      check_attention<T>(settings_of(kind, 70), shape, qkv, random_normal<T>(shape.out_size(), 2));
-    }
+    for (float level : {-4.0f, -8.0f, -12.0f, -17.0f, -40.0f})
+      for (bool some : {false, true}) {  // for all 70 keys, or for the first 100 of 270
+        AttentionShape shape = fit({some ? 1 : 2, some ? 270 : 70, some ? 1 : 2, 33});
+        auto qkv = random_qkv<T>(shape, 1);
+        for (size_t i = 0; i < qkv.size(); i += shape.D) {  // the last channel adds `level` to the score
+          size_t t = i / (3 * size_t(shape.H) * shape.D) % shape.T;
+          if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2)
+            qkv[i + shape.D - 1] = from_float<T>(part ? !some || t < 100 : level / ref_unit<float>(kind));
+        }
+        check_attention<T>(settings_of(kind, shape.T), shape, qkv, random_normal<T>(shape.out_size(), 2));
+      }
   }
 }
 

@@ -10,6 +10,7 @@
 
 using SomeSoftmax = Softmax<FullMaths>;
 using SomeLssar = Lssar<FullMaths, WholePower>;
+using FastLssar = Lssar<FastMaths, FixedPower<15>>;
 
 static int kilobytes(size_t bytes) { return int((bytes + 512) / 1024); }
 
@@ -42,7 +43,7 @@ template <int WIDTH> static void expect_tensor_line() {
   expect_line(format("| %d | ", WIDTH) +
               tensor_cell<TensorTile<WIDTH, tensor_forward_size(WIDTH, SomeSoftmax::SWEEPS)>>(1) + " | " +
               tensor_cell<TensorTile<WIDTH, tensor_forward_size(WIDTH, SomeLssar::SWEEPS)>>(1) + " | " +
-              tensor_cell<TensorTile<WIDTH, tensor_backward_size(WIDTH, false)>>(2) + " |");
+              tensor_cell<TensorTile<WIDTH, tensor_backward_size(WIDTH, 0)>>(2) + " |");
 }
 TEST(TileSizes, Tensor) {
   expect_tensor_line<32>();
@@ -55,10 +56,12 @@ template <class Tile> static std::string hopper_cell() {
   return format("%d, %d, %d", Tile::STREAM, Tile::SLOTS, kilobytes(Tile::SHARED_BYTES));
 }
 template <int WIDTH> static void expect_hopper_line() {
-  expect_line(format("| %d | ", WIDTH) + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 1), 1>>() + " | " +
-              hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, 2), 1>>() + " | " +
-              hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH), 2, SomeSoftmax::ROW_VALUES>>() + " | " +
-              hopper_cell<HopperTile<WIDTH, hopper_queries_size(WIDTH), 2>>() + " |");
+  expect_line(
+      format("| %d | ", WIDTH) + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, SomeSoftmax::SWEEPS), 1>>() +
+      " | " + hopper_cell<HopperTile<WIDTH, hopper_forward_size(WIDTH, SomeLssar::SWEEPS), 1>>() + " | " +
+      hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH, SomeSoftmax::HEAVY), 2, SomeSoftmax::ROW_VALUES>>() +
+      " | " + hopper_cell<HopperTile<WIDTH, hopper_keys_size(WIDTH, FastLssar::HEAVY), 2, FastLssar::ROW_VALUES>>() +
+      " | " + hopper_cell<HopperTile<WIDTH, hopper_queries_size(WIDTH), 2>>() + " |");
 }
 TEST(TileSizes, Hopper) {
   expect_hopper_line<64>();
