@@ -23,8 +23,9 @@ RATES = {
     "K 768, aux": Rate(product=600),      # GELU's input is written or read in the epilogue as well
     "K 2304": Rate(product=730),          # between 768 and 3072
     "K 3072": Rate(product=740),          # the epilogue is a quarter of that after K 768
-    "dweight": Rate(product=620),         # 72 tiles of 128 x 256 or 54 for 132 multiprocessors: split in k,
-    "dweight, few": Rate(product=600),    # for which 32 MiB of workspace are too little
+    "dweight": Rate(product=670),         # as "logits, dweight", but 18 to 72 tiles of 128 x 256 for 132 multiprocessors:
+                                          # with k in 7 parts they fill 95% of whole waves; less half the time that the
+                                          # parts' sums take. An estimate: 620 if all of it shows, 725 if none does
     "logits": Rate(product=690),          # as "K 768, wide"; the bytes of 50304 columns
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)
     "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
@@ -68,9 +69,9 @@ def launches(m):
     size = (N * (inner + outer) + inner * outer) * s + aux + residual / 2
     return Launch(name, each, size, 2 * N * inner * outer, rate, residual / 2)
 
-  def dweight(name, rate, inner, outer):
+  def dweight(name, inner, outer):
     size = N * (inner + outer) * s + 8 * inner * outer
-    return Launch(name + ", dweight", each, size, 2 * N * inner * outer, rate)
+    return Launch(name + ", dweight", each, size, 2 * N * inner * outer, "dweight")
 
   return [
       Launch("embedding, both ways", steps, 4 * N * C * s + 8 * min(N, V) * C),
@@ -87,18 +88,18 @@ def launches(m):
              fill=tiles / (132 * -(-tiles // 132))),
       Launch("logits, dweight", steps * chunks, rows * (V + C) * s + 4 * V * C, 2 * rows * V * C, "logits, dweight",
              shown=4 * V * C),
-      dweight("MLP's projection", "dweight", F, C),
+      dweight("MLP's projection", F, C),
       product("MLP's projection, dinput through GELU", "K 768, aux", C, F, N * F * s),
-      dweight("MLP", "dweight", C, F),
+      dweight("MLP", C, F),
       product("MLP, dinput", "K 3072", F, C),
-      dweight("attention's projection", "dweight, few", A, C),
+      dweight("attention's projection", A, C),
       product("attention's projection, dinput", "K 768", C, A),
       Launch("rows: dO . O", each, 2 * N * A * s),
       *([Launch("rows: dO . O2, in the same launch", each, o2)] if o2 else []),
       Launch("attention, dK dV", each, 6 * N * A * s, 4 * square, "backward"),
       Launch("attention, dQ", each, 5 * N * A * s, 3 * square, "backward"),
       Launch("rope, norms, backward", each, (6 if normed else 4) * N * A * s),
-      dweight("q, k, v", "dweight, few", C, 3 * A),
+      dweight("q, k, v", C, 3 * A),
       product("q, k, v, dinput", "K 2304", 3 * A, C),
       *[Launch(f"bias of {name}", each, N * width * s) for name, width in biases.items()],
       Launch("second stages of biases", len(biases) * each, 8 * PARTIAL_ROWS * sum(biases.values()) // len(biases),
