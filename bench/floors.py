@@ -30,10 +30,16 @@ RATES = {
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)
     "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
 }
-# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.30 and 0.36
-# (softmax), 0.50 and 0.47 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
-# 0.29 of the same bound; what is bound by instructions loses less to waits.
-ATTENTION = {"softmax": (280, 245), "lssar": (115, 135)}
+# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.31 and 0.39
+# (softmax), 0.50 and 0.40 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
+# 0.29 of the same bound. Each began as a share of its bound, for kernels with more instructions or waits, and grew by:
+# softmax forward  280 x 1.03: two chains of maxima instead of one, 3 to 5%
+# softmax backward 245 x 1.04 x 1.05: half the waits of dK dV, by 128 queries a step (7% of four products in seven), and
+#                  exponentials while dP is summed (5 to 8%)
+# lssar forward    115 x 1.22: 25 instructions a score for 33; fewer do not shorten the start and end of a row tile
+# lssar backward   135 x 1.22: 45 instructions a score for 65. That alone would be 1.44, but dQ's exponentials now take
+#                  2048 of its 2612 cycles, and nothing makes them overlap fully with the rest
+ATTENTION = {"softmax": (288, 267), "lssar": (140, 165)}
 # FlashAttention-3's at this size (public): forward 265. Backward 363 without a mask; 225 to 290 of it should remain with
 # one, less if it is to be deterministic: 300 is generous.
 FLASH_ATTENTION_3 = 265, 300
