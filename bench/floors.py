@@ -17,24 +17,29 @@ from collections import namedtuple
 Rate = namedtuple("Rate", "copy product start", defaults=(0.88 * 4.3, float("inf"), 0))
 RATES = {
     "pass": Rate(),                       # 4.3 for a plain copy (public), less 12% for arithmetic and ends
-    "rows": Rate(copy=2.6),               # a thread to a row: loads of 16 bytes at a stride of 1536
-    "rows of floats": Rate(copy=1.8),     # the same, float by float
     "second stage": Rate(start=4),        # at most 512 rows of partial sums: latency rather than bytes
     "K 768": Rate(product=640),           # 8192^3 reaches 769 to 798 (public); an epilogue after K 768 is not hidden
     "K 768, wide": Rate(product=680),     # more columns: the last wave is a smaller part
     "K 768, aux": Rate(product=600),      # GELU's input is written or read in the epilogue as well
     "K 2304": Rate(product=730),          # between 768 and 3072
     "K 3072": Rate(product=740),          # the epilogue is a quarter of that after K 768
-    "dweight": Rate(product=620),         # 72 tiles of 128 x 256 or 54 for 132 multiprocessors: split in k,
-    "dweight, few": Rate(product=600),    # for which 32 MiB of workspace are too little
+    "dweight": Rate(product=670),         # as "logits, dweight", but 18 to 72 tiles of 128 x 256 for 132 multiprocessors:
+                                          # with k in 7 parts they fill 95% of whole waves; less half the time that the
+                                          # parts' sums take. An estimate: 620 if all of it shows, 725 if none does
     "logits": Rate(product=690),          # as "K 768, wide"; the bytes of 50304 columns
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)
-    "logits, dweight": Rate(product=760),  # K of some thousand; the sums of wte are counted apart (Launch.shown)
+    "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
 }
-# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.30 and 0.36
-# (softmax), 0.50 and 0.47 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
-# 0.29 of the same bound; what is bound by instructions loses less to waits.
-ATTENTION = {"softmax": (280, 245), "lssar": (115, 135)}
+# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.31 and 0.39
+# (softmax), 0.50 and 0.40 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
+# 0.29 of the same bound. Each began as a share of its bound, for kernels with more instructions or waits, and grew by:
+# softmax forward  280 x 1.03: two chains of maxima instead of one, 3 to 5%
+# softmax backward 245 x 1.04 x 1.05: half the waits of dK dV, by 128 queries a step (7% of four products in seven), and
+#                  exponentials while dP is summed (5 to 8%)
+# lssar forward    115 x 1.22: 25 instructions a score for 33; fewer do not shorten the start and end of a row tile
+# lssar backward   135 x 1.22: 45 instructions a score for 65. That alone would be 1.44, but dQ's exponentials now take
+#                  2048 of its 2612 cycles, and nothing makes them overlap fully with the rest
+ATTENTION = {"softmax": (288, 267), "lssar": (140, 165)}
 # FlashAttention-3's at this size (public): forward 265. Backward 363 without a mask; 225 to 290 of it should remain with
 # one, less if it is to be deterministic: 300 is generous.
 FLASH_ATTENTION_3 = 265, 300
@@ -42,9 +47,7 @@ PRODUCTS = {"lssar": (4, 7)}  # of T x T x D per head that are done, forward and
 NORMED = ("lssa", "lssar", "softmax_qknorm")  # kinds that normalise q and k
 
 GAP = 1e-6            # s between two launches of a full queue (public: 1 to 2 us)
-CHUNK = 1 << 28       # logits of a chunk, at most (train_gpt2.cu)
-READ_AGAIN = 0.4      # share of the logits that cross entropy reads from memory a second time: rows of 100 KB, 4 to a
-                      # multiprocessor, are 53 MB, and the L2 has 50
+CHUNK = 1 << 30       # logits of a chunk, at most (train_gpt2.cu)
 PARTIAL_ROWS = 512    # partial sums of a column, at most (kernels/bias.cu)
 
 # Of one call: bytes beside FLOPs; shown = bytes after them (half of what an epilogue reads and writes); fill = share of
@@ -63,47 +66,52 @@ def launches(m):
   normed = m.kind in NORMED
   chunks = -(-N * V // CHUNK)
   rows, tiles = N / chunks, -(-N // (128 * chunks)) * -(-C // 256)  # of a chunk; tiles of 128 x 256
-  biases = {"MLP's projection": C, "MLP": F, "attention's projection": C, "q, k, v": 3 * A}
+  # Layernorm's backward sums both projections' biases. For these two a step uses whichever was measured to be faster: a
+  # pass, or the epilogue BGRADA of the weight's product. What that epilogue costs is not known, so the pass is counted:
+  # the choice can only be faster.
+  biases = {"MLP": F, "q, k, v": 3 * A}
 
-  def product(name, rate, inner, outer, aux=0):
-    return Launch(name, each, (N * (inner + outer) + inner * outer) * s + aux, 2 * N * inner * outer, rate)
+  def product(name, rate, inner, outer, aux=0, residual=0):
+    size = (N * (inner + outer) + inner * outer) * s + aux + residual / 2
+    return Launch(name, each, size, 2 * N * inner * outer, rate, residual / 2)
 
-  def dweight(name, rate, inner, outer):
-    return Launch(name + ", dweight", each, N * (inner + outer) * s + 8 * inner * outer, 2 * N * inner * outer, rate)
+  def dweight(name, inner, outer):
+    size = N * (inner + outer) * s + 8 * inner * outer
+    return Launch(name + ", dweight", each, size, 2 * N * inner * outer, "dweight")
 
   return [
       Launch("embedding, both ways", steps, 4 * N * C * s + 8 * min(N, V) * C),
-      Launch("layernorm with residual", 2 * each + steps, 4 * N * C * s),
+      Launch("layernorm", 2 * each + steps, 2 * N * C * s),
       product("q, k, v", "K 768, wide", C, 3 * A),
       Launch("rope, norms of q and k", each, 4 * N * A * s),
       Launch("attention", each, 4 * N * A * s + o2, forward * square, "forward"),
-      product("attention's projection", "K 768", A, C),
+      product("attention's projection, + residual", "K 768", A, C, residual=N * C * s),
       product("MLP, GELU, its input kept", "K 768, aux", C, F, N * F * s),
-      product("MLP's projection", "K 3072", F, C),
+      product("MLP's projection, + residual", "K 3072", F, C, residual=N * C * s),
       Launch("logits", steps * chunks, (rows * (V + C) + V * C) * s, 2 * rows * V * C, "logits"),
-      Launch("cross entropy, both ways", steps * chunks, (2 + READ_AGAIN) * rows * V * s),
+      Launch("cross entropy, both ways", steps * chunks, 2 * rows * V * s),
       Launch("logits, dinput", steps * chunks, (rows * (V + C) + V * C) * s, 2 * rows * V * C, "logits, dinput",
              fill=tiles / (132 * -(-tiles // 132))),
       Launch("logits, dweight", steps * chunks, rows * (V + C) * s + 4 * V * C, 2 * rows * V * C, "logits, dweight",
              shown=4 * V * C),
-      dweight("MLP's projection", "dweight", F, C),
+      dweight("MLP's projection", F, C),
       product("MLP's projection, dinput through GELU", "K 768, aux", C, F, N * F * s),
-      dweight("MLP", "dweight", C, F),
+      dweight("MLP", C, F),
       product("MLP, dinput", "K 3072", F, C),
-      dweight("attention's projection", "dweight, few", A, C),
+      dweight("attention's projection", A, C),
       product("attention's projection, dinput", "K 768", C, A),
-      Launch("rows: dO . O", each, 2 * N * A * s, rate="rows"),
-      *([Launch("rows: dO . O2, in the same launch", each, o2, rate="rows of floats")] if o2 else []),
+      Launch("rows: dO . O", each, 2 * N * A * s),
+      *([Launch("rows: dO . O2, in the same launch", each, o2)] if o2 else []),
       Launch("attention, dK dV", each, 6 * N * A * s, 4 * square, "backward"),
       Launch("attention, dQ", each, 5 * N * A * s, 3 * square, "backward"),
       Launch("rope, norms, backward", each, (6 if normed else 4) * N * A * s),
-      dweight("q, k, v", "dweight, few", C, 3 * A),
+      dweight("q, k, v", C, 3 * A),
       product("q, k, v, dinput", "K 2304", 3 * A, C),
       *[Launch(f"bias of {name}", each, N * width * s) for name, width in biases.items()],
       Launch("second stages of biases", len(biases) * each, 8 * PARTIAL_ROWS * sum(biases.values()) // len(biases),
              rate="second stage"),
-      Launch("layernorm, dx +=", 2 * each + steps, 4 * N * C * s),
-      Launch("second stages of layernorm", 2 * each + steps, 16 * PARTIAL_ROWS * C, rate="second stage"),
+      Launch("layernorm, dx +=, biases of projections", 2 * each + steps, 4 * N * C * s),
+      Launch("second stages of layernorm", 2 * each + steps, 24 * PARTIAL_ROWS * C, rate="second stage"),
       Launch("gradients: zeroed, their norm", 2, 4 * parameters),
       Launch("AdamW", 12 * layers + 4, 30 * parameters / (12 * layers + 4)),
   ]
