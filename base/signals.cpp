@@ -32,12 +32,19 @@ static void handle(int signal) {
   }
 }
 
+bool ignored(int signal) {
+  struct sigaction action = {};
+  sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
 void watch_signals() {
   struct sigaction action = {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;  // interrupted system calls continue
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1})
+    if (signal != SIGHUP || !ignored(SIGHUP)) sigaction(signal, &action, nullptr);
 }
 
 int stop_signal() { return stopping_by; }

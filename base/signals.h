@@ -1,6 +1,7 @@
-// Signals to a training run. SIGTERM, SIGINT: finish the step, save, and then die of that signal, so that a shell leaves
-// its loop and a scheduler does not take the run for a finished one. SIGUSR1: save and continue.
-// A second SIGTERM or SIGINT ends the process at once, as it does by default. One request may arrive several times,
+// Signals to a training run. SIGTERM, SIGINT, and SIGHUP unless it is ignored (nohup): finish the step, save, and then
+// die of that signal, so that a shell leaves its loop and a scheduler does not take the run for a finished one.
+// SIGUSR1: save and continue.
+// A second of the others ends the process at once, as it does by default. One request may arrive several times,
 // sent to all processes and also passed on by a launcher: a signal counts as a second request only after
 // SAME_REQUEST_MS.
 #pragma once
@@ -9,8 +10,9 @@
 inline constexpr int64_t SAME_REQUEST_MS = 2000;
 int64_t milliseconds_now();  // of a clock that never goes back
 
+bool ignored(int signal);
 void watch_signals();  // until then main() ignores SIGUSR1, and the others end the process as usual
-int stop_signal();     // the first SIGTERM or SIGINT; 0: there was none
+int stop_signal();     // the first signal that asked to stop; 0: there was none
 inline bool stop_requested() { return stop_signal() != 0; }
 void stop_by(int signal);  // as if the signal had come, unless one has: another rank got it
 bool save_requested();     // whether SIGUSR1 came since the last call

@@ -136,17 +136,22 @@ Shard open_shard(const std::string& path, int vocab, const std::string& key) {
 // The "bytes" of X.json; a runtime_error says what is wrong with the file.
 int64_t bytes_of_text(const std::string& path, int64_t tokens) {
   const char* what = "bytes of text";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored))  // opening a pipe would wait for ever
+    user_error("%s: not a regular file  [%s]", what, path.c_str());
   const nlohmann::json root = parse_json(read_text_file(path, what, 1 << 16), what, path);
   auto integer = [&](const char* key) {
-    if (!root.contains(key) || !root[key].is_number_integer())
+    if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
       user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
     return root[key].get<int64_t>();
   };
   if (integer("tokens") != tokens)
     user_error("%s: \"tokens\" is %lld, but the shard has %lld  [%s]", what, (long long)integer("tokens"),
                (long long)tokens, path.c_str());
-  if (integer("bytes") <= 0)
-    user_error("%s: \"bytes\" is %lld, but must be above 0  [%s]", what, (long long)integer("bytes"), path.c_str());
+  const int64_t most = 1024 * tokens;  // GPT-2's longest token has 128 bytes
+  if (integer("bytes") < 1 || integer("bytes") > most)
+    user_error("%s: \"bytes\" is %lld, but must be 1 to %lld for %lld tokens  [%s]", what, (long long)integer("bytes"),
+               (long long)most, (long long)tokens, path.c_str());
   return integer("bytes");
 }
 

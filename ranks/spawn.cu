@@ -120,6 +120,7 @@ static Ranks fork_ranks(int count, int patience) {
   sigset_t signals, before;
   sigemptyset(&signals);
   for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
+  if (!ignored(SIGHUP)) sigaddset(&signals, SIGHUP);
   sigprocmask(SIG_BLOCK, &signals, &before);
   // Signals that this process was started to ignore cannot be waited for. OpenBLAS has a thread until the first fork,
   // and that thread blocks no signal: if SIGUSR1 reaches it, the program must not end.

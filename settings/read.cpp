@@ -243,10 +243,13 @@ class Reader {
       user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(),
                  equals ? "\"=\"" : "key");
     const ConfigRow& row = row_of(text.substr(0, equals), source);
-    if (text.substr(equals + 1) == "null") return void(given.erase(row.key));
-    Given next = {value_of(row, text.substr(equals + 1)), source};
-    if (std::string(row.key) == "attention.variant") replace_variant(next);
-    given[row.key] = next;
+    bool unset = text.substr(equals + 1) == "null", variant = std::string(row.key) == "attention.variant";
+    if (!unset || variant) {  // without a variant, what the file spells out of its own goes too
+      Given next = {unset ? json(config.variant) : value_of(row, text.substr(equals + 1)), source};
+      if (variant) replace_variant(next);
+      given[row.key] = next;
+    }
+    if (unset) given.erase(row.key);
   }
 
   const ConfigRow& row_of(const std::string& key, const std::string& source) {

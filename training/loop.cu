@@ -158,11 +158,15 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
   // for all ranks.
   auto stopping = [&] {
-    double ranks[] = {double(stop_signal() == SIGINT), double(stop_signal() == SIGTERM), double(save_requested())};
-    comm.all_reduce_sum(ranks, 3);
-    if (ranks[0] + ranks[1] > 0) stop_by(ranks[0] > 0 ? SIGINT : SIGTERM);
-    if (ranks[0] + ranks[1] + ranks[2] > 0) save_unless_saved();
-    return ranks[0] + ranks[1] > 0;
+    constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    double ranks[] = {0, 0, 0, double(save_requested())};
+    for (int i = 0; i < 3; i++) ranks[i] = stop_signal() == signals[i];
+    comm.all_reduce_sum(ranks, 4);
+    bool stop = false;
+    for (int i = 0; i < 3 && !stop; i++)
+      if ((stop = ranks[i] > 0)) stop_by(signals[i]);
+    if (stop || ranks[3] > 0) save_unless_saved();
+    return stop;
   };
   if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
     save_unless_saved();

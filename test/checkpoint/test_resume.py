@@ -207,7 +207,7 @@ class Signals(Runs):
     self.changes.update(optimizer__schedule="constant", train__steps=1000000, checkpoint__every=0, log__every=1000)
 
   def test_stop(self):
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
       with self.subTest(sign=sign):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
         process = self.start()
@@ -243,6 +243,17 @@ class Signals(Runs):
         self.assertFalse(os.path.exists(self.path("runs/other")))
         if not reader:
           self.assertEqual((process.returncode, errors), (-signal.SIGINT, ""))
+
+  def test_nohup(self):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    self.addCleanup(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    for flags in ((), ("--gpus", "2")):
+      process = self.start(*flags, name=f"run{len(flags)}")
+      self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 5)
+      process.send_signal(signal.SIGHUP)
+      self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 50)
+      process.terminate()
+      self.assertEqual(process.wait(20), -signal.SIGTERM)
 
   def test_save_and_continue(self):
     process = self.start()

@@ -115,8 +115,9 @@ TEST_F(Shards, BytesOfText) {
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 43, "tokenizer": "gpt2"})"), 43);
   const std::string file = dir / "a.json";
   EXPECT_EQ(bytes(R"({"tokens": 9, "bytes": 43})", {file, "\"tokens\" is 9, but the shard has 10"}), 0);
-  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 0})", {file, "\"bytes\" is 0", "above 0"}), 0);
-  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 18446744073709551615})", {file, "above 0"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 0})", {file, "\"bytes\" is 0", "1 to 10240"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 10241})", {file, "1 to 10240"}), 0);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 18446744073709551615})", {file, "whole number"}), 0);
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 4.5})", {file, "\"bytes\" must be a whole number"}), 0);
   EXPECT_EQ(bytes(R"({"bytes": 43})", {file, "\"tokens\" must be a whole number"}), 0);
   EXPECT_EQ(bytes("[10, 43]", {file, "\"tokens\" must be"}), 0);
@@ -124,7 +125,7 @@ TEST_F(Shards, BytesOfText) {
   std::filesystem::remove(file);
   std::filesystem::create_directory(file);
   auto shards = open({"a.bin"});
-  EXPECT_NE(read_text_bytes(shards).at(0).find("directory"), std::string::npos);
+  EXPECT_NE(read_text_bytes(shards).at(0).find("not a regular file"), std::string::npos);
 }
 
 TEST_F(Shards, ANameWithPatternCharactersIsAName) {

@@ -92,6 +92,13 @@ class Ends(RankRuns):
     os.kill(self.ranks()[1], signal.SIGINT)
     self.assertEqual(self.ended(process)[::2], (-signal.SIGINT, ""))
 
+  def test_a_closed_terminal(self):
+    process = self.start("--gpus", "2", **ENDLESS)
+    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process.send_signal(signal.SIGHUP)
+    self.assertEqual(self.ended(process)[::2], (-signal.SIGHUP, ""))
+    self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
+
   def test_second_signal_aborts(self):
     process = self.start("--gpus", "2", **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     self.wait_for(process, lambda: len(self.lines()) > 2)

@@ -200,6 +200,11 @@ TEST(Config, NullIsAsIfTheKeyWasNotGiven) {
   c = parse_config(R"({"train": {"steps": 100}})", "x.json", {"train.steps=null", "train.tokens=1e6"});
   EXPECT_EQ(c.train.steps, 2);
   EXPECT_EQ(parse_config(R"({"seed": 5})", "x.json", {"seed=6", "seed=null"}).seed, 1337u);
+  // what the variant of a resolved file spells out goes with it
+  c = config_from_json(config_json(parse_config("{}", "x.json", {"attention.variant=lssar"})), "x.json",
+                       {"attention.variant=null"});
+  EXPECT_EQ(c.variant, "softmax");
+  EXPECT_EQ(c.attention.kind, Kind::softmax);
 }
 
 TEST(Config, ValuesOfEveryType) {
