@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -128,6 +129,9 @@ void write_passkey_prompts(const Tokenizer& tokenizer, const Config& config,
                            const std::vector<PasskeyPrompt>& prompts) {
   const std::string& path = config.passkey.examples;
   if (path.empty()) return;
+  if (std::filesystem::exists(path))
+    user_error("config: passkey.examples = \"%s\" exists; name a new file, or remove it first%s", path.c_str(),
+               source_tag(source_of(config, {"passkey.examples"})).c_str());
   std::string text;
   for (const PasskeyPrompt& prompt : prompts) {
     if (prompt.control) continue;

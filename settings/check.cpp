@@ -237,6 +237,8 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
   std::string name = what[0] == '-' ? std::string(what) : "config: " + std::string(what);
   std::string tag = source_tag(source_of(config, {"eval.lengths", "model.position", "model.context"}));
   for (int length : lengths) {
+    if (std::count(lengths.begin(), lengths.end(), length) > 1)
+      user_error("%s names %d twice; remove one of the two%s", name.c_str(), length, tag.c_str());
     if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
     if (config.model.position == "learned" && length > config.model.context)
       user_error(

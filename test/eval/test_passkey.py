@@ -48,6 +48,8 @@ class Passkey(Workspace):
     self.bad("--passkey", "--lengths", "100", names=["--lengths = 100", "learned", "16"], model__position="learned", **COMPACT)
     self.bad("--passkey", "--lengths", "100", names=["generate.tokenizer", "model.vocab = 100"], model__vocab=100, **COMPACT)
     self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "absent/x"], passkey__examples="absent/x", **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "config.json", "exists"], passkey__examples="config.json", **COMPACT)
+    self.bad("--passkey", "--lengths", "100,90,100", names=["--lengths names 100 twice"], **COMPACT)
     self.bad("--passkey", passkey__trials=0, names=["passkey.trials"])
     self.bad("--passkey", passkey__depths=1, names=["passkey.depths"])
     self.bad("--passkey", "--resume", "--lengths", "100", names=["runs/tiny"], **COMPACT)
