@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,14 @@ def stop(message, code=2):
   """Ends the script. code: 2 for what the user can fix, 1 for what failed."""
   print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
   sys.exit(code)
+
+
+def die_of_interrupt():
+  """Ends the script as Ctrl-C does by default: a shell ends the loop that runs it only then, not at an exit code."""
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  os.kill(os.getpid(), signal.SIGINT)
 
 
 class UserError(Exception):
@@ -32,7 +41,8 @@ def run(main, interrupted):
   except (Failure, OSError) as error:
     stop(f"failed: {error}", 1)
   except KeyboardInterrupt:
-    stop(f"interrupted; {interrupted}", 130)
+    print(f"{os.path.basename(sys.argv[0])}: interrupted; {interrupted}", file=sys.stderr, flush=True)
+    die_of_interrupt()
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ class PrepareBytes(Prepare):
           process.wait(2)
         except subprocess.TimeoutExpired:
           pass
-      self.assertEqual(process.returncode, 128 + number)
+      self.assertEqual(process.returncode, -number if number == signal.SIGINT else 128 + number)
       process.stdin.close()
       self.assertEqual(self.files(), [])
 
