@@ -46,12 +46,36 @@ def run(main, interrupted):
 
 
 @contextlib.contextmanager
+def output_folder(folder):
+  """Makes it for the block. Afterwards removes the folders that it made if they are empty. A UserError if it cannot be made."""
+  made, path = [], os.path.abspath(folder)
+  while not os.path.lexists(path):
+    made.append(path)
+    path = os.path.dirname(path)
+  try:
+    try:
+      os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+      raise UserError(f"--out {folder}: {error.strerror}")
+    yield
+  finally:
+    for path in made:
+      with contextlib.suppress(OSError):  # not empty
+        os.rmdir(path)
+
+
+@contextlib.contextmanager
 def whole_files(folder, pattern, overwrite):
   """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
   `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
   if some match and overwrite is false, or if the folder cannot be used."""
+  with output_folder(folder), _whole_files(folder, pattern, overwrite) as temporary:
+    yield temporary
+
+
+@contextlib.contextmanager
+def _whole_files(folder, pattern, overwrite):
   try:
-    os.makedirs(folder, exist_ok=True)
     old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
     if old and not overwrite:
       raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another --name")
