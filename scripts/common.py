@@ -1,4 +1,4 @@
-"""What several scripts need: ending with a message, and ./train. Standard library only."""
+"""What several scripts need: ending with a message, folders for what they write, and ./train. Standard library only."""
 import contextlib
 import json
 import os
