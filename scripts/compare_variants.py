@@ -4,12 +4,13 @@
     python3 scripts/compare_variants.py [--config configs/quickstart.json] [--variants softmax,lssar] [--seeds 1,2,3]
                                         [--set key=value]... [--overwrite] [--results FILE.json] [--picture FILE.png]
 
-Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, where the hash is that of
-the configuration and all --set. --config may also be the folder of a run. All settings are checked before the first run. A complete run is not repeated, and one that was stopped continues from its newest
-checkpoint, unless --overwrite is given. If a run fails the others are still made; Ctrl-C ends the series once the run has
-saved. Either way the results are those of the runs that are complete. Prints means and standard deviations over the seeds
-as a Markdown table; --results keeps all losses as JSON, with all that is needed to repeat them and what failed;
---picture draws the table.
+Runs ./train ($TRAIN if set) once for each variant and seed, in runs/compare_VARIANT_SEED_HASH, where the hash is that
+of the configuration and all --set. --config may also be the folder of a run. All settings are checked before the first
+run. A complete run is not repeated, and one that was stopped continues from its newest checkpoint, unless --overwrite
+is given. If a run fails the others are still made; Ctrl-C ends the series once the run has saved. Either way the
+results are those of the runs that are complete. Prints means and standard deviations over the seeds as a Markdown
+table; --results keeps all losses as JSON, with all that is needed to repeat them and what failed; --picture draws the
+table.
 """
 import argparse
 import hashlib
@@ -95,7 +96,7 @@ def collect(arguments):
     with open(arguments.config, encoding="utf-8") as file:
       digest = hashlib.sha256("\0".join([file.read(), *arguments.set]).encode()).hexdigest()[:8]
   except (OSError, UnicodeDecodeError) as error:
-    stop(f"{arguments.config}: {error}")
+    stop(f"{arguments.config}: {getattr(error, 'strerror', error)}")
   folders = {(variant, seed): f"compare_{variant}_{seed}_{digest}"
              for variant in arguments.variants for seed in arguments.seeds}
   runs = {key: None if arguments.overwrite else complete(os.path.join("runs", name)) for key, name in folders.items()}

@@ -98,7 +98,7 @@ class Compare(ScriptTest):
                         (["--variants", "a,a"], "twice"), (["--seeds", "a"], "'a' is not a list such as 1,2,3"),
                         (["--set", "eval.every=0"], "eval.every = 0"), (["--set", "eval.mode=suffix"], "--set eval.mode=windows"),
                         (["--variants", "a,"], 'attention.variant = "" is unknown'), (["--train", "none"], "none cannot be run"),
-                        (["--config", "run"], "run/config.json: [Errno 2]")):
+                        (["--config", "run"], "run/config.json: No such file")):
       with self.subTest(flags):
         self.assertEqual(self.compare(*flags, code=2), ("", []))
         self.assert_error(part)
