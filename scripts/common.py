@@ -1,9 +1,10 @@
-"""What several scripts need: ending with a message, and ./train. Standard library only."""
+"""What several scripts need: ending with a message, folders for what they write, and ./train. Standard library only."""
 import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,14 @@ def stop(message, code=2):
   """Ends the script. code: 2 for what the user can fix, 1 for what failed."""
   print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
   sys.exit(code)
+
+
+def die_of_interrupt():
+  """Ends the script as Ctrl-C does by default: a shell ends the loop that runs it only then, not at an exit code."""
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  os.kill(os.getpid(), signal.SIGINT)
 
 
 class UserError(Exception):
@@ -32,7 +41,27 @@ def run(main, interrupted):
   except (Failure, OSError) as error:
     stop(f"failed: {error}", 1)
   except KeyboardInterrupt:
-    stop(f"interrupted; {interrupted}", 130)
+    print(f"{os.path.basename(sys.argv[0])}: interrupted; {interrupted}", file=sys.stderr, flush=True)
+    die_of_interrupt()
+
+
+@contextlib.contextmanager
+def output_folder(folder):
+  """Makes it for the block. Afterwards removes the folders that it made if they are empty. A UserError if it cannot be made."""
+  made, path = [], os.path.abspath(folder)
+  while not os.path.lexists(path):
+    made.append(path)
+    path = os.path.dirname(path)
+  try:
+    try:
+      os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+      raise UserError(f"--out {folder}: {error.strerror}")
+    yield
+  finally:
+    for path in made:
+      with contextlib.suppress(OSError):  # not empty
+        os.rmdir(path)
 
 
 @contextlib.contextmanager
@@ -40,8 +69,13 @@ def whole_files(folder, pattern, overwrite):
   """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
   `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
   if some match and overwrite is false, or if the folder cannot be used."""
+  with output_folder(folder), _whole_files(folder, pattern, overwrite) as temporary:
+    yield temporary
+
+
+@contextlib.contextmanager
+def _whole_files(folder, pattern, overwrite):
   try:
-    os.makedirs(folder, exist_ok=True)
     old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
     if old and not overwrite:
       raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another --name")

@@ -10,8 +10,8 @@ passkey.form "compact" (eval/passkey.h), with the key at a random depth and its 
 in training) repeat a random string of letters and digits of random period: small models learn to copy from these.
 Validation has a twentieth as many samples, all with a key. For GPT-2 tokens every sample begins with 50256.
 
-picture draws the share of exact answers by length and depth of every run, and by the distance from the key to the
-question of all. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
+picture draws the share of exact answers: for each run by length and depth, and in one more panel, for all runs together, by
+the distance from the key to the answer. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
 """
 import argparse
 import array
@@ -116,8 +116,11 @@ def make(args):
     for name, made in shards.items():
       write_shard(os.path.join(folder, name), made, args.length)
   train, val = (os.path.join(args.out, name) for name in shards)
-  print('%s\n%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}' % (
-      train, val, json.dumps({"train": train, "val": val}), args.length, 256 if args.tokenizer == "bytes" else 50257))
+  tokenizer = {"tokenizer": args.tokenizer, **({"tokenizer_dir": args.tokenizer_dir} if args.tokenizer == "gpt2" else {})}
+  print('%s\n%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, "passkey": {"form": "%s"}'
+        '\nthen: ./train CONFIG.json; ./train runs/NAME --passkey; python3 scripts/passkey.py picture runs/NAME' % (
+            train, val, json.dumps({"train": train, "val": val}), args.length, 256 if args.tokenizer == "bytes" else 50257,
+            json.dumps(tokenizer), args.form))
 
 
 # ---------------------------------------------------------------------------------------------------------- picture
@@ -139,8 +142,8 @@ def results(folder):
       if cells:
         steps.setdefault(step, {}).setdefault(form, {})[length] = cells
   if not steps:
-    raise UserError("%s holds no results of --passkey; run ./train %s --passkey --resume" % (
-        path, os.path.join(os.path.dirname(path), "config.json")))
+    raise UserError("%s holds no results of --passkey; run ./train %s --passkey, for a model of bytes with "
+                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (path, os.path.dirname(path)))
   return steps[max(steps)]
 
 

@@ -49,9 +49,10 @@ import tempfile
 import time
 import zlib
 
-from common import Failure, UserError, run
+from common import Failure, UserError, output_folder, run
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
+MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh", ".zip": b"PK\3\4"}
 MARKER = b"<|endoftext|>"
 BLOCK = 4 << 20
 
@@ -82,7 +83,7 @@ def unpacked(name, stream):
     with process:
       yield process.stdout
       if process.wait() != 0:
-        said = process.stderr.read().decode(errors="replace").strip()
+        said = re.sub(r"/\*stdin\*\\ ?: ", "", process.stderr.read().decode(errors="replace")).strip()
         raise UserError("%s is damaged, or not a zstd file: %s" % (name, said))
   else:
     yield stream
@@ -111,7 +112,7 @@ def json_documents(name, stream, args):
       continue
     where = "%s, line %d" % (name, number)
     try:
-      record = json.loads(line.decode("utf-8", args.errors))
+      record = json.loads(line.decode("utf-8", args.errors).lstrip("\ufeff"))  # a byte order mark
     except UnicodeDecodeError as error:
       raise UserError("%s is not UTF-8 at byte %d of the line: convert it (iconv -t UTF-8) or use --errors replace" % (
           where, error.start))
@@ -120,7 +121,9 @@ def json_documents(name, stream, args):
       raise UserError("%s is not JSON: %s; every line must be a JSON object" % (where, at))
     if not isinstance(record, dict) or args.field not in record:
       raise UserError('%s: a JSON object with "%s" is needed, but it %s; --field names the field with the text' % (
-          where, args.field, "has " + listed(list(record)) if isinstance(record, dict) else "is none"))
+          where, args.field, "has " + listed(list(record)) if isinstance(record, dict) else
+          "is an array; write each of its elements on a line of its own (jq -c '.[]')" if isinstance(record, list) else
+          "is " + json.dumps(record)[:40]))
     yield utf8(record[args.field], where, args)
 
 
@@ -143,15 +146,22 @@ def parquet_documents(name, stream, args):
     raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
 
 
-def warn_of_json(name, block):
+def warn_of_another_format(name, block):
+  """Of a file that is taken as text, if its first block looks like something else."""
+  warn = lambda what: sys.stderr.write("prepare_text.py: warning: %s is taken as text, but %s\n" % (name, what))
+  for ending, magic in MAGICS.items():
+    if block.startswith(magic):
+      return warn("begins like a file in the format %s; %s" % (
+          ending, "unpack it, or let its name end so" if ending in (".gz", ".zst", ".parquet") else "convert it to text"))
+  if kind_of(name) == ".json" and block.lstrip()[:1] == b"[":
+    return warn("seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')")
   line, newline, _ = block.partition(b"\n")
   try:
     fields = listed(list(json.loads(line))) if newline and line.startswith(b"{") else ""
   except ValueError:
     return
   if fields:
-    sys.stderr.write("prepare_text.py: warning: %s is taken as text, but its first line is a JSON object, which has %s; "
-                     "--jsonl takes a document from each line\n" % (name, fields))
+    warn("its first line is a JSON object, which has %s; --jsonl takes a document from each line" % fields)
 
 
 class Text:
@@ -205,7 +215,7 @@ class Text:
     first, window = self.size, b""
     for block in iter(lambda: stream.read(BLOCK), b""):
       if not window:
-        warn_of_json(name, block)
+        warn_of_another_format(name, block)
         self._begin(first)
       window = window[1 - len(MARKER):]  # where a marker may have begun
       offset, window = self.size - len(window), window + block
@@ -491,8 +501,12 @@ def existing_shards(args):
 def main():
   args = parse_arguments()
   tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
+  with output_folder(args.out):
+    write(args, tokenizer)
+
+
+def write(args, tokenizer):
   try:
-    os.makedirs(args.out, exist_ok=True)
     old = existing_shards(args)
     if old and not args.overwrite:
       raise UserError("%s exists; use --overwrite to replace the shards of this name, or another --name" % old[0])

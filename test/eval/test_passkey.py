@@ -125,6 +125,16 @@ class Passkey(Workspace):
     self.assertGreater(len(keys), 0.98 * prompts)
     self.assertEqual(places, set(range(33)))  # every depth, of 100 - 68
 
+  def test_the_settings_that_make_prints(self):
+    printed = self.script("make", "--length", 100, "--samples", 40, "--out", "made", "--name", "x").stdout
+    config = json.loads("{%s}" % printed.partition("for the configuration: ")[2].splitlines()[0])
+    config["model"].update(layers=1, heads=1, channels=8)
+    self.write("p.json", json.dumps({**config, "batch": {"tokens": 100}, "eval": {"every": 0, "lengths": [100]}}))
+    for command in (["p.json", "--set", "train.steps=1"], ["runs/p", "--passkey", "--set", "passkey.trials=1"]):
+      done = subprocess.run([TRAIN, *command], cwd=self.folder, capture_output=True, text=True)
+      self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(self.metrics("p", "passkey")[-1]["form"], "compact")
+
   def test_shards_of_gpt2_tokens(self):
     size = self.vocabulary()["model__vocab"]
     self.script("make", "--length", 120, "--samples", 50, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
@@ -150,7 +160,7 @@ class Passkey(Workspace):
 
   def test_picture_refuses(self):
     self.ok(train__steps=1)
-    self.assertIn("runs/tiny/config.json --passkey", self.script("picture", "runs/tiny", code=2).stderr)
+    self.assertIn("runs/tiny --passkey, for a model of bytes with --set passkey.form=compact", self.script("picture", "runs/tiny", code=2).stderr)
     self.assertIn("runs/absent", self.script("picture", "runs/absent", code=1).stderr)
 
   def test_from_shards_to_a_picture(self):

@@ -306,7 +306,7 @@ class Download(ScriptTest):
       time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     errors = process.communicate()[1].decode()
-    self.assertEqual(process.returncode, 130)
+    self.assertEqual(process.returncode, -signal.SIGINT)
     self.assertIn("run the same command again", errors)
     self.assertEqual(os.path.getsize(part), 5000)
 

@@ -168,6 +168,18 @@ class PrepareBytes(Prepare):
         self.assert_error(name, "is taken as text", '"body"', "--jsonl")
       self.assertEqual(self.text("x_train_000000.bin").decode(), text)
 
+  def test_other_formats_that_are_taken_as_text(self):
+    for name, data, part in (("a.txt", gzip.compress(b"text"), "format .gz; unpack it"), ("b", b"PAR1...", "format .parquet"),
+                             ("c.json", b'\n[\n{"text": "x"}\n]\n', "seems to be a JSON array"), ("d.txt", b"[1] text", "")):
+      self.prepare(self.write(name, data), "--val-fraction", "0", "--overwrite")
+      self.assert_error(part)
+      self.assertEqual("warning" in self.errors, bool(part), name)
+      self.assertEqual(self.text("x_train_000000.bin"), data)
+
+  def test_jsonl_with_a_byte_order_mark(self):
+    self.prepare(self.write("a.jsonl", b'\xef\xbb\xbf{"text": "one"}\n'), "--val-fraction", "0")
+    self.assertEqual(self.text("x_train_000000.bin"), b"one")
+
   def test_old_numbers_never_lie_beside_new_shards(self):
     self.prepare(self.write("a", "0123456789\n" * 20))
     import prepare_text
@@ -208,7 +220,8 @@ class PrepareBytes(Prepare):
         ([good, "--val-every", "2", "--val-fraction", "0.1"], ["not allowed with"]),
         ([good, "--field", "body"], ["--field body", "--jsonl"]),
         ([self.write("a.jsonl", '{"text": ""}\n{"text"')], ["a.jsonl, line 2 is not JSON", "column 8"]),
-        ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is none"]),
+        ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is 7"]),
+        ([self.write("g.jsonl", '[{"text": ""}]')], ["g.jsonl, line 1", "is an array", "jq"]),
         ([self.write("c.jsonl", '{"body": ""}')], ["c.jsonl, line 1", 'it has "body"', "--field"]),
         ([self.write("d.jsonl", '{"text": null}')], ["d.jsonl, line 1", "null, not text"]),
         ([self.write("e.jsonl", '{"text": "\\ud800"}')], ["e.jsonl, line 1", "surrogate", "--errors replace"]),
@@ -222,7 +235,14 @@ class PrepareBytes(Prepare):
         arguments = ["--out", self.out, "--name", "x", "--train", TRAIN] + [str(a) for a in args]
         self.run_script("prepare_text.py", *arguments, code=2)
         self.assert_error(*parts)
-        self.assertEqual(self.files(), [])
+        self.assertFalse(os.path.exists(self.out))
+        self.assertNotIn("stdin", self.errors)
+
+  def test_a_folder_of_the_user_stays(self):
+    os.mkdir(self.out)
+    self.run_script("prepare_text.py", self.path("none"), "--out", os.path.join(self.out, "a", "b"), "--name", "x", code=2)
+    self.assertTrue(os.path.isdir(self.out))
+    self.assertEqual(self.files(), [])
 
   @unittest.skipIf(os.geteuid() == 0, "root may read everything")
   def test_unreadable_file(self):
@@ -245,7 +265,7 @@ class PrepareBytes(Prepare):
           process.wait(2)
         except subprocess.TimeoutExpired:
           pass
-      self.assertEqual(process.returncode, 128 + number)
+      self.assertEqual(process.returncode, -number if number == signal.SIGINT else 128 + number)
       process.stdin.close()
       self.assertEqual(self.files(), [])
 
