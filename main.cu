@@ -79,7 +79,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   take_run_folder(flags);
   bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
-  Config config = load_config(flags.config, flags.sets, training && !dumping);
+  Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
@@ -225,7 +225,8 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks, so that only one prints it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
-    if (no_output && (!flags.encode.empty() || flags.print_config)) failure("standard output is closed");
+    if (no_output && (!flags.encode.empty() || flags.print_config || flags.generating))
+      failure("standard output is closed");
     if (!flags.encode.empty()) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
       return ended(links.get(), 0, "");
