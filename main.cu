@@ -110,7 +110,6 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
-  if (ranks.rank == 0) report_validation(config, data);
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
@@ -119,6 +118,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
+  if (comm.first()) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);

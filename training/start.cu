@@ -1,7 +1,5 @@
 #include "training/start.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -118,24 +116,19 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   return data;
 }
 
-// The same for all names of a file.
-static std::pair<dev_t, ino_t> identity(const Shard& shard) {
-  struct stat status;
-  if (fstat(shard.file->fd, &status) != 0) failure("%s: fstat failed", shard.path.c_str());
-  return {status.st_dev, status.st_ino};
-}
-
-void report_validation(const Config& config, const Data& data) {
-  std::set<std::pair<dev_t, ino_t>> trained;
-  for (const Shard& shard : data.train) trained.insert(identity(shard));
+void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {
+  std::set<std::pair<int64_t, std::string>> trained;  // by content: a copy has another name
+  for (const DataFile& file : train)
+    if (!file.xxh64.empty()) trained.insert({file.tokens, file.xxh64});
   int64_t tokens = 0;
   std::string both;
-  for (const Shard& shard : data.val) {
-    tokens += shard.tokens;
-    if (trained.count(identity(shard))) append_item(both, shard.path);
+  for (size_t i = 0; i < data.val.size(); i++) {
+    tokens += data.val[i].tokens;
+    if (trained.count({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
   }
   if (!both.empty())
-    std::fprintf(stderr, "warning: data.train and data.val both contain %s: validation losses will be too low\n",
+    std::fprintf(stderr,
+                 "warning: data.train and data.val both contain %s, or a copy: validation losses will be too low\n",
                  both.c_str());
   if (!data.val.empty() && tokens < config.eval.tokens)
     std::printf("data.val: %s tokens, all of them evaluated (eval.tokens = %ld)\n", count_text(double(tokens)).c_str(),
