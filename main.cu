@@ -79,7 +79,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   take_run_folder(flags);
   bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
-  Config config = load_config(flags.config, flags.sets, training && !dumping);
+  Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
@@ -110,7 +110,6 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (dumping) check_folder_of(flags.dump_gradients);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
-  if (ranks.rank == 0) report_validation(config, data);
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
@@ -119,6 +118,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
+  if (comm.first()) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
@@ -225,7 +225,8 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks, so that only one prints it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
-    if (no_output && (!flags.encode.empty() || flags.print_config)) failure("standard output is closed");
+    if (no_output && (!flags.encode.empty() || flags.print_config || flags.generating))
+      failure("standard output is closed");
     if (!flags.encode.empty()) {
       encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
       return ended(links.get(), 0, "");

@@ -1,10 +1,12 @@
 #include "settings/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"
-#include "settings/config.h"
+#include "base/text.h"
+#include "settings/table.h"
 
 static CLI::Validator not_empty(const char* otherwise) {
   return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");
@@ -16,6 +18,42 @@ struct HelpFormatter : CLI::Formatter {
     return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
   }
 };
+
+// The --set that a flag like --optimizer.lr=1e-3, --lr or --warmup-steps may mean, "" if none. Several keys: all of them.
+static std::string set_for_flag(const std::string& flag) {
+  size_t equals = std::min(flag.find('='), flag.size());
+  std::string word = flag.substr(0, equals), value = equals < flag.size() ? flag.substr(equals) : "=VALUE", sets;
+  word.erase(0, word.find_first_not_of('-'));
+  std::replace(word.begin(), word.end(), '-', '_');
+  Config defaults;
+  for (const ConfigRow& row : config_rows(defaults))
+    if (("." + std::string(row.key)).ends_with("." + word)) append_item(sets, "--set " + (row.key + value), " or ");
+  return sets;
+}
+
+// A user_error for the first argument that no option took, with the mistake that it most likely is.
+static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags,
+                        const std::vector<std::string>& names) {
+  if (rest.empty()) return;
+  const std::string& first = rest[0];
+  auto is_length = [](const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789,") == std::string::npos;
+  };
+  if (first.starts_with("-")) {
+    std::string sets = set_for_flag(first);
+    user_error("command line: %s is unknown%s", first.c_str(),
+               sets.empty() ? did_you_mean(first, names).c_str() : ("; a setting is given as " + sets).c_str());
+  }
+  for (const std::string& set : flags.sets)
+    if (set.find('=') == std::string::npos)
+      user_error("command line: --set %s has no \"=\"; write --set %s=VALUE", set.c_str(), set.c_str());
+  if (!flags.lengths.empty() && (is_length(first) || is_length(flags.config)))
+    user_error("command line: --lengths takes one list, with commas: --lengths %s,%s", flags.lengths.c_str(),
+               (is_length(flags.config) ? flags.config : first).c_str());
+  if (first.find('=') != std::string::npos)
+    user_error("command line: %s: a setting needs --set: --set %s", first.c_str(), first.c_str());
+  user_error("command line: \"%s\" after \"%s\": one configuration at a time", first.c_str(), flags.config.c_str());
+}
 
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   Flags flags;
@@ -72,17 +110,14 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& information) {  // --help, --version
+    refuse_rest(app.remaining(), flags, names);
     int code = app.exit(information);
     if (!std::cout.flush()) failure("standard output: not everything could be written (is its disk full?)");
     std::exit(code);
   } catch (const CLI::ParseError& error) {
     user_error("command line: %s; see ./train --help", error.what());
   }
-  if (std::vector<std::string> rest = app.remaining(); !rest.empty()) {
-    if (rest[0].rfind("-", 0) == 0)
-      user_error("command line: %s is unknown%s", rest[0].c_str(), did_you_mean(rest[0], names).c_str());
-    user_error("command line: \"%s\" after \"%s\": one configuration at a time", rest[0].c_str(), flags.config.c_str());
-  }
+  refuse_rest(app.remaining(), flags, names);
   if (!flags.encode.empty()) return flags;
   if (flags.config.empty())
     user_error(

@@ -74,7 +74,9 @@ std::string choice_problem(const json& value, const std::vector<std::string>& na
   std::string list;
   for (auto& name : names) append_item(list, name);
   if (!value.is_string()) return "must be one of " + list;
-  return "is unknown (" + list + ")" + did_you_mean(value.get<std::string>(), names);
+  return "is unknown (" + list + ")" +
+         (value == "softmax1" ? "; softmax1 is attention.sink = \"one\""
+                              : did_you_mean(value.get<std::string>(), names));
 }
 
 std::string assign(const ConfigRow& row, std::string& target, const json& value) {
@@ -227,6 +229,7 @@ class Reader {
       refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
              shortened(json_quote(name)).c_str());
     if (sections.count(key)) {
+      if (value.is_null()) return;
       if (!value.is_object())
         refuse(file, "%s = %s must be an object: \"%s\": {...}", key.c_str(), shown(value).c_str(), name.c_str());
       return read_object(value, key + ".");
@@ -242,8 +245,11 @@ class Reader {
     if (equals == std::string::npos || equals == 0)
       user_error("config: --set %s has no %s; write --set key=value", shortened(text).c_str(),
                  equals ? "\"=\"" : "key");
-    const ConfigRow& row = row_of(text.substr(0, equals), source);
-    bool unset = text.substr(equals + 1) == "null", variant = std::string(row.key) == "attention.variant";
+    std::string key = text.substr(0, equals);
+    bool unset = text.substr(equals + 1) == "null", variant = key == "attention.variant";
+    if (unset && sections.count(key))
+      return void(std::erase_if(given, [&](auto& item) { return item.first.starts_with(key + "."); }));
+    const ConfigRow& row = row_of(key, source);
     if (!unset || variant) {  // without a variant, what the file spells out of its own goes too
       Given next = {unset ? json(config.variant) : value_of(row, text.substr(equals + 1)), source};
       if (variant) replace_variant(next);
@@ -378,7 +384,8 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {
   if (word.size() > 64) return "";
-  // edits: insert, delete, replace, swap two neighbours
+  auto same = [](char a, char b) { return std::tolower(uint8_t(a)) == std::tolower(uint8_t(b)); };
+  // edits: insert, delete, replace, swap two neighbours; the case of letters is none
   auto distance = [&](const std::string& other) {
     std::vector<std::vector<size_t>> d(word.size() + 1, std::vector<size_t>(other.size() + 1));
     for (size_t i = 0; i <= word.size(); i++) {
@@ -387,8 +394,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
           d[i][j] = i + j;
           continue;
         }
-        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (word[i - 1] != other[j - 1])});
-        if (i > 1 && j > 1 && word[i - 1] == other[j - 2] && word[i - 2] == other[j - 1])
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same(word[i - 1], other[j - 1])});
+        if (i > 1 && j > 1 && same(word[i - 1], other[j - 2]) && same(word[i - 2], other[j - 1]))
           d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
       }
     }

@@ -71,13 +71,15 @@ std::string config_help() {
   };
   auto short_key = [](const std::string& key) { return key.substr(key.find('.') + 1); };  // without "attention."
   std::string text =
-      "Configuration keys, as JSON or as --set key=value. Missing keys, and keys with the value null, take the "
-      "default.\n"
+      "Configuration keys, as JSON or as --set key=value. Missing keys, and keys and groups with the value null, "
+      "take the default.\n"
       "Keys that begin with \"_\" are comments.\n";
   for (auto& row : config_rows(defaults)) {
     text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
     text += ", default " + default_of(row);
     if (!row.allowed.empty() && row.allowed.size() < 90) text += "; " + row.allowed;
+    if (row.automatic && row.allowed.starts_with("[") && !std::holds_alternative<std::vector<int>*>(row.value))
+      text += ", or 0 for that default";
   }
   text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";
   for (auto& variant : variants()) {

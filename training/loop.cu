@@ -72,6 +72,13 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
+  if (step == 1)
+    failure(
+        "step 1: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
+        "settings "
+        "of model and attention, and precision%s",
+        result.loss, result.grad_norm, where.c_str(),
+        model.config().init.empty() ? "" : (", the weights of init = " + model.config().init).c_str());
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
   std::string from = checkpoint_before(run, step - 1);
   failure(
@@ -127,7 +134,10 @@ StepResult next_gradients(Model& model, Loader& loader) {
     const Batch& batch = loader.next();
     model.forward_backward(batch.inputs.data(), batch.targets.data());
   }
-  return model.finish(float(model.config().optimizer.grad_clip));
+  StepResult result = model.finish(float(model.config().optimizer.grad_clip));
+  for (auto* x : {&result.loss, &result.grad_norm})
+    if (std::isnan(*x)) *x = NAN;  // without a sign, which would be printed
+  return result;
 }
 
 void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir* run,

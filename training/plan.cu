@@ -56,9 +56,14 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
                     on_cpu ? "" : " of host memory, not counted below");
-  table += format("  %-22s %10s of %s free; micro batch %d, the largest that fits is %lld\n", "in all",
-                  bytes_text(double(total)).c_str(), bytes_text(double(device.free_memory)).c_str(), config.batch.micro,
-                  (long long)fits);
+  table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
+                  bytes_text(double(device.free_memory)).c_str());
+  if (training) table += format("; micro batch %d", config.batch.micro);
+  Config larger = config;
+  larger.batch.micro = 0;
+  if (training) resolve_batch(larger, comm.size(), std::max<int64_t>(1, fits));
+  if (training && larger.batch.micro > config.batch.micro) table += format(", %d fits too", larger.batch.micro);
+  table += "\n";
   if (total > budget) {
     std::string fix =
         fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";

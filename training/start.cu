@@ -1,7 +1,5 @@
 #include "training/start.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,6 +9,7 @@
 #include <thread>
 
 #include "base/checksum.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
 #include "data/tokenizer.h"
@@ -28,20 +27,69 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   return device;
 }
 
+// A name that is no configuration, though one could expect it to be.
+static void check_config_file(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::path file = path;
+  if (!std::filesystem::exists(file, ignored) && file.extension() != ".json")
+    user_error("command line: there is no %s, neither a configuration nor the folder of a run; see ls runs",
+               path.c_str());
+  if (file.filename() == "config.json" && std::filesystem::exists(file.parent_path() / "state.json", ignored))
+    user_error("command line: %s is the file of transformers, not the run's; name the checkpoint's folder: ./train %s",
+               path.c_str(), file.parent_path().c_str());
+}
+
+// X for the folder runs/X of the working directory, by any path or link, else "".
+static std::string name_in_runs(const std::string& folder) {
+  std::error_code ignored;
+  std::filesystem::path runs = std::filesystem::weakly_canonical("runs", ignored);
+  for (const std::filesystem::path& path : {std::filesystem::weakly_canonical(folder, ignored),
+                                            std::filesystem::absolute(folder, ignored).lexically_normal()})
+    if (std::filesystem::weakly_canonical(path.parent_path(), ignored) == runs) return path.filename();
+  return "";
+}
+
 void take_run_folder(Flags& flags) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(flags.config, ignored)) return;
+  if (!std::filesystem::is_directory(flags.config, ignored)) return check_config_file(flags.config);
   std::string folder = flags.config == "latest" ? "./latest" : flags.config;
   ResumePlace place = resume_place(folder, "");
+  place.run = named_folder(place.run).path;
   if (flags.resuming && !place.step.path.empty())
     user_error("command line: %s is a checkpoint already; give no --resume beside it", folder.c_str());
   flags.config = place.run + "/config.json";
-  if (!std::filesystem::exists(flags.config, ignored))
+  bool configured = std::filesystem::exists(flags.config, ignored);
+  if (!configured && std::filesystem::exists(place.run + "/metrics.jsonl", ignored))
+    user_error(
+        "command line: %s holds only evaluations and has no config.json; name the configuration they were made with",
+        place.run.c_str());
+  if (!configured)
     user_error(
         "command line: %s is a folder, but there is no %s; name a configuration file, a run (runs/NAME) or one of its "
         "checkpoints (runs/NAME/step_N)",
         folder.c_str(), flags.config.c_str());
+  flags.run = name_in_runs(place.run);
+  bool writes = !flags.generating && !flags.print_config && !flags.dry_run && flags.dump_gradients.empty();
+  auto names = [](const std::string& set) { return set.starts_with("name="); };
+  if (writes && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
+    user_error(
+        "command line: %s is not in runs/ of this folder, where its results would be written; start the program in the "
+        "folder that holds its runs/, or name a run of this one (--set name=...)",
+        place.run.c_str());
   if (!flags.resuming) flags.resuming = true, flags.resume = folder;
+}
+
+Config load_config(const Flags& flags, bool trains) {
+  Config config = load_config(flags.config, flags.sets, trains);
+  std::string named = config.name, origin = config.origins["name"];
+  if (flags.run.empty() || origin == "--set" || named == flags.run) return config;
+  std::vector<std::string> sets = flags.sets;
+  sets.push_back("name=" + flags.run);
+  config = load_config(flags.config, sets, trains);
+  config.origins["name"] = "the run's folder";
+  config.warnings.push_back(format("%s says name = %s, but the folder's name counts: this is run %s",
+                                   flags.config.c_str(), shortened(json_quote(named)).c_str(), flags.run.c_str()));
+  return config;
 }
 
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
@@ -68,24 +116,19 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   return data;
 }
 
-// The same for all names of a file.
-static std::pair<dev_t, ino_t> identity(const Shard& shard) {
-  struct stat status;
-  if (fstat(shard.file->fd, &status) != 0) failure("%s: fstat failed", shard.path.c_str());
-  return {status.st_dev, status.st_ino};
-}
-
-void report_validation(const Config& config, const Data& data) {
-  std::set<std::pair<dev_t, ino_t>> trained;
-  for (const Shard& shard : data.train) trained.insert(identity(shard));
+void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {
+  std::set<std::pair<int64_t, std::string>> trained;  // by content: a copy has another name
+  for (const DataFile& file : train)
+    if (!file.xxh64.empty()) trained.insert({file.tokens, file.xxh64});
   int64_t tokens = 0;
   std::string both;
-  for (const Shard& shard : data.val) {
-    tokens += shard.tokens;
-    if (trained.count(identity(shard))) append_item(both, shard.path);
+  for (size_t i = 0; i < data.val.size(); i++) {
+    tokens += data.val[i].tokens;
+    if (trained.count({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
   }
   if (!both.empty())
-    std::fprintf(stderr, "warning: data.train and data.val both contain %s: validation losses will be too low\n",
+    std::fprintf(stderr,
+                 "warning: data.train and data.val both contain %s, or a copy: validation losses will be too low\n",
                  both.c_str());
   if (!data.val.empty() && tokens < config.eval.tokens)
     std::printf("data.val: %s tokens, all of them evaluated (eval.tokens = %ld)\n", count_text(double(tokens)).c_str(),

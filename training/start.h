@@ -14,9 +14,12 @@
 // remeasure: as use_product_cache()'s.
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure);
 
-// If CONFIG is the folder of a run, or one of its checkpoints: takes the run's config.json, with --resume from there. A
-// user_error if it is another folder.
+// If CONFIG is the folder of a run, or one of its checkpoints: takes the run's config.json, with --resume from there, and
+// the folder's name as flags.run. A user_error if it is another folder, is not there, or is not in ./runs although the
+// program will write to the run.
 void take_run_folder(Flags& flags);
+// load_config() of the flags' file and --set; the run is called flags.run where that is given and no --set names it.
+Config load_config(const Flags& flags, bool trains);
 
 struct Data {
   std::vector<Shard> train, val;
@@ -26,8 +29,9 @@ struct Data {
 // Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes
 // eval.lengths. A user_error names the key.
 Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
-// Warns of files in both data.train and data.val, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
-void report_validation(const Config& config, const Data& data);
+// Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which
+// the model trains or was trained, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
+void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train);
 // Reads all tokens, for at most a minute for each key, and says how many it has read. A user_error names the first one
 // that model.vocab does not allow.
 void check_all_tokens(const Config& config, const Data& data);

@@ -162,15 +162,50 @@ class Interrupted(Runs):
     self.assertIn("continuing", self.run_ok("--resume", "runs/tiny/step_00000030", **longer).stdout)
     self.run_ok("--set", "init=runs/tiny/step_00000080", **longer, name="other")
 
+  def train(self, *arguments, code=0, within="."):
+    done = subprocess.run([TRAIN, *arguments], cwd=self.path(within), capture_output=True, text=True)
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotRegex(done.stderr, CRASH)
+    return done.stdout + done.stderr
+
+  def test_a_run_is_called_as_its_folder(self):
+    self.run_ok()
+    original = self.run_digests()
+    shutil.copytree(self.path("runs/tiny"), self.path("runs/copy"))
+    says = 'warning: .*/config.json says name = "tiny", but the folder\'s name counts: this is run copy\n'
+    os.symlink("copy", self.path("runs/link"))
+    for folder in ("runs/copy", "runs/copy/step_00000020", self.path("runs/copy"), "runs/link"):
+      self.assertRegex(self.train(folder, "--eval"), says)
+    self.assertEqual(len(self.metrics("copy", "eval")), 4)
+    self.assertRegex(self.train("runs/copy", "--print-config"), "name +\"copy\" .*the run's folder")
+    shutil.rmtree(self.path("runs/copy/step_00000040"))
+    self.assertRegex(self.train("runs/copy"), says)
+    self.assertEqual(self.digest(self.model("copy", 40)), self.digest(self.model("tiny", 40)))
+    self.assertNotIn("says name", self.train("runs/copy", "--eval"))  # training has written its config.json
+    self.train("runs/copy", "--eval", "--set", "name=third")
+    self.assertEqual([len(self.metrics("third", "eval")), len(self.metrics("copy", "eval"))], [1, 5])
+    # Elsewhere than in runs/ here: read, but not written to
+    shutil.copytree(self.path("runs/tiny"), self.path("elsewhere/tiny"))
+    for folder, within in (("elsewhere/tiny", "."), (".", "runs/tiny")):
+      self.assertIn("is not in runs/ of this folder", self.train(folder, "--eval", code=2, within=within))
+    self.train("elsewhere/tiny", "--generate", "It was")
+    self.train("elsewhere/tiny", "--eval", "--set", "name=fourth")
+    self.assertEqual(original, {name: digest for name, digest in self.run_digests().items() if name.startswith("runs/tiny/")})
+
+  def test_names_that_are_no_configuration(self):
+    self.run_ok()
+    self.run_ok("--eval", "--resume", "runs/tiny", "--set", "name=looked")
+    for name, said in (
+        ("runs", "runs is a folder, but there is no runs/config.json; name"),
+        ("runs/nosuch", "there is no runs/nosuch, neither a configuration nor the folder of a run"),
+        ("runs/looked", "runs/looked holds only evaluations and has no config.json; name the configuration"),
+        ("runs/tiny/step_00000040/config.json", "transformers, not .* folder: ./train runs/tiny/step_00000040\n")):
+      self.assertRegex(self.train(name, "--eval", code=2), said)
+
   def test_a_run_as_the_configuration(self):
     self.run_ok()
     shutil.copytree(self.path("runs"), self.path("before"))
-
-    def train(*arguments, code=0):
-      done = subprocess.run([TRAIN, *arguments], cwd=self.folder, capture_output=True, text=True)
-      self.assertEqual(done.returncode, code, done.stderr)
-      self.assertNotRegex(done.stderr, CRASH)
-      return done.stdout + done.stderr
+    train = self.train
     for folder, step in (("runs/tiny", 40), ("runs/tiny/", 40), ("runs/tiny/step_00000020", 20)):
       self.assertRegex(train(folder, "--eval"), rf"\neval +step {step} ")
       self.assertIn(f"{step} steps", train(folder, "--generate", "It was"))

@@ -221,7 +221,18 @@ class BadFlags(Workspace):
     self.bad("--dryrun", names=["--dryrun", 'did you mean "?--dry-run'])
     self.bad("--generat", "x", names=["--generat", "--generate"])
     self.bad("--xyzzy", names=["--xyzzy"])
-    self.bad("other.json", names=["other.json"])
+    self.bad("other.json", names=["one configuration at a time"])
+    for key, flags in (("seed", ["--seed", "3"]), ("train.steps", ["--steps", "5"]), ("optimizer.warmup_steps", ["--warmup-steps", "5"])):
+      self.bad(*flags, names=[f"{flags[0]} is unknown; a setting is given as --set {key}=VALUE\n$"])
+    self.bad("--optimizer.lr=1e-3", names=["given as --set optimizer.lr=1e-3\n$"])
+    self.bad("--lr", "1e-3", "--help", names=["--lr is unknown; .* --set optimizer.lr"])
+    self.bad("--tokens", names=["--set batch.tokens=VALUE or --set train.tokens=VALUE or "])
+    self.bad("--", "-", "--=", names=["- is unknown"])
+
+  def test_words_that_miss_a_sign(self):
+    self.bad("--eval", "--lengths", "128", "256", names=["--lengths takes one list, with commas: --lengths 128,256\n$"])
+    self.bad("optimizer.lr=3", names=["needs --set: --set optimizer.lr=3\n$"])
+    self.bad("--set", "optimizer.lr", "1e-3", names=['has no "="; write --set optimizer.lr=VALUE\n$'])
 
   def test_missing_values(self):
     self.bad("--set", names=["--set"])
@@ -279,7 +290,7 @@ class BadFlags(Workspace):
 
   def test_closed_input_and_output(self):
     self.ok("--print-config")
-    for flags in ("--encode .", "config.json --print-config"):
+    for flags in ("--encode .", "config.json --print-config", "config.json --generate x"):
       done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" {flags} >&-'], cwd=self.folder, capture_output=True, text=True)
       self.assertEqual((done.returncode, done.stderr), (1, "standard output is closed\n"))
     done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" config.json <&- >&- 2>&-'], cwd=self.folder)

@@ -28,7 +28,8 @@ class WritesNothing(Workspace):
     before = self.files()
     done = self.ok("--dry-run")
     self.assertRegex(done.stdout + done.stderr, "(?i)parameters")
-    self.assertRegex(done.stdout + done.stderr, "(?i)micro")
+    self.assertRegex(done.stdout, r"\n  in all .* free; micro batch 2, 4 fits too\n")
+    self.assertRegex(self.ok("--dry-run", batch__micro=None).stdout, r" free; micro batch 4\n")
     self.nothing_new(before)
     done = self.ok("--print-config", "--set", "optimizer.beta2=0.99")
     self.assertRegex(done.stdout, r"(?m)^optimizer\.beta2\s+0\.99\s+--set")
@@ -45,7 +46,15 @@ class WritesNothing(Workspace):
     os.symlink("train_000001.bin", self.path("val2.bin"))
     self.assertEqual(self.ok("--dry-run", data__train="train_000000.bin", data__val=["val.bin", "val2.bin"]).stderr, "")
     done = self.ok("--dry-run", "--gpus", "2", data__val=["val.bin", "val2.bin"])
-    self.assertRegex(done.stderr, r"^warning: data.train and data.val both contain val.bin, val2.bin: .*\n$")
+    self.assertRegex(done.stderr, r"^warning: data.train and data.val both contain val.bin, val2.bin, or a copy: .*\n$")
+
+  def test_validation_on_a_copy_of_what_is_trained_on(self):
+    shutil.copy(self.path("train_000001.bin"), self.path("val2.bin"))
+    changed = self.bytes_of(self.path("val2.bin"))
+    self.write("val3.bin", changed[:-2] + b"z\0")
+    warning = r"^warning: data.train and data.val both contain val2.bin, or a copy: .*\n$"
+    for flags in ([], ["--eval", "--resume"]):
+      self.assertRegex(self.ok(*flags, data__val=["val2.bin", "val3.bin"]).stderr, warning)
 
   def test_lines_about_the_data(self):
     done = self.ok("--dry-run", data__train="train_000000.bin", eval__tokens=1000000)

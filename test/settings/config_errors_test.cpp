@@ -125,6 +125,10 @@ TEST(ConfigErrors, RefusalsOfValues) {
                "attention.scale = 10000000.0 must be a name or a number in [-1e6, 1e6]  [x.json]");
   expect_error(R"({"attention": {"variant": "lssr"}})", {},
                "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
+  EXPECT_NE(error_in("{}", {"attention.variant=LSSAR"}).find("; did you mean \"lssar\"?"), std::string::npos);
+  for (std::string key : {"attention.variant", "attention.kind", "attention.sink"})
+    EXPECT_NE(error_in("{}", {key + "=softmax1"}).find("); softmax1 is attention.sink = \"one\"  ["),
+              std::string::npos);
   for (auto* name : {".", "..", "a/b", "/", "a\\nb", "\\u007f"})
     expect_error(
         std::string(R"({"name": ")") + name + "\"}", {},

@@ -205,6 +205,10 @@ TEST(Config, NullIsAsIfTheKeyWasNotGiven) {
                        {"attention.variant=null"});
   EXPECT_EQ(c.variant, "softmax");
   EXPECT_EQ(c.attention.kind, Kind::softmax);
+  // A group: all of its keys, also those of groups in it
+  EXPECT_EQ(parse_config(R"({"optimizer": null})", "x.json").origins, parse_config("{}", "x.json").origins);
+  c = parse_config(R"({"seed": 5, "attention": {"power": 3, "gate": {"bias": true}}})", "x.json", {"attention=null"});
+  EXPECT_EQ(c.origins, parse_config(R"({"seed": 5})", "x.json").origins);
 }
 
 TEST(Config, ValuesOfEveryType) {
@@ -422,7 +426,8 @@ TEST(Config, HelpNamesEveryKeyAndVariant) {
   for (auto& row : config_rows(c)) {
     EXPECT_NE(help.find("\n  " + std::string(row.key) + " "), std::string::npos) << row.key;
   }
-  EXPECT_NE(help.find("seed                          of the initial weights, the data order and sampling\n"
+  EXPECT_NE(help.find("default as many as fit, at most 64; [1, 65535], or 0 for that default\n"), std::string::npos);
+  EXPECT_NE(help.find("seed                          seed of the initial weights, the data order and sampling\n"
                       "                                integer, default 1337; [0, 18446744073709551615]\n"),
             std::string::npos);
   EXPECT_NE(help.find("softmax1"), std::string::npos);  // the name by which attention.sink = one is known
