@@ -105,12 +105,14 @@ def settings_table(runs):
   """The keys in which the runs differ, the step and the loss at the trained length; among comparable runs the lowest
   loss first."""
   keys, configs = metrics.differing(runs), {run: metrics.flat(run.config) for run in runs}
-  groups = [*metrics.comparable(runs), [run for run in runs if not run.own]]
-  loss = lambda run: run.row[run.context()].loss if run.context() in run.row else math.inf
+  groups = [*metrics.comparable(runs), [run for run in runs if not run.row]]
+  at_trained = lambda run: (run.row or run.contexts).get(run.context())
+  loss = lambda run: e.loss if (e := at_trained(run)) else math.inf
+  cell = lambda e: "-" if not e else "%.3f" % e.loss + (" (last %d targets)" % e.targets[1] if e.targets else "")
   ranked = [run for group in groups for run in sorted(group, key=loss)]
   return markdown(["run", *keys, "step", "loss at trained length"],
                   [[run.label, *(str(configs[run].get(key, "-")) for key in keys), str(run.step()),
-                    "%.3f" % loss(run) if loss(run) < math.inf else "-"] for run in ranked])
+                    cell(at_trained(run))] for run in ranked])
 
 
 def looks(runs):

@@ -40,6 +40,10 @@ def line(step, length, loss, kind="eval", data=VAL, asked=64, rope="none", **mor
           "of": {"data": data, "tokens_asked": asked, "windows": 3, "rope_scaling": rope, "weights": "runs/x"}}
 
 
+def suffix(length, loss, step=8, window=32, **more):
+  return line(step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
+
+
 def drawing_python():
   for python in (sys.executable, "/usr/bin/python3"):
     if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
@@ -153,13 +157,12 @@ class Plot(ScriptTest):
     self.draw("a", "b", "--baseline", "d", cwd=self.dir, code=2)
 
   def test_the_same_targets_by_context(self):
-    suffix = lambda length, loss, step=8, window=32, **more: line(
-        step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0),
                          line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9), attention={"power": 15})
     self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
-    self.assertEqual(([*run.row], run.note()), ([16], "a: 1 evaluation left out: 1 with attention.power=3"))
+    self.assertEqual(([*run.row], run.note()), ([16], "a: 3 evaluations left out: 1 with attention.power=3, "
+                     "1 of the last 8 targets in windows of 64, 1 of step 4"))
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
     output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
@@ -168,6 +171,44 @@ class Plot(ScriptTest):
                   "of train.bin:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
     with open(self.path("p.svg"), encoding="utf-8") as file:
       self.assertIn("context of the same targets", file.read())
+
+  def test_contexts_are_the_runs_own(self):
+    run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 2.0), suffix(8, 9.0, rope="yarn"), suffix(8, 9.0, data=TRAIN),
+                         suffix(8, 9.0, asked=640))
+    self.assertEqual([e.loss for e in run.contexts.values()], [2.0])
+    self.assertEqual(run.note(), "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
+
+  def test_contexts_are_the_set_of_most_lengths(self):
+    most = [suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0)]
+    for name, newer, losses, left_out in (
+        ("other", [suffix(8, 3.0, window=16), suffix(16, 3.0, window=16)], [2.0, 1.25, 1.0], {"of the last 8 targets in windows of 16": 2}),
+        ("single", [suffix(16, 3.0, step=9)], [2.0, 1.25, 1.0], {"of step 9": 1}),
+        ("equal", [suffix(8, 3.0, 9), suffix(16, 3.0, 9), suffix(32, 3.0, 9)], [3.0] * 3, {}),  # step 8: earlier points
+        ("window", [suffix(length, 3.0, window=64) for length in (8, 16, 64)], [3.0] * 3, {"of the last 8 targets in windows of 32": 3})):
+      run = self.evaluated(name, *most, *newer)
+      self.assertEqual(([e.loss for e in run.contexts.values()], run.left_out), (losses, left_out), name)
+
+  def test_a_run_of_contexts_alone(self):
+    run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
+    self.assertEqual(plot.settings_table([run]).splitlines()[2], "| a | 8 | 1.250 (last 8 targets) |")
+    self.assertTrue(self.draw("a", cwd=self.dir).startswith("last 8 targets in windows of 32 of val.bin:"))
+
+  def test_weights_of_another_run(self):
+    of = lambda weights, **more: {**(made := line(8, 16, 2.0, **more)), "of": {**made["of"], "weights": weights}}
+    start = lambda **more: {"type": "start", "config": {**CONFIG, "name": "s2", **more}}
+    train = {"type": "train", "step": 1, "loss": 1.0}
+    sm = of("runs/sm/step_00000008")
+    for weights in ("runs/s2", "runs/s2/step_00000008", "/moved/s2/step_00000008", "runs/s2/best",
+                    "runs/s2/old_steps_2/step_00000008", "random"):
+      run = metrics.Run(self.make_run("moved", [train, of(weights), sm], [start()]))
+      self.assertEqual(([*run.row], run.note()), ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
+      shutil.rmtree(self.path("moved"))
+    alone = metrics.Run(self.make_run("alone", [sm, of("runs/other/step_00000008")], [start()]))  # the run it looks at
+    self.assertEqual(([*alone.row], alone.note()), ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
+    none = metrics.Run(self.make_run("none", [train, sm, {**suffix(8, 1.0), "of": sm["of"]}], [start()]))
+    self.assertEqual((none.row, none.contexts, [*none.left_out.values()]), ({}, {}, [2]))
+    tuned = metrics.Run(self.make_run("tuned", [train, of("runs/sm")], [start(init="runs/sm/")]))
+    self.assertEqual(([*tuned.row], tuned.note()), ([16], ""))
 
   def test_units(self):
     runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
