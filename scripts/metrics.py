@@ -223,8 +223,11 @@ class Run:
 
 def read_runs(folders):
   """The run of each, once. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  given = {}
+  for folder in folders:
+    given.setdefault(os.path.realpath(metrics_file(folder)), folder)
   try:
-    runs = [*{run.path: run for run in map(Run, folders)}.values()]
+    runs = [Run(folder) for folder in given.values()]
   except OSError as error:
     stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import unittest
@@ -106,6 +107,24 @@ class Plot(ScriptTest):
     self.draw(folder, self.path("odd"), "--out", self.path("p.svg"))
     with open(self.path("p.svg"), encoding="utf-8") as file:
       self.assertIn("no loss by position: odd -->", file.read())  # the text, beside its outlines
+
+  def test_positions_of_windows_that_all_have(self):
+    at = lambda length: line(8, length, 2.0, position_edges=[0, length // 2, length], by_position=[3.0, 2.0])
+    for name, lengths in (("a", (16, 32, 64)), ("b", (16, 32)), ("c", (8,))):
+      self.evaluated(name, *map(at, lengths))
+    self.evaluated("d", line(8, 128, 2.0))
+    for runs, text in (("abd", "Loss by position in windows of 32"), ("a", "Loss by position in windows of 64"),
+                       ("ac", "no length in common"), ("d", "Loss by position")):
+      self.draw(*runs, "--out", "p.svg", cwd=self.dir)
+      with open(self.path("p.svg"), encoding="utf-8") as file:
+        self.assertIn(f"<!-- {text} -->", file.read())
+
+  def test_looks_differ(self):
+    runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
+    found = plot.looks(runs)
+    self.assertEqual(len({(look["color"], look["linestyle"]) for look in found.values()}), 20)
+    self.assertEqual([look["linestyle"] for look in found.values()][:9], ["-", "--", *["-"] * 6, "--"])
+    self.assertEqual([look["label"] for look in found.values()][:2], ["run0", "run1\nof train.bin,\n64 tokens asked"])
 
   def test_a_row_is_of_one_step_and_one_set_of_data(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
@@ -213,15 +232,18 @@ class Plot(ScriptTest):
   def test_units(self):
     runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
     for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
+      name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}[unit]
       self.assertEqual(" ".join(row.split(" | ")[1].rstrip(" |") for row in plot.table(runs, unit).splitlines()[2:]), cells)
-      self.draw("a", "b", "--unit", unit, cwd=self.dir)
+      self.draw("a", "b", "--unit", unit, "--out", "p.svg", cwd=self.dir)
+      with open(self.path("p.svg"), encoding="utf-8") as file:
+        self.assertIn(f"<!-- {name} by length -->", file.read())
 
   def test_settings_that_differ(self):
     variant = lambda name, lr, power, loss: self.evaluated(
         f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1}, attention={"variant": name, "kind": name, "power": power})
     runs = [variant("softmax", 1, 15, 1.5), variant("lssar", 1, 15, 1.25), variant("lssar", 2, 3, 1.0)]
     self.assertEqual(plot.settings_table(runs).splitlines(), [
-        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length |", "|---|---|---|---|---|---|",
+        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length (nats) |", "|---|---|---|---|---|---|",
         "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |", "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
 
   def test_tables_without_matplotlib(self):
@@ -241,6 +263,22 @@ class Plot(ScriptTest):
       self.assertIn(f"picture: {path}\n", self.draw(folder, "--out", out, cwd=self.dir))
       os.remove(self.path(path))
     self.draw(folder, "--out", "p.xyz", code=2)
+    self.assertEqual(self.draw(folder, "--out", "nosuch/p.png", code=2, cwd=self.dir), "")  # before the work
+
+  def test_a_run_given_twice(self):
+    self.make_run("run")
+    os.symlink("run", self.path("same"))
+    output = self.draw("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", cwd=self.dir)
+    self.assertEqual([line for line in output.splitlines() if line.startswith("| ")], [
+        "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |", "| run | 8 | 1.500 |"])
+
+  def test_the_end_of_a_pipe(self):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([drawing_python() or self.skipTest("no matplotlib"), os.path.join(SCRIPTS, "plot.py"), self.make_run("run")],
+                          stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
   def test_runs_of_one_name_are_told_apart(self):
     folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
