@@ -136,9 +136,9 @@ class Run:
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
-  scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of the own evaluations
-  in mode "suffix" of one step and the same targets, the most lengths there are, of the newest step. suffixes: those of
-  all steps with these targets. left_out: {"of other.bin": how many} of all that is in none of these.
+  scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
+  in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
+  those of all steps with these targets. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
 
@@ -163,7 +163,7 @@ class Run:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
     settings = model_settings(self.config)
-    if not self.lines:
+    if not self.lines:  # a run that only evaluates, under its own name
       first = found[0].elsewhere if found else ""
       for e in found:
         e.elsewhere = e.elsewhere if e.elsewhere != first else ""

@@ -246,6 +246,8 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     if points:
       lengths, values, errors = zip(*points)
       right.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
+    elif run.contexts:
+      right.plot([], [], marker="o", **style[run])  # for the legend: it is in another panel
   left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
            xlabel="step", ylabel="loss (nats per token)")
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
@@ -264,11 +266,11 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
       axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
     right.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
                    textcoords="offset points", va="top", fontsize=8.5, color="#666666")
-  if left.get_legend_handles_labels()[0]:
-    left.legend(loc="best")
   labels = right.get_legend_handles_labels()[1]
+  if left.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
+    left.legend(loc="best")
   if labels:  # below: "best" does not see error bars
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=min(3, len(labels)))
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=min(3, len(labels)))
   if not lengths:
     right.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=right.transAxes, color="#888888")
   figure.savefig(path, dpi=150)

@@ -210,7 +210,9 @@ class Plot(ScriptTest):
   def test_a_run_of_contexts_alone(self):
     run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
     self.assertEqual(plot.settings_table([run]).splitlines()[2], "| a | 8 | 1.250 (last 8 targets) |")
-    self.assertTrue(self.draw("a", cwd=self.dir).startswith("last 8 targets in windows of 32 of val.bin:"))
+    self.assertTrue(self.draw("a", "--out", "p.svg", cwd=self.dir).startswith("last 8 targets in windows of 32 of val.bin:"))
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("<!-- a -->", file.read())  # in the legend
 
   def test_weights_of_another_run(self):
     of = lambda weights, **more: {**(made := line(8, 16, 2.0, **more)), "of": {**made["of"], "weights": weights}}
