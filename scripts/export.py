@@ -4,11 +4,12 @@
     python3 scripts/export.py runs/a runs/b --to tensorboard      then: tensorboard --logdir runs
     python3 scripts/export.py runs/a --to wandb [--project plusgpt]
 
-Training and validation become curves over the step, named train/loss, val/loss/LENGTH and so on; the newest loss by
-position becomes a curve over the position; runs can be sorted by configuration and last losses. Evaluations with other
-settings or of other data than the run's own are left out, and counted. Needs PyTorch with tensorboard, or tensorboardX;
-or wandb, whose own variables control the login (WANDB_MODE=offline). TensorBoard's files are in RUN/tensorboard, and the
-next export replaces them; wandb makes a new run each time.
+Training and validation become curves over the step, named train/loss, val/loss/LENGTH, eval/suffix/loss/LENGTH
+(of eval.mode=suffix) and so on; the newest loss by position becomes a curve over the position; runs can be sorted by
+configuration and last losses. Evaluations with other settings or of other data than the run's own are left out, and
+counted. Needs PyTorch with tensorboard, or tensorboardX; or wandb, whose own variables control the login
+(WANDB_MODE=offline). TensorBoard's files are in RUN/tensorboard, and the next export replaces them; wandb makes a new
+run each time.
 """
 import argparse
 import glob
@@ -24,7 +25,9 @@ def points(run):
   found = [("step", line["step"], line.get("time"),
             {f"{line['type']}/{key}": value for key, value in line.items() if key not in ("step", "time")})
            for line in run.lines]
-  found += [("step", e.step, e.time, losses(e)) for e in run.evaluations]
+  # By step: libraries call the point that comes last the newest.
+  found += [("step", e.step, e.time, losses(e))
+            for e in sorted(run.evaluations + run.suffixes, key=lambda e: (e.step, e.time or 0))]
   found += [("position", last, e.time, {f"eval/by_position/{length}": loss})
             for length, e in run.row.items() for loss, last in zip(e.by_position, e.edges[1:])]
   numbers = lambda values: {name: value for name, value in values.items() if metrics.finite(value) is not None}
@@ -33,16 +36,17 @@ def points(run):
 
 
 def losses(evaluation):
-  return {f"{evaluation.type}/{key}/{evaluation.length}": getattr(evaluation, key)
+  kind = evaluation.type + "/suffix" * bool(evaluation.targets)
+  return {f"{kind}/{key}/{evaluation.length}": getattr(evaluation, key)
           for key in ("loss", "last_loss", "bits_per_byte") if getattr(evaluation, key) is not None}
 
 
 def last(run):
-  """The losses that runs are sorted by: those of the row, and the last in training."""
+  """The losses that runs are sorted by: those of the row and of the contexts, and the last in training."""
   result = {"last/train/loss": loss for _, loss in run.train()[-1:]}
-  for e in run.evaluations:
-    if e.step == run.step():
-      result.update((f"last/{name}", value) for name, value in losses(e).items())
+  of_row = [e for e in run.evaluations if e.step == run.step()]
+  for e in of_row + [*run.contexts.values()]:
+    result.update((f"last/{name}", value) for name, value in losses(e).items())
   return result
 
 

@@ -7,6 +7,7 @@ import collections
 import json
 import math
 import os
+import re
 
 from common import stop
 
@@ -48,12 +49,18 @@ def model_settings(config):
   return flat({key: config.get(key) for key in ("model", "attention", "precision", "init")})
 
 
+def weights_run(path):
+  """The folder of the run that a checkpoint's folder is in."""
+  return re.sub(r"(/old_steps(_\d+)?)?/step_\d{8,15}$", "", os.path.normpath(path))
+
+
 class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
   by_position: mean loss of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean losses of consecutive
   groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G). targets: of mode "suffix", the
-  windows' length and how many of the last targets of each count; else None."""
+  windows' length and how many of the last targets of each count; else None. elsewhere: the folder of another run whose
+  weights were evaluated, or ""."""
 
   def __init__(self, entry, config):
     mode = entry.get("mode", "windows")
@@ -80,6 +87,10 @@ class Evaluation:
     self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
     self.settings = model_settings(config)
     self.windows = count(of.get("windows", 0))
+    weights, init = (os.path.normpath(str(value or "random")) for value in (of.get("weights"), config.get("init")))
+    names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
+    mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
+    self.elsewhere = "" if mine else weights_run(weights)
     groups = numbers(entry.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
 
@@ -89,6 +100,10 @@ class Evaluation:
     mine, others = set(self.shards), set(other.shards)
     return mine <= others or mine >= others if self.patterns == other.patterns else bool(mine) and mine == others
 
+  def same_targets(self):
+    """Evaluations in mode "suffix" have the same targets where these are equal."""
+    return self.targets, self.windows, tuple(self.shards)
+
   def data(self):
     """The names of its data, as text."""
     more = f" and {len(self.names) - 2} more" if len(self.names) > 2 else ""
@@ -96,6 +111,8 @@ class Evaluation:
 
   def differs(self, settings, own):
     """What sets it apart from the settings of a run and from an evaluation of its own (or None), or ""."""
+    if self.elsewhere:
+      return f"of the weights of {self.elsewhere}"
     other = [f"with {key}={value}" for key, value in self.settings.items() if settings.get(key, value) != value]
     if other or not own:
       return ", ".join(other[:1])
@@ -109,20 +126,27 @@ class Evaluation:
     return " and ".join(reasons)
 
 
+def metrics_file(run):
+  return run if run.endswith(".jsonl") else os.path.join(run, "metrics.jsonl")
+
+
 class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. own: the evaluation that says
-  what the run's own evaluations are of (its last "val" line; without one its first "eval" line). evaluations: those that
-  are of the same settings, data, tokens asked for and rope scaling. row: {length: evaluation} of the newest step among
-  them. left_out: {"of other.bin": how many} of all that is in none of these. Evaluations in mode "suffix" are apart:
-  contexts is {length: evaluation} of the last, the same targets at all lengths."""
+  what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
+  "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
+  scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
+  in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
+  those of all steps with these targets. left_out: {"of other.bin": how many} of all that is in none of these.
+
+  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
 
   def __init__(self, folder):
-    path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
-    self.folder = os.path.dirname(path) or "."
+    path = metrics_file(folder)
+    self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, found, suffixes = {}, {}, [], [], []
+    self.start, self.config, self.lines, found = {}, {}, [], []
     latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
@@ -135,25 +159,39 @@ class Run:
             count(entry["step"])
             self.lines.append(entry)
           elif entry["type"] in ("val", "eval"):
-            evaluation = Evaluation(entry, latest)
-            (suffixes if evaluation.targets else found).append(evaluation)
+            found.append(Evaluation(entry, latest))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
     settings = model_settings(self.config)
+    if not self.lines:  # a run that only evaluates, under its own name
+      first = found[0].elsewhere if found else ""
+      for e in found:
+        e.elsewhere = e.elsewhere if e.elsewhere != first else ""
     mine = [e for e in found if not e.differs(settings, None)]
-    self.own = next((e for e in reversed(mine) if e.type == "val"), mine[0] if mine else None)
-    self.evaluations = [e for e in mine if not e.differs(settings, self.own)]
+    first = [e for e in mine if not e.targets] or mine
+    self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
+    mine = [e for e in mine if not e.differs(settings, self.own)]
+    self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
+
+    self.evaluations = [e for e in mine if not e.targets]
     step = max((e.step for e in self.evaluations), default=None)
     self.row = {}
     for e in self.evaluations:
       if e.step == step and (e.by_position or e.length not in self.row):  # again, of the same weights
         self.row[e.length] = e
-    self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
     self.left_out.update(f"of step {e.step}" for e in self.evaluations if e.length not in self.row)
-    self.left_out.update(e.differs(settings, None) for e in suffixes)
-    mine = [e for e in suffixes if not e.differs(settings, None)]
-    self.contexts = {e.length: e for e in mine if not e.differs(settings, mine[-1]) and e.step == mine[-1].step
-                     and e.targets == mine[-1].targets}
+
+    sets = {}
+    for e in mine:
+      if e.targets:
+        key = e.same_targets()
+        sets[e.step, key] = {**sets.pop((e.step, key), {}), e.length: e}  # the newest are at the end
+    (step, targets), self.contexts = max(reversed(sets.items()), key=lambda item: (len(item[1]), item[0][0]),
+                                         default=((None, None), {}))
+    self.suffixes = [e for e in mine if e.targets and e.same_targets() == targets]
+    self.left_out.update("of the last %d targets in windows of %d" % (e.targets[1], e.targets[0])
+                         for e in mine if e.targets and e.same_targets() != targets)
+    self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
     del self.left_out[""]
 
   def train(self):
@@ -169,8 +207,8 @@ class Run:
     return finite(section(self.config, "model").get("context"))
 
   def step(self):
-    """The step of the row; without one the last that was trained."""
-    return max([e.step for e in self.row.values()] or [step for step, _ in self.train()] or [0])
+    """The step of the row; without one, of the contexts; without these, the last that was trained."""
+    return max([e.step for e in (self.row or self.contexts).values()] or [step for step, _ in self.train()] or [0])
 
   def of(self):
     """What its evaluations are of, as text. The run must have some."""
@@ -184,9 +222,12 @@ class Run:
 
 
 def read_runs(folders):
-  """The run of each. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  """The run of each, once. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  given = {}
+  for folder in folders:
+    given.setdefault(os.path.realpath(metrics_file(folder)), folder)
   try:
-    runs = [Run(folder) for folder in folders]
+    runs = [Run(folder) for folder in given.values()]
   except OSError as error:
     stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
@@ -203,7 +244,7 @@ def comparable(runs):
   """Those with evaluations, in lists of runs that were evaluated on the same data and asked for as many tokens of it."""
   groups = []
   for run in runs:
-    if run.own:
+    if run.row:
       same = [group for group in groups if group[0].own.same_data(run.own) and group[0].own.asked == run.own.asked]
       if same:
         same[0].append(run)
@@ -217,8 +258,7 @@ def same_targets(runs):
   groups = {}
   for run in runs:
     if run.contexts:
-      e = run.contexts[min(run.contexts)]
-      groups.setdefault((e.targets, e.windows, tuple(e.shards)), []).append(run)
+      groups.setdefault(run.contexts[min(run.contexts)].same_targets(), []).append(run)
   return [*groups.values()]
 
 

@@ -7,14 +7,15 @@ Each row of losses is of one step, the newest that was evaluated, and each table
 tokens asked for; the script says which evaluations it leaves out. Further tables hold the differences to the first run (or
 --baseline), where both were evaluated on the same windows, with standard errors, and the settings in which runs differ.
 
-The picture shows the loss, the loss by length with standard errors, and by position in the longest windows; below them
-the gradient norm, the learning rate, the tokens per second, the differences, and the loss of the same targets by context
-(of eval.mode = suffix). --brief draws only the first two. Reads
-RUN/metrics.jsonl and skips damaged lines. Without --out the picture is RUN/loss.png of the first run.
+The picture shows the loss, the loss by length with standard errors, and by position in the longest windows that all runs
+have; below them the gradient norm, the learning rate, the tokens per second, the differences, and the loss of the same
+targets by context (of eval.mode = suffix). --brief draws only the first two. Reads RUN/metrics.jsonl and skips damaged
+lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
 import math
 import os
+import signal
 
 import metrics
 from common import stop
@@ -52,6 +53,10 @@ def smooth(losses):
     after = min(before, len(losses) - 1 - i)
     result.append((sums[i + after + 1] - sums[i - before]) / (before + after + 1))
   return result
+
+
+def title(unit):
+  return UNITS[unit][0].replace("validation ", "").capitalize()
 
 
 def perplexity(loss):
@@ -105,23 +110,33 @@ def settings_table(runs):
   """The keys in which the runs differ, the step and the loss at the trained length; among comparable runs the lowest
   loss first."""
   keys, configs = metrics.differing(runs), {run: metrics.flat(run.config) for run in runs}
-  groups = [*metrics.comparable(runs), [run for run in runs if not run.own]]
-  loss = lambda run: run.row[run.context()].loss if run.context() in run.row else math.inf
+  groups = [*metrics.comparable(runs), [run for run in runs if not run.row]]
+  at_trained = lambda run: (run.row or run.contexts).get(run.context())
+  loss = lambda run: e.loss if (e := at_trained(run)) else math.inf
+  cell = lambda e: "-" if not e else "%.3f" % e.loss + (" (last %d targets)" % e.targets[1] if e.targets else "")
   ranked = [run for group in groups for run in sorted(group, key=loss)]
-  return markdown(["run", *keys, "step", "loss at trained length"],
+  return markdown(["run", *keys, "step", "loss at trained length (nats)"],
                   [[run.label, *(str(configs[run].get(key, "-")) for key in keys), str(run.step()),
-                    "%.3f" % loss(run) if loss(run) < math.inf else "-"] for run in ranked])
+                    cell(at_trained(run))] for run in ranked])
+
+
+def line_styles(runs, groups):
+  """{run: colour and line style}: no two alike up to 32 runs; solid in the first group, up to 8 runs."""
+  place = {run: number for number, group in enumerate(groups) for run in group}
+  result, taken = {}, []
+  for number, run in enumerate(runs):
+    first = place.get(run, 0) % len(LINES)
+    choice = [{"color": COLOURS[number % len(COLOURS)], "linestyle": line} for line in LINES[first:] + LINES[:first]]
+    result[run] = next((look for look in choice if look not in taken), choice[0])
+    taken.append(result[run])
+  return result
 
 
 def looks(runs):
-  """{run: how its lines are drawn}: solid where it was evaluated on the same data as the first, else marked."""
-  result = {run: {"color": COLOURS[number % len(COLOURS)], "label": in_text(run.label), "linestyle": LINES[0]}
-            for number, run in enumerate(runs)}
-  for number, group in enumerate(metrics.comparable(runs)):
-    for run in group if number else ():
-      label = f"{run.label}\nof {run.of()}".replace(", ", ",\n")
-      result[run].update(linestyle=LINES[number % len(LINES)], label=in_text(label))
-  return result
+  """{run: how its lines are drawn}: labelled with its data if these are not those of the first."""
+  groups = metrics.comparable(runs)
+  of = {run: f"\nof {run.of()}".replace(", ", ",\n") for group in groups[1:] for run in group}
+  return {run: {**style, "label": in_text(run.label + of.get(run, ""))} for run, style in line_styles(runs, groups).items()}
 
 
 DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "tokens per second"))
@@ -132,39 +147,42 @@ def draw_details(runs, style, panels):
     for run in runs:
       points = [(entry["step"], entry[key]) for entry in run.lines if metrics.finite(entry.get(key)) is not None]
       if points:
-        axes.plot(*zip(*points), color=style[run]["color"], linewidth=1.0, alpha=0.9)
+        axes.plot(*zip(*points), color=style[run]["color"], linestyle=style[run]["linestyle"], linewidth=1.0, alpha=0.9)
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
+def positions(evaluation, unit):
+  """(middle of the bin, loss) of the bins that have a loss; [] if its loss by position is unknown in the unit."""
+  e, convert = evaluation, in_unit(unit, evaluation)
+  return [((first + last + 1) / 2, convert(loss)) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
+          if loss is not None] if convert else []
+
+
 def draw_positions(runs, style, axes, ticker, unit):
-  """The loss by position in each run's longest windows; names the runs that have none."""
-  longest, without = set(), []
-  for run in runs:
-    e = run.row[max(run.row)] if run.row else None
-    convert = e and in_unit(unit, e)
-    points = [((first + last + 1) / 2, convert(loss)) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
-              if loss is not None] if convert else []
-    if points:
-      longest.add(e.length)
-      axes.plot(*zip(*points), linewidth=1.4, **style[run])
-    else:
-      without.append(run.label)
-  of = f"windows of {max(longest)}" if len(longest) == 1 else "the longest windows"
-  axes.set(title=f"Loss by position in {of}", xlabel="position (token)", ylabel=UNITS[unit][1])
+  """The loss by position in the longest windows that all runs with such losses have; names the runs without."""
+  found = {run: {length: points for length, e in run.row.items() if (points := positions(e, unit))} for run in runs}
+  some = [run for run in runs if found[run]]
+  length = max(set.intersection(*(set(found[run]) for run in some)), default=None) if some else None
+  for run in some if length else ():
+    axes.plot(*zip(*found[run][length]), linewidth=1.4, **style[run])
+  axes.set(title=f"{title(unit)} by position" + (f" in windows of {length}" if length else ""),
+           xlabel="position (token)", ylabel=UNITS[unit][1])
   length_axis(axes, ticker)
+  if some and not length:
+    axes.text(0.5, 0.5, "no length in common", ha="center", va="center", transform=axes.transAxes, color="#888888")
+  without = [run.label for run in runs if not found[run]]
   if without:
     text = in_text("no loss by position: " + ", ".join(without)) + "\n(--eval --resume adds it)"
     axes.text(0.5, 0.02, text, ha="center", va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
 
 
-def draw_contexts(groups, style, axes, ticker, unit):
+def draw_contexts(runs, groups, axes, ticker, unit):
   """No error bars: the losses at all lengths are of the same targets, and vary together."""
-  for number, run in ((number, run) for number, group in enumerate(groups) for run in group):
+  for run, style in line_styles(runs, groups).items():
     points = [(length, convert(e.loss)) for length, e in sorted(run.contexts.items()) if (convert := in_unit(unit, e))]
     if points:
-      axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, color=style[run]["color"],
-                linestyle=LINES[number % len(LINES)])
-  axes.set(title="Loss by context", xlabel="context of the same targets", ylabel=UNITS[unit][1])
+      axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, **style)
+  axes.set(title=title(unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[unit][1])
   length_axis(axes, ticker, sorted({length for group in groups for run in group for length in run.contexts}))
 
 
@@ -207,7 +225,7 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(contexts)).subplots()
     draw_details(runs, style, below)
     if contexts:
-      draw_contexts(contexts, style, below[-1], ticker, unit)
+      draw_contexts(runs, contexts, below[-1], ticker, unit)
       by_length.append(below[-1])
     draw_positions(runs, style, by_length[1], ticker, unit)
     if gaps:
@@ -217,9 +235,10 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     if train:
       steps, losses = zip(*train)
       left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
-      left.plot(steps, smooth(losses), color=colour, linewidth=1.6, label=in_text(run.label))
+      left.plot(steps, smooth(losses), color=colour, linestyle=style[run]["linestyle"], linewidth=1.6,
+                label=in_text(run.label))
     if curve:
-      inside, edge = (colour, "white") if style[run]["linestyle"] == LINES[0] else ("white", colour)
+      inside, edge = (colour, "white") if style[run]["label"] == in_text(run.label) else ("white", colour)
       left.plot(*zip(*curve), "o", color=inside, markersize=4, markeredgecolor=edge, markeredgewidth=0.6,
                 label=None if train else style[run]["label"])
     points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
@@ -227,6 +246,8 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     if points:
       lengths, values, errors = zip(*points)
       right.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
+    elif run.contexts:
+      right.plot([], [], marker="o", **style[run])  # for the legend: it is in another panel
   left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
            xlabel="step", ylabel="loss (nats per token)")
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
@@ -236,7 +257,7 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     spread = max(late) - min(late) or 1.0
     left.set_ylim(min(late) - 0.08 * spread, max(late) + 0.12 * spread)
   lengths = sorted({length for run in runs for length in run.row})
-  right.set(title="Validation loss by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
+  right.set(title=UNITS[unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
   if lengths:
     length_axis(right, ticker, lengths)
     right.margins(x=0.06, y=0.12)
@@ -245,9 +266,11 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
       axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
     right.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
                    textcoords="offset points", va="top", fontsize=8.5, color="#666666")
-  for axes in (left, right):
-    if axes.get_legend_handles_labels()[0]:
-      axes.legend(loc="best")
+  labels = right.get_legend_handles_labels()[1]
+  if left.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
+    left.legend(loc="best")
+  if labels:  # below: "best" does not see error bars
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=min(3, len(labels)))
   if not lengths:
     right.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=right.transAxes, color="#888888")
   figure.savefig(path, dpi=150)
@@ -261,12 +284,14 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
+  if arguments.out and not os.path.isdir(os.path.dirname(arguments.out) or "."):
+    stop(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.train() and not run.row and not run.contexts:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
-  wanted = os.path.abspath(arguments.baseline or arguments.runs[0])
-  baseline = next((run for given, run in zip(arguments.runs, runs) if os.path.abspath(given) == wanted), None)
+  wanted = os.path.realpath(metrics.metrics_file(arguments.baseline or arguments.runs[0]))
+  baseline = next((run for run in runs if run.path == wanted), None)
   if not baseline:
     stop(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
   path = arguments.out or runs[0].folder
@@ -290,4 +315,5 @@ def main():
 
 
 if __name__ == "__main__":
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly when the reader of its output (head) has
   main()

@@ -53,6 +53,7 @@ LINES = [
      "of": OF, "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
     {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
     {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70}, "by_position": [0.5] * 34},
+    {"type": "eval", "mode": "suffix", "step": 2, "length": 32, "loss": 4.75, "bits_per_byte": 6.75, "context_of": 100, "suffix": 8, "of": OF},
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
     {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
 ]
@@ -64,14 +65,15 @@ POINTS = [
     ("step", 1, 2e9, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
     ("step", 1, None, {"skip/skipped": 1}),
     ("step", 2, None, {"train/grad_norm": 2.5, "train/lr": 2e-3, "train/mfu": 0.5}),
-    ("step", 2, None, {"val/loss/64": 5.25}),
-    ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5}),
     ("step", 1, None, {"eval/loss/100": 9.5, "eval/last_loss/100": 9.5}),
+    ("step", 2, None, {"val/loss/64": 5.25}),
+    ("step", 2, None, {"eval/suffix/loss/32": 4.75, "eval/suffix/bits_per_byte/32": 6.75}),
+    ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5}),
     ("position", 1, 2e9 + 9, {"eval/by_position/100": 4.0}),
     ("position", 100, 2e9 + 9, {"eval/by_position/100": 5.0}),
 ]
 LAST = {"last/train/loss": 5.5, "last/val/loss/64": 5.25, "last/eval/loss/100": 4.5, "last/eval/last_loss/100": 4.25,
-        "last/eval/bits_per_byte/100": 6.5}
+        "last/eval/bits_per_byte/100": 6.5, "last/eval/suffix/loss/32": 4.75, "last/eval/suffix/bits_per_byte/32": 6.75}
 
 
 class Export(ScriptTest):

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import unittest
@@ -38,6 +39,10 @@ VAL, TRAIN = ([{"name": name, "tokens": 900, "xxh64": name[0]}] for name in ("va
 def line(step, length, loss, kind="eval", data=VAL, asked=64, rope="none", **more):
   return {"type": kind, "time": 2e9, "step": step, "tokens": 8, "length": length, "loss": loss, **more,
           "of": {"data": data, "tokens_asked": asked, "windows": 3, "rope_scaling": rope, "weights": "runs/x"}}
+
+
+def suffix(length, loss, step=8, window=32, **more):
+  return line(step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
 
 
 def drawing_python():
@@ -103,6 +108,24 @@ class Plot(ScriptTest):
     with open(self.path("p.svg"), encoding="utf-8") as file:
       self.assertIn("no loss by position: odd -->", file.read())  # the text, beside its outlines
 
+  def test_positions_of_windows_that_all_have(self):
+    at = lambda length: line(8, length, 2.0, position_edges=[0, length // 2, length], by_position=[3.0, 2.0])
+    for name, lengths in (("a", (16, 32, 64)), ("b", (16, 32)), ("c", (8,))):
+      self.evaluated(name, *map(at, lengths))
+    self.evaluated("d", line(8, 128, 2.0))
+    for runs, text in (("abd", "Loss by position in windows of 32"), ("a", "Loss by position in windows of 64"),
+                       ("ac", "no length in common"), ("d", "Loss by position")):
+      self.draw(*runs, "--out", "p.svg", cwd=self.dir)
+      with open(self.path("p.svg"), encoding="utf-8") as file:
+        self.assertIn(f"<!-- {text} -->", file.read())
+
+  def test_looks_differ(self):
+    runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
+    found = plot.looks(runs)
+    self.assertEqual(len({(look["color"], look["linestyle"]) for look in found.values()}), 20)
+    self.assertEqual([look["linestyle"] for look in found.values()][:9], ["-", "--", *["-"] * 6, "--"])
+    self.assertEqual([look["label"] for look in found.values()][:2], ["run0", "run1\nof train.bin,\n64 tokens asked"])
+
   def test_a_row_is_of_one_step_and_one_set_of_data(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("run", line(8, 32, 1.0, data=TRAIN), line(4, 8, 5.0, "val"), line(8, 16, 1.5, "val"),
@@ -153,13 +176,12 @@ class Plot(ScriptTest):
     self.draw("a", "b", "--baseline", "d", cwd=self.dir, code=2)
 
   def test_the_same_targets_by_context(self):
-    suffix = lambda length, loss, step=8, window=32, **more: line(
-        step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0),
                          line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9), attention={"power": 15})
     self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
-    self.assertEqual(([*run.row], run.note()), ([16], "a: 1 evaluation left out: 1 with attention.power=3"))
+    self.assertEqual(([*run.row], run.note()), ([16], "a: 3 evaluations left out: 1 with attention.power=3, "
+                     "1 of the last 8 targets in windows of 64, 1 of step 4"))
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
     output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
@@ -169,18 +191,61 @@ class Plot(ScriptTest):
     with open(self.path("p.svg"), encoding="utf-8") as file:
       self.assertIn("context of the same targets", file.read())
 
+  def test_contexts_are_the_runs_own(self):
+    run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 2.0), suffix(8, 9.0, rope="yarn"), suffix(8, 9.0, data=TRAIN),
+                         suffix(8, 9.0, asked=640))
+    self.assertEqual([e.loss for e in run.contexts.values()], [2.0])
+    self.assertEqual(run.note(), "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
+
+  def test_contexts_are_the_set_of_most_lengths(self):
+    most = [suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0)]
+    for name, newer, losses, left_out in (
+        ("other", [suffix(8, 3.0, window=16), suffix(16, 3.0, window=16)], [2.0, 1.25, 1.0], {"of the last 8 targets in windows of 16": 2}),
+        ("single", [suffix(16, 3.0, step=9)], [2.0, 1.25, 1.0], {"of step 9": 1}),
+        ("equal", [suffix(8, 3.0, 9), suffix(16, 3.0, 9), suffix(32, 3.0, 9)], [3.0] * 3, {}),  # step 8: earlier points
+        ("window", [suffix(length, 3.0, window=64) for length in (8, 16, 64)], [3.0] * 3, {"of the last 8 targets in windows of 32": 3})):
+      run = self.evaluated(name, *most, *newer)
+      self.assertEqual(([e.loss for e in run.contexts.values()], run.left_out), (losses, left_out), name)
+
+  def test_a_run_of_contexts_alone(self):
+    run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
+    self.assertEqual(plot.settings_table([run]).splitlines()[2], "| a | 8 | 1.250 (last 8 targets) |")
+    self.assertTrue(self.draw("a", "--out", "p.svg", cwd=self.dir).startswith("last 8 targets in windows of 32 of val.bin:"))
+    with open(self.path("p.svg"), encoding="utf-8") as file:
+      self.assertIn("<!-- a -->", file.read())  # in the legend
+
+  def test_weights_of_another_run(self):
+    of = lambda weights, **more: {**(made := line(8, 16, 2.0, **more)), "of": {**made["of"], "weights": weights}}
+    start = lambda **more: {"type": "start", "config": {**CONFIG, "name": "s2", **more}}
+    train = {"type": "train", "step": 1, "loss": 1.0}
+    sm = of("runs/sm/step_00000008")
+    for weights in ("runs/s2", "runs/s2/step_00000008", "/moved/s2/step_00000008", "runs/s2/best",
+                    "runs/s2/old_steps_2/step_00000008", "random"):
+      run = metrics.Run(self.make_run("moved", [train, of(weights), sm], [start()]))
+      self.assertEqual(([*run.row], run.note()), ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
+      shutil.rmtree(self.path("moved"))
+    alone = metrics.Run(self.make_run("alone", [sm, of("runs/other/step_00000008")], [start()]))  # the run it looks at
+    self.assertEqual(([*alone.row], alone.note()), ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
+    none = metrics.Run(self.make_run("none", [train, sm, {**suffix(8, 1.0), "of": sm["of"]}], [start()]))
+    self.assertEqual((none.row, none.contexts, [*none.left_out.values()]), ({}, {}, [2]))
+    tuned = metrics.Run(self.make_run("tuned", [train, of("runs/sm")], [start(init="runs/sm/")]))
+    self.assertEqual(([*tuned.row], tuned.note()), ([16], ""))
+
   def test_units(self):
     runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
     for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
+      name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}[unit]
       self.assertEqual(" ".join(row.split(" | ")[1].rstrip(" |") for row in plot.table(runs, unit).splitlines()[2:]), cells)
-      self.draw("a", "b", "--unit", unit, cwd=self.dir)
+      self.draw("a", "b", "--unit", unit, "--out", "p.svg", cwd=self.dir)
+      with open(self.path("p.svg"), encoding="utf-8") as file:
+        self.assertIn(f"<!-- {name} by length -->", file.read())
 
   def test_settings_that_differ(self):
     variant = lambda name, lr, power, loss: self.evaluated(
         f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1}, attention={"variant": name, "kind": name, "power": power})
     runs = [variant("softmax", 1, 15, 1.5), variant("lssar", 1, 15, 1.25), variant("lssar", 2, 3, 1.0)]
     self.assertEqual(plot.settings_table(runs).splitlines(), [
-        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length |", "|---|---|---|---|---|---|",
+        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length (nats) |", "|---|---|---|---|---|---|",
         "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |", "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
 
   def test_tables_without_matplotlib(self):
@@ -200,6 +265,22 @@ class Plot(ScriptTest):
       self.assertIn(f"picture: {path}\n", self.draw(folder, "--out", out, cwd=self.dir))
       os.remove(self.path(path))
     self.draw(folder, "--out", "p.xyz", code=2)
+    self.assertEqual(self.draw(folder, "--out", "nosuch/p.png", code=2, cwd=self.dir), "")  # before the work
+
+  def test_a_run_given_twice(self):
+    self.make_run("run")
+    os.symlink("run", self.path("same"))
+    output = self.draw("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", cwd=self.dir)
+    self.assertEqual([line for line in output.splitlines() if line.startswith("| ")], [
+        "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |", "| run | 8 | 1.500 |"])
+
+  def test_the_end_of_a_pipe(self):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([drawing_python() or self.skipTest("no matplotlib"), os.path.join(SCRIPTS, "plot.py"), self.make_run("run")],
+                          stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
   def test_runs_of_one_name_are_told_apart(self):
     folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
