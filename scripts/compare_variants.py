@@ -210,6 +210,7 @@ def main():
   if not drawable:
     print("compare_variants.py: no picture will be drawn: install matplotlib (pip install matplotlib); then run this again",
           file=sys.stderr, flush=True)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, or ./train would go on alone
   runs, failed, stopped = collect(arguments)
   if any(runs.values()):
     result = summary(runs, failed, arguments)

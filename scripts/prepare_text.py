@@ -139,9 +139,16 @@ def parquet_documents(name, stream, args):
       raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
           name, args.field, listed(file.schema_arrow.names)))
     batches = file.iter_batches(batch_size=1000, columns=[args.field])
-    rows = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
-    for number, value in enumerate(rows, 1):
-      yield utf8(value, "%s, row %d" % (name, number), args)
+    columns = (batch.column(0) for batch in batches)
+    for number, value in enumerate(itertools.chain.from_iterable(columns), 1):
+      where = "%s, row %d" % (name, number)
+      if isinstance(value, (pyarrow.StringScalar, pyarrow.LargeStringScalar)) and value.is_valid:
+        try:
+          yield value.as_buffer().to_pybytes().decode("utf-8", args.errors).encode()
+        except UnicodeDecodeError as error:
+          raise UserError('%s: "%s" is not UTF-8 (%s); correct it, or use --errors replace' % (where, args.field, error))
+      else:
+        yield utf8(value.as_py(), where, args)
   except (pyarrow.ArrowException, OSError) as error:
     raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
 

@@ -115,12 +115,19 @@ class Compare(ScriptTest):
     self.assertLess(self.errors.index("no picture will be drawn"), self.errors.index("1/4: a, seed 1"))
 
   def test_interrupting_waits_until_the_run_has_saved(self):
+    for sign in (signal.SIGINT, signal.SIGTERM):
+      with self.subTest(sign=sign):
+        self.interrupt(sign)
+        os.remove(self.path("waiting"))
+        os.remove(self.path("saved"))
+
+  def interrupt(self, sign):
     process = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "compare_variants.py"), *self.arguments], cwd=self.dir, text=True,
                                env={**os.environ, "TRAIN": "./train", "a2": "wait"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     while process.poll() is None and not os.path.exists(self.path("waiting")):
       time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sign)
     output, errors = process.communicate()
     self.assertEqual(process.returncode, -signal.SIGINT, errors)
     self.assertTrue(os.path.exists(self.path("saved")))

@@ -142,10 +142,16 @@ class PrepareBytes(Prepare):
       self.prepare(name, "--val-every", "5000", "--overwrite")
       self.assertEqual(self.text("x_train_000000.bin").decode(), "".join(texts[:-1]))
       self.assertEqual(self.text("x_val_000000.bin").decode(), texts[-1])
+    bad = self.path("bad.parquet")
+    text = pyarrow.array([b"fine " * 99, b"x\xff"]).cast(pyarrow.string(), safe=False)
+    parquet.write_table(pyarrow.table({"text": pyarrow.StringArray.from_buffers(2, *text.buffers()[1:])}), bad)
     for args, parts in (([path, "--field", "body"], ['no column "body"', '"id", "text"']), ([path, "--field", "id"], ["row 1", "0"]),
-                        ([self.write("c.parquet", b"PAR1")], ["c.parquet is damaged, or not a Parquet file"])):
+                        ([self.write("c.parquet", b"PAR1")], ["c.parquet is damaged, or not a Parquet file"]),
+                        ([bad], ["row 2", "not UTF-8", "--errors replace"])):
       self.prepare(*args, "--overwrite", code=2)
       self.assert_error(*parts)
+    self.prepare(bad, "--errors", "replace", "--overwrite")
+    self.assertEqual(self.text("x_train_000000.bin") + self.text("x_val_000000.bin"), b"fine " * 99 + "x\ufffd".encode())
 
   def test_every_nth_document_for_validation(self):
     lines = "".join(json.dumps({"text": "%d;" % i}) + "\n" for i in (1, 2, 3, 4))
