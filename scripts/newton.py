@@ -40,9 +40,7 @@ import itertools
 import json
 import os
 import re
-import signal
 import struct
-import sys
 from types import SimpleNamespace
 
 import common
@@ -499,5 +497,4 @@ def main():
 
 
 if __name__ == "__main__":
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through finally, which removes the temporary folder
   common.run(main, "nothing was written")

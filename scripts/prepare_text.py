@@ -41,7 +41,6 @@ import mmap
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -540,5 +539,4 @@ def write(args, tokenizer):
 
 
 if __name__ == "__main__":
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through finally, which removes the temporary folder
   run(main, "nothing was written")

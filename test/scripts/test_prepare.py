@@ -257,7 +257,7 @@ class PrepareBytes(Prepare):
     self.assert_error("secret", "Permission denied")
 
   def test_nothing_is_left_when_it_is_stopped(self):
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
       process = start("prepare_text.py", "-", "--out", self.out, "--name", "x", stdin=subprocess.PIPE,
                       stderr=subprocess.DEVNULL)
       while not self.files() and process.poll() is None:  # the temporary folder
