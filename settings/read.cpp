@@ -198,9 +198,8 @@ class Reader {
   }
 
   void read_object(const json& object, const std::string& prefix) {
-    for (auto& [name, value] : object.items()) {
-      if (name.rfind("_", 0) != 0) mistakes.attempt([&] { read_member(prefix, name, value); });
-    }
+    for (auto& member : object.items())  // clang 14 captures no structured bindings
+      if (member.key().rfind("_", 0) != 0) mistakes.attempt([&] { read_member(prefix, member.key(), member.value()); });
   }
 
   void read_set(const std::string& text) {
