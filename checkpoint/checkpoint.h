@@ -28,8 +28,8 @@ struct DataFile {  // a shard: its name without folders, because data may move
   std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
   bool operator==(const DataFile&) const = default;
 };
-nlohmann::ordered_json data_json(
-    const std::vector<DataFile>& files);  // [{"name": ..., "tokens": N, "xxh64": ...}, ...]
+// [{"name": ..., "tokens": N, "xxh64": ...}, ...]
+nlohmann::ordered_json data_json(const std::vector<DataFile>& files);
 
 // The losses and norms by which training/spikes.h detects spikes.
 struct SpikeHistory {

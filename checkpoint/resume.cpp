@@ -120,10 +120,9 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
       checkpoint.path.c_str(), listed(changes).c_str());
 }
 
-// The newest checkpoint of a run after at most `step` steps, "" if there is none.
-static std::string checkpoint_until(const std::string& run, int64_t step) {
+std::string checkpoint_before(const std::string& run, int64_t step) {
   for (const StepFolder& folder : step_folders(run))
-    if (folder.step <= step) return folder.path;
+    if (folder.step < step) return folder.path;
   return "";
 }
 
@@ -144,7 +143,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   std::string earlier;
   for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
-    if (std::string path = checkpoint_until(fs::path(checkpoint.path).parent_path(), step); !path.empty())
+    if (std::string path = checkpoint_before(fs::path(checkpoint.path).parent_path(), step + 1); !path.empty())
       earlier = "continue from an earlier checkpoint (--resume " + path + " can), ";
     changes.push_back(
         format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "

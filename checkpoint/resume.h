@@ -27,6 +27,8 @@ ResumePlace resume_place(const std::string& resume, const std::string& name);
 // none is intact.
 std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
 
+std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
+
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
 
 // A user_error that lists old and new values, if they make it another run. batch.micro = 0 in `now` means the

@@ -81,12 +81,6 @@ int64_t newest_step(const std::string& run) {
   return folders.empty() ? 0 : folders[0].step;
 }
 
-std::string checkpoint_before(const std::string& run, int64_t step) {
-  for (const StepFolder& folder : step_folders(run))
-    if (folder.step < step) return folder.path;
-  return "";
-}
-
 std::string how_to_continue(const std::string& run, int64_t failed) {
   std::string path = checkpoint_before(run, failed);
   if (path.empty()) return "there is no checkpoint yet (checkpoint.every)";

@@ -22,5 +22,4 @@ void save_gradients(Model& model, const std::string& path);
 void save(Model& model, RunDir* run, const RunState& state, Background& background);
 
 int64_t newest_step(const std::string& run);  // the step of the newest checkpoint, 0 if there is none
-std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
 std::string how_to_continue(const std::string& run, int64_t failed);  // ends an error text about step `failed`

@@ -87,11 +87,8 @@ static void add_difference(EvalReport& report, const EvalReport& from) {
 static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
                      const std::vector<DataFile>& files) {
   double tokens = 0, bytes = 0;
-  size_t next = 0;  // shards before it have been counted
-  for (int64_t w = 0; w < report.windows; w++) {
-    size_t i = reader.shard_of(w);
-    if (i < next) continue;
-    next = i + 1;
+  for (size_t i = 0; i <= reader.shard_of(report.windows - 1); i++) {
+    if (shards[i].tokens <= reader.T()) continue;  // too short for a window
     report.data.push_back(files[i]);
     tokens += double(shards[i].tokens);
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;

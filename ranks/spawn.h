@@ -1,7 +1,8 @@
 // `--gpus N`: starts the ranks of a run on this machine, as children of this process, their parent.
 // The parent holds nothing of the run itself. However it ends, even by kill -9, its ranks end with it. It passes
-// signals (base/signals.h) on to rank 0, which tells the others; a second request to stop ends all at once. If a rank dies, the parent names it and ends the others. Its exit code is that of the run; it dies of a signal that
-// stopped the run.
+// signals (base/signals.h) on to rank 0, which tells the others; a second request to stop ends all at once. If a rank
+// dies, the parent names it and ends the others. Its exit code is that of the run; it dies of a signal that stopped the
+// run.
 #pragma once
 #include <string>
 

@@ -19,12 +19,12 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--resume", flags.resuming ? json_quote(flags.resume) : given(false)},
                  {"--overwrite", given(flags.overwrite)},
                  {"--eval", given(flags.eval)},
+                 {"--passkey", given(flags.passkey)},
                  {"--lengths", json_quote(flags.lengths)},
                  {"--generate", given(flags.generating)},
                  {"--dry-run", given(flags.dry_run)},
                  {"--remeasure", given(flags.remeasure)},
                  {"--dump-gradients", json_quote(flags.dump_gradients)}};
-  facts["--passkey"] = given(flags.passkey);
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
     if (!row.of_a_rank) facts[row.key] = value_text(row);

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "checkpoint/resume.h"
 #include "checkpoint/state.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
@@ -75,8 +76,8 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
   if (step == 1)
     failure(
         "step 1: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
-        "settings "
-        "of model and attention, and precision%s",
+        "settings of "
+        "model and attention, and precision%s",
         result.loss, result.grad_norm, where.c_str(),
         model.config().init.empty() ? "" : (", the weights of init = " + model.config().init).c_str());
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.

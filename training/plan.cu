@@ -58,11 +58,13 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
                     on_cpu ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str());
-  if (training) table += format("; micro batch %d", config.batch.micro);
-  Config larger = config;
-  larger.batch.micro = 0;
-  if (training) resolve_batch(larger, comm.size(), std::max<int64_t>(1, fits));
-  if (training && larger.batch.micro > config.batch.micro) table += format(", %d fits too", larger.batch.micro);
+  if (training) {
+    Config larger = config;
+    larger.batch.micro = 0;
+    resolve_batch(larger, comm.size(), std::max<int64_t>(1, fits));
+    table += format("; micro batch %d", config.batch.micro);
+    if (larger.batch.micro > config.batch.micro) table += format(", %d fits too", larger.batch.micro);
+  }
   table += "\n";
   if (total > budget) {
     std::string fix =
