@@ -1,5 +1,5 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
-// sequence in shared memory and let the other stream past (tiles.cuh); tiles above the diagonal are never touched. Each
+// sequence in shared memory and let the other stream past (tiles.cuh); tiles that no row sees are never touched. Each
 // thread computes E by one to four elements of a product in registers. The backward has two kernels, dK and dV by tiles
 // of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
 // channels are done 128 output channels at a time, and each time the scores are computed again.
@@ -59,7 +59,7 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 
 // ---- forward: queries are held, keys and then values stream past
 
-template <class T, class Policy, class Tile>
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
@@ -73,11 +73,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
-  int i0 = place.row, last_query = min(i0 + Tile::HELD, shape.T) - 1;
-  int chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
+  int i0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
+  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   float out_sum[OUTPUTS][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
   // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
@@ -90,12 +91,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
     bool weighing = sweep == Policy::SWEEPS - 1;
     for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(sweep, s, mine.first == 0); });
-    for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
-      // Scores, masked on the diagonal
-      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == 0);
-      if (j0 + Tile::STREAM - 1 > i0)
-        for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+    for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
+      // Scores, masked
+      score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == tiles.begin);
+      mask_scores<Tile, false>(z[0], mask, i0, j0);
 
       // First of two sweeps
       if (!weighing) {
@@ -177,12 +176,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       int r = mine.held + e, i = i0 + r;
       float c[CONSTANTS + 1], factor[OUTPUTS], saved[Policy::SAVED + 1];
       if (!weighing) {
-        with_sums(e, [&](float* s) { policy.row_constants(i + 1, s, c); });
+        with_sums(e, [&](float* s) { policy.row_constants(mask.keys(i), s, c); });
         for (int n = 0; n < CONSTANTS; n++) constants[n * Tile::HELD + r] = c[n];
         continue;
       }
       for (int n = 0; n < CONSTANTS; n++) c[n] = constants[n * Tile::HELD + r];
-      with_sums(e, [&](float* s) { policy.finish(i + 1, c, s, factor, saved); });
+      with_sums(e, [&](float* s) { policy.finish(mask.keys(i), c, s, factor, saved); });
       for (int n = 0; n < OUTPUTS; n++) factors[n * Tile::HELD + r] = factor[n];
       if (!stats || place.chunk != 0 || i >= shape.T) continue;
       for (int n = 0; n < Policy::SAVED; n++)
@@ -211,8 +210,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
 // ---- backward
 
-// Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
-template <class T, class Policy, class Tile>
+// Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries that see a key.
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                    Shape shape) {
@@ -231,18 +230,17 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   size_t count = shape.rows(gridDim.z);
   rows += (size_t(place.b) * shape.H + place.h) * shape.T;
   Policy policy(settings, 0);
+  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
   float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E];
-  int first = j0 / Tile::STREAM * Tile::STREAM;
-  for (int i0 = first; i0 < shape.T; i0 += Tile::STREAM) {
-    // Scores, masked on the diagonal, and dP
-    score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == first);
+  for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
+    // Scores, masked, and dP
+    score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == tiles.begin);
     reload_own_chunk<Tile>(stream_tiles, streamed, i0, place);
-    if (i0 < j0 + Tile::HELD - 1)
-      for (int x = 0; x < X; x++)
-        for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.held + e > i0 + mine.streamed(x) ? -INFINITY : z[0][x][e];
+    mask_scores<Tile, true>(z[0], mask, j0, i0);
 
-          // P and dz
+    // P and dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       int i = i0 + mine.streamed(x);
@@ -274,8 +272,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   }
 }
 
-// Queries are held, keys stream past: dq = sum of dz k, over the keys up to the diagonal.
-template <class T, class Policy, class Tile>
+// Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
                                       Shape shape) {
@@ -288,28 +286,27 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Place place = place_of_block<Tile>(shape, true);
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
-  int i0 = place.row, last_query = min(i0 + Tile::HELD, shape.T) - 1;
-  int chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
+  int i0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
   Head<T> held[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
   Head<T> streamed[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
   size_t count = shape.rows(gridDim.z);
   rows += (size_t(place.b) * shape.H + place.h) * shape.T;
   Policy policy(settings, 0);
+  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   float dq[R][E] = {}, z[2][X][E];
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
   }
-  for (int j0 = 0; j0 <= last_query; j0 += Tile::STREAM) {
-    // Scores, masked on the diagonal, and dP
-    score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == 0);
+  for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
+    // Scores, masked, and dP
+    score_tiles<Tile>(z, held_tiles, stream_tiles, held, i0, streamed, j0, place, j0 == tiles.begin);
     reload_own_chunk<Tile>(stream_tiles, streamed, j0, place);
-    if (j0 + Tile::STREAM - 1 > i0)
-      for (int x = 0; x < X; x++)
-        for (int e = 0; e < E; e++) z[0][x][e] = j0 + mine.streamed(x) > i0 + mine.held + e ? -INFINITY : z[0][x][e];
+    mask_scores<Tile, false>(z[0], mask, i0, j0);
 
-          // dz
+    // dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
       float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
@@ -346,28 +343,28 @@ template <class Tile> dim3 grid_of(const Shape& s, int B) {
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
-template <class T, class Policy> void general_forward(const ForwardCall<T>& c) {
+template <class T, class Policy, class Mask = Causal> void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, on_cpu)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
-    LAUNCH((attention_forward_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
-template <class T, class Policy> void general_backward(const BackwardCall<T>& c) {
+template <class T, class Policy, class Mask = Causal> void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
-  prepare_backward_rows<T, Policy>(c, shape);
+  prepare_backward_rows<T, Policy, Mask>(c, shape);
   with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
     size_t floats = Tile::BACKWARD_FLOATS;
-    LAUNCH((attention_backward_keys_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
-    LAUNCH((attention_backward_queries_kernel<T, Policy, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
            c.workspace, c.qkv, c.settings, shape);
   });

@@ -4,7 +4,7 @@
 #pragma once
 #include <initializer_list>
 
-#include "attention/kernel_table.h"
+#include "attention/masks.cuh"
 #include "attention/tile_sizes.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
@@ -87,7 +87,7 @@ __device__ __forceinline__ void add_row_dots(float (&dot)[2], const T* x, const 
 // rows [ROW_VALUES][B, H, row_pitch] = Policy::row_for_backward() of what the forward saved and of the dot products
 // dO_i . O_i (and dO_i . O2_i); 0 past T. LANES neighbouring threads have a row and take its 16-byte pieces in turn; the
 // grid is (rows of a head, H, B).
-template <class T, class Policy, int LANES>
+template <class T, class Policy, class Mask, int LANES>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
                                       PolicySettings settings, Shape shape) {
   int thread = blockIdx.x * blockDim.x + threadIdx.x, t = thread / LANES, lane = thread % LANES, h = blockIdx.y;
@@ -108,7 +108,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   if (t < shape.T) {
     Policy policy(settings, 0);
     for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
-    policy.row_for_backward(t + 1, saved, dot, row);
+    policy.row_for_backward(Mask(settings, shape.T, 0).keys(t), saved, dot, row);
   }
   rows += (size_t(b) * shape.H + h) * shape.row_pitch + t;
   for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = row[n];
@@ -129,9 +129,9 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 }
 
 // The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
-template <class T, class Policy> void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
+template <class T, class Policy, class Mask> void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
   auto launch = [&]<int LANES>() {
-    LAUNCH((attention_rows_kernel<T, Policy, LANES>),
+    LAUNCH((attention_rows_kernel<T, Policy, Mask, LANES>),
            dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.shape.B), dim3(128), 0, c.stream, c.workspace,
            c.dout, c.out, c.stats, c.settings, shape);
   };

@@ -476,7 +476,7 @@ template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
-  prepare_backward_rows<bf16, Policy>(c, shape);
+  prepare_backward_rows<bf16, Policy, Causal>(c, shape);
   TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
     using Keys = KeysTile<Policy, DIM>;

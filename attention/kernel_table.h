@@ -3,7 +3,7 @@
 #pragma once
 #include "attention/attention.h"
 
-// The settings that a policy may use, the same for a whole launch.
+// The settings that a policy or a mask may use, the same for a whole launch.
 struct PolicySettings {
   float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
   int offset_free_rows;

@@ -1,6 +1,6 @@
 // Attention on tensor cores (mma.sync, Ampere and newer): every kind, heads of up to 128 channels, bf16 with float32
 // scores, statistics and sums. As in the general kernels a block holds rows of one sequence and lets the other stream
-// past, here double-buffered by asynchronous copies; tiles above the diagonal are never touched. The backward has two
+// past, here double-buffered by asynchronous copies; tiles that no row sees are never touched. The backward has two
 // kernels, dK and dV by tiles of keys and dQ by tiles of queries. So it takes 7 products instead of 5, but one lane
 // computes each sum, in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the
 // row's statistics have been taken from them in float32.
@@ -12,7 +12,7 @@ namespace {
 
 // ---- forward: queries are held, keys and values stream past
 
-template <class T, class Policy, class Tile>
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
                                     Shape shape) {
@@ -27,16 +27,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape),
           v = head_of_qkv(qkv, 2, b, h, shape);
   Policy policy(settings, sink ? to_float(sink[h]) : settings.sink);
+  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
   // Copies of the queries and of the first tiles
-  int tiles = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM, steps = SWEEPS * tiles;
+  auto key_tiles = mask.template key_tiles<Tile::STREAM>(block_row, Tile::HELD);
+  int tiles = key_tiles.end(), steps = SWEEPS * tiles;
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
-      load_rows<Tile, Tile::STREAM>(stage, k, step % tiles * Tile::STREAM);
-      if (step >= steps - tiles) load_rows<Tile, Tile::STREAM>(stage + TILE, v, step % tiles * Tile::STREAM);
+      load_rows<Tile, Tile::STREAM>(stage, k, key_tiles.row(step % tiles));
+      if (step >= steps - tiles) load_rows<Tile, Tile::STREAM>(stage + TILE, v, key_tiles.row(step % tiles));
     }
     cp_async_commit();
   };
@@ -48,18 +50,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   for (int step = 0; step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
     bool weighing = step >= steps - tiles;
-    int j0 = step % tiles * Tile::STREAM;
+    int j0 = key_tiles.row(step % tiles);
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores, masked on the diagonal
-    if (j0 == 0)
+    // Scores, masked
+    if (step % tiles == 0)
       for_rows<M>(
           [&](int m, int half) { policy.start_sweep(weighing ? SWEEPS - 1 : 0, sums[m][half], mine.quad == 0); });
     scores<Tile>(z, my_queries, keys);
-    mask_later<Tile>(z, i0, j0);
+    mask_scores<Tile, false>(z, mask, i0, j0);
 
     // First of two sweeps
     if (SWEEPS > 1 && !weighing) {
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
         if (step != tiles - 1) return;
         merge_quad(policy, 0, sums[m][half]);
-        policy.row_constants(i0 + mine.row(m, half) + 1, sums[m][half], constants[m][half]);
+        policy.row_constants(mask.keys(i0 + mine.row(m, half)), sums[m][half], constants[m][half]);
       });
     } else {
       // Larger scores: older outputs shrink
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     int i = i0 + mine.row(m, half);
     float f[OUTPUTS], saved[Policy::SAVED + 1];
     merge_quad(policy, SWEEPS - 1, sums[m][half]);
-    policy.finish(i + 1, constants[m][half], sums[m][half], f, saved);
+    policy.finish(mask.keys(i), constants[m][half], sums[m][half], f, saved);
     for (int output = 0; output < OUTPUTS; output++) factor[output][m][half] = f[output];
     if (stats && mine.quad == 0 && i < shape.T)
       for (int n = 0; n < Policy::SAVED; n++) stats[n * rows + first + i] = saved[n];
@@ -134,8 +136,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
 // ---- backward
 
-// Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries from the diagonal on.
-template <class T, class Policy, class Tile>
+// Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries that see a key.
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
                                           PolicySettings settings, Shape shape) {
@@ -151,18 +153,20 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(gridDim.z);
   rows += (size_t(b) * shape.H + h) * shape.T;
   Policy policy(settings, 0);
+  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
   // Copies of keys, values and the first tiles
-  int first = block_row / Tile::STREAM, steps = (shape.T + Tile::STREAM - 1) / Tile::STREAM;
+  auto query_tiles = mask.template query_tiles<Tile::STREAM>(block_row, Tile::HELD);
+  int steps = query_tiles.end();
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
-      load_rows<Tile, Tile::STREAM>(stage, q, step * Tile::STREAM);
-      load_rows<Tile, Tile::STREAM>(stage + TILE, d, step * Tile::STREAM);
+      load_rows<Tile, Tile::STREAM>(stage, q, query_tiles.row(step));
+      load_rows<Tile, Tile::STREAM>(stage + TILE, d, query_tiles.row(step));
       for (int n = threadIdx.x; n < ROW_VALUES * Tile::STREAM; n += Tile::THREADS) {
-        int i = step * Tile::STREAM + n % Tile::STREAM;
+        int i = query_tiles.row(step) + n % Tile::STREAM;
         row_stages[step % 2 * ROW_VALUES * Tile::STREAM + n] = i < shape.T ? rows[n / Tile::STREAM * count + i] : 0;
       }
     }
@@ -170,29 +174,22 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   };
   load_rows<Tile, Tile::HELD>(held, head_of_qkv(qkv, 1, b, h, shape), block_row);
   load_rows<Tile, Tile::HELD>(held + HELD_TILE, head_of_qkv(qkv, 2, b, h, shape), block_row);
-  fetch(first);
+  fetch(query_tiles.first());
 
   Sums<Tile> dk = {}, dv = {};
   float z[M][N][4], dp[M][N][4];
-  for (int step = first; step < steps; step++) {
+  for (int step = query_tiles.first(); step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
-    int i0 = step * Tile::STREAM;
+    int i0 = query_tiles.row(step);
     const T *queries = stages + step % 2 * 2 * TILE, *douts = queries + TILE;
     const float* row_values = row_stages + step % 2 * ROW_VALUES * Tile::STREAM;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores, masked on the diagonal, and dP, P and dz
+    // Scores, masked, and dP, P and dz
     scores<Tile>(z, my_keys, queries);
-    if (i0 < j0 + Tile::WARP_ROWS - 1)
-      for_rows<M>([&](int m, int half) {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++)
-            if (j0 + mine.row(m, half) > i0 + mine.column(n) + c) z[m][n][2 * half + c] = -INFINITY;
-      });
+    mask_scores<Tile, true>(z, mask, j0, i0);
     scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
 #pragma unroll
@@ -223,8 +220,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
 }
 
-// Queries are held, keys and values stream past: dq = sum of dz k, over the keys up to the diagonal.
-template <class T, class Policy, class Tile>
+// Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
+template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
                                              PolicySettings settings, Shape shape) {
@@ -240,16 +237,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(gridDim.z);
   rows += (size_t(b) * shape.H + h) * shape.T;
   Policy policy(settings, 0);
+  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
   // Copies of queries, dO and the first tiles
-  int steps = (min(block_row + Tile::HELD, shape.T) + Tile::STREAM - 1) / Tile::STREAM;
+  auto key_tiles = mask.template key_tiles<Tile::STREAM>(block_row, Tile::HELD);
+  int steps = key_tiles.end();
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
-      load_rows<Tile, Tile::STREAM>(stage, k, step * Tile::STREAM);
-      load_rows<Tile, Tile::STREAM>(stage + TILE, v, step * Tile::STREAM);
+      load_rows<Tile, Tile::STREAM>(stage, k, key_tiles.row(step));
+      load_rows<Tile, Tile::STREAM>(stage + TILE, v, key_tiles.row(step));
     }
     cp_async_commit();
   };
@@ -266,15 +265,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   float z[M][N][4], dp[M][N][4];
   for (int step = 0; step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
-    int j0 = step * Tile::STREAM;
+    int j0 = key_tiles.row(step);
     const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores, masked on the diagonal, and dP, dz
+    // Scores, masked, and dP, dz
     scores<Tile>(z, my_queries, keys);
-    mask_later<Tile>(z, i0, j0);
+    mask_scores<Tile, false>(z, mask, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
     for_rows<M>([&](int m, int half) {
@@ -311,28 +310,28 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
-template <class T, class Policy> void tensor_forward(const ForwardCall<T>& c) {
+template <class T, class Policy, class Mask = Causal> void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS)>;
-    LAUNCH((attention_forward_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class T, class Policy> void tensor_backward(const BackwardCall<T>& c) {
+template <class T, class Policy, class Mask = Causal> void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
-  prepare_backward_rows<T, Policy>(c, shape);
+  prepare_backward_rows<T, Policy, Mask>(c, shape);
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_backward_size(DIM, Policy::HEAVY)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
-    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv,
-           c.settings, shape);
-    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Tile>), tensor_grid<Tile>(shape, B),
+    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
+           dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout,
+           c.workspace, c.qkv, c.settings, shape);
+    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }

@@ -106,16 +106,21 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
   }
 }
 
-// Scores of the warp's queries, from i0 on, with keys from j0 on: z = -inf where the key comes after the query.
-template <class Tile> __device__ __forceinline__ void mask_later(float (&z)[Tile::M][Tile::N][4], int i0, int j0) {
-  if (j0 + Tile::STREAM - 1 <= i0) return;
+// Scores z of the warp's held rows, from held0 on, and streamed rows from stream0 on as the mask wants them; KEYS: keys
+// are held.
+template <class Tile, bool KEYS, class Mask>
+__device__ __forceinline__ void mask_scores(float (&z)[Tile::M][Tile::N][4], const Mask& mask, int held0, int stream0) {
+  constexpr int ROWS = KEYS ? Tile::STREAM : Tile::WARP_ROWS, COLUMNS = KEYS ? Tile::WARP_ROWS : Tile::STREAM;
+  if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
   Fragment mine;
   for_rows<Tile::M>([&](int m, int half) {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++)
 #pragma unroll
-      for (int c = 0; c < 2; c++)
-        if (j0 + mine.column(n) + c > i0 + mine.row(m, half)) z[m][n][2 * half + c] = -INFINITY;
+      for (int c = 0; c < 2; c++) {
+        int held = held0 + mine.row(m, half), other = stream0 + mine.column(n) + c;
+        if (!(KEYS ? mask.sees(other, held) : mask.sees(held, other))) z[m][n][2 * half + c] = -INFINITY;
+      }
   });
 }
 

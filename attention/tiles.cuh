@@ -149,6 +149,20 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   }
 }
 
+// Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
+template <class Tile, bool KEYS, class Mask>
+__device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
+  constexpr int ROWS = KEYS ? Tile::STREAM : Tile::HELD, COLUMNS = KEYS ? Tile::HELD : Tile::STREAM;
+  if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
+  ScorePlace<Tile> mine;
+  int first = held0 + mine.held;
+  for (int x = 0; x < Tile::X; x++) {
+    int other = stream0 + mine.streamed(x);
+    for (int e = 0; e < E; e++)
+      z[x][e] = !(KEYS ? mask.sees(other, first + e) : mask.sees(first + e, other)) ? -INFINITY : z[x][e];
+  }
+}
+
 // A thread's part of the sums: R held rows from `held`, and E channels from `channel`.
 template <class Tile> struct SumPlace {
   int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::R, channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * E;

@@ -1,0 +1,41 @@
+// Which keys a query sees, and what is added to its scores. Each way is a struct, its mask, beside the kind's policy;
+// kernels know nothing else of it. Queries i and keys j are counted from 0 here. A mask is made for one head of one
+// sequence (`head` = b H + h). Its functions:
+//
+//   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
+//   keys(i)                         the number of keys that query i sees
+//   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
+//   sees(i, j)                      any other score is -inf
+#pragma once
+#include "attention/kernel_table.h"
+
+// The tiles of STREAM rows, from row `begin` on, that rows before `stop` lie in; without those of rows near .. far - 1.
+// To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1.
+template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
+  int begin, stop, near = 0, far = 0;
+  __device__ __forceinline__ int next(int row) const {
+    row += STREAM;
+    return WITH_GAP && row == near ? far : row;
+  }
+  __device__ __forceinline__ int first() const { return begin / STREAM; }
+  __device__ __forceinline__ int end() const { return (stop + STREAM - 1 - (WITH_GAP ? far - near : 0)) / STREAM; }
+  __device__ __forceinline__ int row(int number) const {
+    int row = number * STREAM;
+    return WITH_GAP && row >= near ? row + far - near : row;
+  }
+};
+
+// Query i sees the keys j <= i.
+struct Causal {
+  int T;
+  __device__ Causal(const PolicySettings&, int T, size_t) : T(T) {}
+  template <int STREAM> __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
+    return {0, min(i0 + rows, T)};
+  }
+  template <int STREAM> __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int) const {
+    return {j0 / STREAM * STREAM, T};
+  }
+  __device__ __forceinline__ int keys(int i) const { return i + 1; }
+  __device__ __forceinline__ bool leaves(int i0, int, int j0, int columns) const { return j0 + columns - 1 <= i0; }
+  __device__ __forceinline__ bool sees(int i, int j) const { return j <= i; }
+};
