@@ -36,12 +36,13 @@ struct AttentionSetup : AttentionSettings {
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
-// The learned numbers of a layer, if the settings have any, and their gradients, [H] each.
+// The learned numbers of a layer, if the settings have any, and their gradients, [H] each; and its bias (bias.cuh).
 template <class T> struct AttentionLearned {
   const T* ssmax_scale = nullptr;
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
-  float* dsink = nullptr;  // +=
+  float* dsink = nullptr;       // +=
+  const float* bias = nullptr;  // c [B, H, T]: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
@@ -55,6 +56,13 @@ void attention_check(const AttentionSettings& settings, int D);
 int attention_statistics(const AttentionSettings& settings, int D);
 
 size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 per row (b, h, t), so linear in T
+
+// Where attention_backward() leaves, in that workspace, the sums over a query's keys and over a key's queries of the
+// gradients of q_i . k_j, if there is a bias: [B, H, T] each.
+struct ScoreGradientSums {
+  float *by_query, *by_key;
+};
+ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& shape);
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>

@@ -6,12 +6,15 @@ namespace {
 
 constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
-const KindKernels& kernels_for(const AttentionSettings& s) {
+// Whether a row of T may see less than all keys before it, or something is added to its scores.
+bool shaped(const AttentionSettings& s, int T) { return s.bias != Bias::none || s.keys_seen(T) < T; }
+
+const KindKernels& kernels_for(const AttentionSettings& s, bool shaped = false) {
   float power = float(s.power);
   PowerClass power_class = s.kind != Kind::lssar || power == 15    ? PowerClass::usual
                            : power <= 32 && power == floorf(power) ? PowerClass::whole
                                                                    : PowerClass::any;
-  if (int(s.kind) < KINDS && kernels_of(s.kind, power_class).saved >= 0) return kernels_of(s.kind, power_class);
+  if (int(s.kind) < KINDS && kernels_of(s.kind, power_class).saved >= 0) return kernels_of(s.kind, power_class, shaped);
   std::string built;
   for (int k = 0; k < KINDS; k++)
     if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
@@ -25,16 +28,18 @@ const KindKernels& kernels_for(const AttentionSettings& s) {
 
 using Arrays = std::initializer_list<const void*>;
 
-const Launchers<float>& launchers_for(const AttentionSetup& s, int, TypeTag<float>, Arrays) {
-  return kernels_for(s).general_float;
+const Launchers<float>& launchers_for(const AttentionSetup& s, const AttentionShape& shape, TypeTag<float>, Arrays) {
+  return kernels_for(s, shaped(s, shape.T)).general_float;
 }
 
 // On a GPU, picks the fastest kernels that support this case. (On the CPU layer those for tensor cores are slower than
 // the general ones, and only tests ask for them.) Hopper's copy engine needs heads that begin at multiples of 16 bytes,
 // rows that are whole heads apart, and arrays at multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's
 // own header asks for 16).
-const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf16>, Arrays arrays) {
-  const KindKernels& k = kernels_for(s);
+const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionShape& shape, TypeTag<bf16>,
+                                     Arrays arrays) {
+  const KindKernels& k = kernels_for(s, shaped(s, shape.T));
+  int D = shape.D;
   bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
   for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
   switch (s.kernels) {
@@ -44,8 +49,8 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf1
       return k.tensor_bf16;
     case Kernels::hopper:
       if (!hopper)
-        failure("attention: no Hopper kernels for %s, heads of %d channels, or these addresses and strides",
-                kind_names[int(s.kind)], D);
+        failure("attention: no Hopper kernels for %s, heads of %d channels, %sor these addresses and strides",
+                kind_names[int(s.kind)], D, shaped(s, shape.T) ? "a window or a bias, " : "");
       return k.hopper_bf16;
     case Kernels::automatic: break;
   }
@@ -54,13 +59,23 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, int D, TypeTag<bf1
   return tensor ? k.tensor_bf16 : k.general_bf16;
 }
 
-PolicySettings policy_settings(const AttentionSetup& s) {
+// T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
+// number, so "no sink" is one whose weight vanishes beside the first score that is seen.
+PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias, ScoreGradientSums sums = {}) {
+  if (s.bias != Bias::none && !bias) failure("attention: the settings have a bias, but no array of it was given");
+  float no_sink = shaped(s, T) ? -0x1p100f : -INFINITY;
   return {.power = float(s.power),
           .exponent = std::max(float(s.power) - 1, 1e-30f),
           .offset = float(s.offset),
           .log_context = logf(float(s.context)),
           .offset_free_rows = s.offset_free_rows,
-          .sink = s.sink == Sink::none ? -INFINITY : 0.0f};
+          .sink = s.sink == Sink::none ? no_sink : 0.0f,
+          .window = s.window > 0 ? std::min(s.window, T) : T,
+          .sink_tokens = std::min(s.sink_tokens, T),
+          .bias = s.bias == Bias::none ? nullptr : bias,
+          .per_unit = float(1 / score_unit(s.kind)),
+          .dz_by_query = sums.by_query,
+          .dz_by_key = sums.by_key};
 }
 
 template <class T> const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
@@ -71,9 +86,9 @@ template <class T> const T* sink_of(const AttentionSettings& s, const AttentionL
 
 }  // namespace
 
-KindKernels& kernels_of(Kind kind, PowerClass power) {
-  static KindKernels table[KINDS][POWER_CLASSES];  // local, so that it exists when the first file enters its kernels
-  return table[int(kind)][int(power)];
+KindKernels& kernels_of(Kind kind, PowerClass power, bool shaped) {
+  static KindKernels table[KINDS][POWER_CLASSES][2];  // local, so that it exists when the first file enters its kernels
+  return table[int(kind)][int(power)][shaped];
 }
 
 bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
@@ -89,17 +104,22 @@ int attention_statistics(const AttentionSettings& settings, int D) {
 }
 
 size_t attention_backward_workspace(const AttentionShape& s) {
-  return size_t(8) * sizeof(float) * s.B * s.H * workspace_rows(s.T);
+  return size_t(ROW_VALUES_MOST + 2) * sizeof(float) * s.B * s.H * workspace_rows(s.T);
+}
+
+ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& s) {
+  float* by_query = static_cast<float*>(workspace) + size_t(ROW_VALUES_MOST) * s.B * s.H * workspace_rows(s.T);
+  return {by_query, by_query + s.rows()};
 }
 
 template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
-  const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {out, qkv});
+  const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                                       policy_settings(settings), shape, settings.qkv_stride,
-                                                       settings.spare_multiprocessors, stream});
+                                                       policy_settings(settings, shape.T, learned.bias), shape,
+                                                       settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
 template <class T>
@@ -107,9 +127,10 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
-  launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
+  launchers_for(settings, shape, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
       .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
-                 policy_settings(settings), shape, settings.qkv_stride, settings.spare_multiprocessors, stream});
+                 policy_settings(settings, shape.T, learned.bias, score_gradient_sums(workspace, shape)), shape,
+                 settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
 #define INSTANTIATE(T)                                                                                           \

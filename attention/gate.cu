@@ -10,6 +10,10 @@ struct Sigmoid {
   __device__ static float value(float g) { return FullMaths::sigmoid(g); }
   __device__ static float slope(float g) { return FullMaths::sigmoid(g) * FullMaths::sigmoid(-g); }
 };
+struct TwoSigmoid {
+  __device__ static float value(float g) { return 2 * Sigmoid::value(g); }
+  __device__ static float slope(float g) { return 2 * Sigmoid::slope(g); }
+};
 struct Softplus {
   __device__ static float value(float g) { return FullMaths::softplus(g); }
   __device__ static float slope(float g) { return FullMaths::sigmoid(g); }
@@ -131,6 +135,7 @@ template <class F> void with_gate(const GateSettings& settings, F f) {
     case GateActivation::relu: return with_op.template operator()<Relu>();
     case GateActivation::tanh: return with_op.template operator()<Tanh>();
     case GateActivation::exp: return with_op.template operator()<Exp>();
+    case GateActivation::two_sigmoid: return with_op.template operator()<TwoSigmoid>();
   }
   failure("a gate without an activation was launched");
 }

@@ -228,12 +228,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Head<T> held[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
   Head<T> streamed[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
   size_t count = shape.rows(gridDim.z);
-  rows += (size_t(place.b) * shape.H + place.h) * shape.T;
+  size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
+  rows += head;
   Policy policy(settings, 0);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
-  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E];
+  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sum[E] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     // Scores, masked, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == tiles.begin);
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
+        if constexpr (Mask::ADDS) add_dz(dz_sum, e0, dz);
       }
     }
     __syncthreads();
@@ -270,6 +272,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dk[r], chunk0 + ours.channel, shape.D, shape.wide);
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
+  if constexpr (Mask::ADDS)
+    if (mask.adds() && place.chunk == 0) store_dz_sums<Tile>(settings.dz_by_key + head, j0, shape.T, dz_tile, dz_sum);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
@@ -290,12 +294,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Head<T> held[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
   Head<T> streamed[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
   size_t count = shape.rows(gridDim.z);
-  rows += (size_t(place.b) * shape.H + place.h) * shape.T;
+  size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
+  rows += head;
   Policy policy(settings, 0);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float dq[R][E] = {}, z[2][X][E];
+  float dq[R][E] = {}, z[2][X][E], dz_sum[E] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
@@ -320,6 +325,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
           score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
+        if constexpr (Mask::ADDS) add_dz(dz_sum, e0, dz);
       }
     }
     __syncthreads();
@@ -333,6 +339,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     T* to = dqkv + (size_t(place.b) * shape.T + i) * shape.qkv_stride + size_t(place.h) * shape.D;
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
+  if constexpr (Mask::ADDS)
+    if (mask.adds() && place.chunk == 0) store_dz_sums<Tile>(settings.dz_by_query + head, i0, shape.T, dz_tile, dz_sum);
 }
 
 // ---- launchers
@@ -343,7 +351,7 @@ template <class Tile> dim3 grid_of(const Shape& s, int B) {
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
-template <class T, class Policy, class Mask = Causal> void general_forward(const ForwardCall<T>& c) {
+template <class T, class Policy, class Mask> void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
@@ -355,7 +363,7 @@ template <class T, class Policy, class Mask = Causal> void general_forward(const
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
-template <class T, class Policy, class Mask = Causal> void general_backward(const BackwardCall<T>& c) {
+template <class T, class Policy, class Mask> void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
@@ -370,15 +378,19 @@ template <class T, class Policy, class Mask = Causal> void general_backward(cons
   });
 }
 
-template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  static_assert(Policy::ROW_VALUES <= 8, "attention_backward_workspace() has 8 floats per row");
-  KindKernels& k = kernels_of(kind, power);
+template <class Policy, class Mask> void enter_general_kernels_with(KindKernels& k) {
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
   k.vectors = Policy::OUTPUTS - 1;
-  k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>,
-                     general_backward<float, Policy>};
-  k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>};
+  k.general_float = {general_forward<float, Policy, Mask>, general_forward<float, Evaluation, Mask>,
+                     general_backward<float, Policy, Mask>};
+  k.general_bf16 = {general_forward<bf16, Policy, Mask>, general_forward<bf16, Evaluation, Mask>,
+                    general_backward<bf16, Policy, Mask>};
+}
+template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
+  enter_general_kernels_with<Policy, Causal>(kernels_of(kind, power));
+  enter_general_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
   return true;
 }
 

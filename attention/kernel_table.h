@@ -5,9 +5,14 @@
 
 // The settings that a policy or a mask may use, the same for a whole launch.
 struct PolicySettings {
-  float power, exponent, offset, log_context;  // exponent: power - 1, but above 0, so that 0^exponent = 0
-  int offset_free_rows;
-  float sink;  // logit of the sink where none is learned: 0, or -inf for no sink
+  float power = 0, exponent = 0;  // exponent: power - 1, but above 0, so that 0^exponent = 0
+  float offset = 0, log_context = 0;
+  int offset_free_rows = 0;
+  float sink = 0;                   // logit of the sink where none is learned: 0, or -inf for no sink
+  int window = 0, sink_tokens = 0;  // of Shaped (masks.cuh), both at most T
+  const float* bias = nullptr;      // c [B, H, T], or nullptr
+  float per_unit = 1;               // 1 / score_unit(kind)
+  float *dz_by_query = nullptr, *dz_by_key = nullptr;  // with a bias, in the backward pass: [B, H, T], sums of dz
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
@@ -24,6 +29,7 @@ template <class T> struct ForwardCall {
 
 // Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
+constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
 
 // dqkv =, dsink [H] += (or nullptr). workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
 template <class T> struct BackwardCall {
@@ -58,4 +64,5 @@ struct KindKernels {
 enum class PowerClass { usual, whole, any };
 constexpr int POWER_CLASSES = 3;
 
-KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::usual);  // their entry in the table
+// Their entry in the table. shaped: the kernels with the mask Shaped in place of Causal.
+KindKernels& kernels_of(Kind kind, PowerClass power = PowerClass::usual, bool shaped = false);

@@ -6,6 +6,8 @@
 //   keys(i)                         the number of keys that query i sees
 //   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
 //   sees(i, j)                      any other score is -inf
+//   ADDS, adds()                    whether z_ij is add(z_ij, c(i), c(j)) before that; the backward kernels then sum the
+//                                   gradients of scores by query and by key
 #pragma once
 #include "attention/kernel_table.h"
 
@@ -13,13 +15,15 @@
 // To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1.
 template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
   int begin, stop, near = 0, far = 0;
-  __device__ __forceinline__ int next(int row) const {
+  __host__ __device__ __forceinline__ int next(int row) const {
     row += STREAM;
     return WITH_GAP && row == near ? far : row;
   }
-  __device__ __forceinline__ int first() const { return begin / STREAM; }
-  __device__ __forceinline__ int end() const { return (stop + STREAM - 1 - (WITH_GAP ? far - near : 0)) / STREAM; }
-  __device__ __forceinline__ int row(int number) const {
+  __host__ __device__ __forceinline__ int first() const { return WITH_GAP ? 0 : begin / STREAM; }
+  __host__ __device__ __forceinline__ int end() const {
+    return (stop + STREAM - 1 - (WITH_GAP ? far - near : 0)) / STREAM;
+  }
+  __host__ __device__ __forceinline__ int row(int number) const {
     int row = number * STREAM;
     return WITH_GAP && row >= near ? row + far - near : row;
   }
@@ -27,15 +31,46 @@ template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
 
 // Query i sees the keys j <= i.
 struct Causal {
+  static constexpr bool ADDS = false;
   int T;
-  __device__ Causal(const PolicySettings&, int T, size_t) : T(T) {}
-  template <int STREAM> __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
+  __host__ __device__ Causal(const PolicySettings&, int T, size_t) : T(T) {}
+  template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
     return {0, min(i0 + rows, T)};
   }
-  template <int STREAM> __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int) const {
+  template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int) const {
     return {j0 / STREAM * STREAM, T};
   }
-  __device__ __forceinline__ int keys(int i) const { return i + 1; }
+  __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
   __device__ __forceinline__ bool leaves(int i0, int, int j0, int columns) const { return j0 + columns - 1 <= i0; }
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i; }
+};
+
+// Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: PolicySettings::bias.
+struct Shaped {
+  static constexpr bool ADDS = true;
+  int T, window, sinks;
+  const float* bias;
+  float per_unit;
+  __host__ __device__ Shaped(const PolicySettings& s, int T, size_t head)
+      : T(T),
+        window(s.window),
+        sinks(s.sink_tokens),
+        bias(s.bias ? s.bias + head * T : nullptr),
+        per_unit(s.per_unit) {}
+  template <int STREAM>
+  __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
+    int far = max(i0 - window + 1, 0) / STREAM * STREAM, near = min((sinks + STREAM - 1) / STREAM * STREAM, far);
+    return {near > 0 ? 0 : far, min(i0 + rows, T), near, far};
+  }
+  template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int rows) const {
+    return {j0 / STREAM * STREAM, j0 < sinks ? T : min(j0 + rows + window - 1, T)};
+  }
+  __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
+  __device__ __forceinline__ bool leaves(int i0, int rows, int j0, int columns) const {
+    return !bias && j0 + columns - 1 <= i0 && (i0 + rows - window <= j0 || j0 + columns <= sinks);
+  }
+  __device__ __forceinline__ bool sees(int i, int j) const { return j <= i && (i - window < j || j < sinks); }
+  __device__ __forceinline__ bool adds() const { return bias; }
+  __device__ __forceinline__ float c(int row) const { return bias[min(row, T - 1)]; }
+  __device__ __forceinline__ float add(float z, float ci, float cj) const { return fmaf(ci - cj, per_unit, z); }
 };

@@ -2,6 +2,7 @@
 // more to be changed.
 #include "attention/prepare.cuh"
 
+#include <climits>
 #include <cmath>
 
 #include "kernels/elementwise.cuh"
@@ -16,10 +17,11 @@ constexpr int THREADS = 128;
 template <class T> struct RowScale {
   float constant;
   bool log_rows;
+  int most;          // of the keys that a row sees
   const T* learned;  // [H] or nullptr
   __device__ float operator()(int t, int h) const {
     float alpha = constant;
-    if (log_rows) alpha *= logf(float(t + 1));
+    if (log_rows) alpha *= logf(float(min(t + 1, most)));
     if (learned) alpha *= to_float(learned[h]);
     return alpha;
   }
@@ -35,7 +37,7 @@ template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T
     case Scale::ssmax: constant = root, log_rows = true; break;
     case Scale::number: constant = float(s.scale_number); break;
   }
-  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows,
+  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows, s.keys_seen(INT_MAX),
           s.scale == Scale::ssmax ? ssmax_scale : nullptr};
 }
 
@@ -240,7 +242,7 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
            static_cast<const float*>(row_dots), B, length, H);
 }
 
-std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor) {
+std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor, double fraction) {
   constexpr double pi = 3.14159265358979323846;
   int half = D / 2;
   double trained = length / factor;
@@ -255,6 +257,7 @@ std::vector<float2> rope_table(int length, int D, double base, RopeScaling scali
       double turns = trained * frequency / (2 * pi), keep = std::fmin(std::fmax((turns - 1) / (32 - 1), 0.0), 1.0);
       frequency *= keep + (1 - keep) / factor;
     }
+    if (k >= std::lround(fraction * half)) frequency = 0;
     for (int t = 0; t < length; t++)
       table[size_t(t) * half + k] = make_float2(float(std::cos(t * frequency)), float(std::sin(t * frequency)));
   }

@@ -10,8 +10,9 @@
 
 // Cosine and sine of every angle, [length, D/2], computed in double. factor = length to evaluate at / trained length.
 // The scaling says how positions beyond the trained length, length / factor, are squeezed; with factor 1 none are.
+// fraction: of the D/2 pairs of channels that turn, those of the highest frequencies; the others keep the angle 0.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
-                               double factor = 1);
+                               double factor = 1, double fraction = 1);
 // For AttentionSetup::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 

@@ -16,10 +16,13 @@ enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
 inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
 enum class Sink { none, one, learned };
 inline constexpr const char* sink_names[] = {"none", "one", "learned"};
+enum class Bias { none, alibi, fox, cable };
+inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
 enum class RopeScaling { none, linear, ntk, yarn };
 inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
-enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, exp };
-inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus", "silu", "relu", "tanh", "exp"};
+enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, two_sigmoid, exp };
+inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus",    "silu",
+                                                        "relu", "tanh",    "two_sigmoid", "exp"};
 enum class GateGranularity { elementwise, headwise };
 inline constexpr const char* gate_granularity_names[] = {"elementwise", "headwise"};
 enum class GateOp { multiply, add };
@@ -48,7 +51,11 @@ struct AttentionSettings {
   double offset = 1;
   int offset_free_rows = 3;
   Sink sink = Sink::none;  // softmax
+  int window = 0;          // a row sees its last `window` keys and the first `sink_tokens`; 0: all
+  int sink_tokens = 0;
+  Bias bias = Bias::none;
   GateSettings gate = {};
+  int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }
 };
 
 // The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.

@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   int warp = threadIdx.x / WARP, j0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), d = head_of_out(dout, b, h, shape);
   size_t count = shape.rows(gridDim.z);
-  rows += (size_t(b) * shape.H + h) * shape.T;
+  size_t head = (size_t(b) * shape.H + h) * shape.T;
+  rows += head;
   Policy policy(settings, 0);
   Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   fetch(query_tiles.first());
 
   Sums<Tile> dk = {}, dv = {};
-  float z[M][N][4], dp[M][N][4];
+  float z[M][N][4], dp[M][N][4], dz_sum[M][2] = {};
   for (int step = query_tiles.first(); step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
     int i0 = query_tiles.row(step);
@@ -206,6 +207,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
         keep_weights<Tile, T>(p, m, half, n, pair_p[0], pair_p[1]);
         keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
+        if constexpr (Mask::ADDS) dz_sum[m][half] += pair_dz[0] + pair_dz[1];
       });
     }
 
@@ -218,6 +220,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   T* to = dqkv + size_t(b) * shape.T * shape.qkv_stride + A + size_t(h) * shape.D;
   store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
+  if constexpr (Mask::ADDS)
+    if (mask.adds()) store_dz_sums<Tile>(settings.dz_by_key + head, j0, shape.T, dz_sum);
 }
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
@@ -235,7 +239,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
   size_t count = shape.rows(gridDim.z);
-  rows += (size_t(b) * shape.H + h) * shape.T;
+  size_t head = (size_t(b) * shape.H + h) * shape.T;
+  rows += head;
   Policy policy(settings, 0);
   Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
@@ -262,7 +267,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   });
 
   Sums<Tile> dq = {};
-  float z[M][N][4], dp[M][N][4];
+  float z[M][N][4], dp[M][N][4], dz_sum[M][2] = {};
   for (int step = 0; step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
     int j0 = key_tiles.row(step);
@@ -284,6 +289,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c]);
         keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
+        if constexpr (Mask::ADDS) dz_sum[m][half] += pair[0] + pair[1];
       }
     });
 
@@ -293,6 +299,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   }
   store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
                    my_queries);
+  if constexpr (Mask::ADDS)
+    if (mask.adds()) store_dz_sums<Tile>(settings.dz_by_query + head, i0, shape.T, dz_sum);
 }
 
 // ---- launchers
@@ -310,7 +318,7 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 // Floor: 2 T^2 D FLOPs per head (causal, FlashAttention's count) at the tensor cores' rate; lssar does twice that (1.5
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
-template <class T, class Policy, class Mask = Causal> void tensor_forward(const ForwardCall<T>& c) {
+template <class T, class Policy, class Mask> void tensor_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
@@ -321,7 +329,7 @@ template <class T, class Policy, class Mask = Causal> void tensor_forward(const 
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class T, class Policy, class Mask = Causal> void tensor_backward(const BackwardCall<T>& c) {
+template <class T, class Policy, class Mask> void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
@@ -336,11 +344,14 @@ template <class T, class Policy, class Mask = Causal> void tensor_backward(const
   });
 }
 
-template <class Policy> bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  KindKernels& k = kernels_of(kind, power);
+template <class Policy, class Mask> void enter_tensor_kernels_with(KindKernels& k) {
   k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
-  k.tensor_bf16 = {tensor_forward<bf16, Policy>, tensor_forward<bf16, typename Policy::Evaluation>,
-                   tensor_backward<bf16, Policy>};
+  k.tensor_bf16 = {tensor_forward<bf16, Policy, Mask>, tensor_forward<bf16, typename Policy::Evaluation, Mask>,
+                   tensor_backward<bf16, Policy, Mask>};
+}
+template <class Policy> bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+  enter_tensor_kernels_with<Policy, Causal>(kernels_of(kind, power));
+  enter_tensor_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
   return true;
 }
 

@@ -113,6 +113,20 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::M][Tile::N][4], con
   constexpr int ROWS = KEYS ? Tile::STREAM : Tile::WARP_ROWS, COLUMNS = KEYS ? Tile::WARP_ROWS : Tile::STREAM;
   if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
   Fragment mine;
+  if constexpr (Mask::ADDS) {
+    if (mask.adds()) {
+      for_rows<Tile::M>([&](int m, int half) {
+        float held = mask.c(held0 + mine.row(m, half));
+#pragma unroll
+        for (int n = 0; n < Tile::N; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++) {
+            float other = mask.c(stream0 + mine.column(n) + c), &score = z[m][n][2 * half + c];
+            score = mask.add(score, KEYS ? other : held, KEYS ? held : other);
+          }
+      });
+    }
+  }
   for_rows<Tile::M>([&](int m, int half) {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++)
@@ -121,6 +135,19 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::M][Tile::N][4], con
         int held = held0 + mine.row(m, half), other = stream0 + mine.column(n) + c;
         if (!(KEYS ? mask.sees(other, held) : mask.sees(held, other))) z[m][n][2 * half + c] = -INFINITY;
       }
+  });
+}
+
+// With a bias: to[row] = the sum of dz of each of the warp's held rows, of which the four lanes of a row have parts.
+template <class Tile>
+__device__ __forceinline__ void store_dz_sums(float* to, int row0, int T, float (&sum)[Tile::M][2]) {
+  Fragment mine;
+  for_rows<Tile::M>([&](int m, int half) {
+    float& all = sum[m][half];
+#pragma unroll
+    for (int mask = 1; mask <= 2; mask *= 2) all += shuffle_xor(all, mask);
+    int row = row0 + mine.row(m, half);
+    if (mine.quad == 0 && row < T) to[row] = all;
   });
 }
 

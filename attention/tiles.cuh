@@ -156,10 +156,38 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& 
   if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
+  if constexpr (Mask::ADDS) {
+    if (mask.adds()) {
+      float held[E];
+      for (int e = 0; e < E; e++) held[e] = mask.c(first + e);
+      for (int x = 0; x < Tile::X; x++) {
+        float other = mask.c(stream0 + mine.streamed(x));
+        for (int e = 0; e < E; e++) z[x][e] = mask.add(z[x][e], KEYS ? other : held[e], KEYS ? held[e] : other);
+      }
+    }
+  }
   for (int x = 0; x < Tile::X; x++) {
     int other = stream0 + mine.streamed(x);
     for (int e = 0; e < E; e++)
       z[x][e] = !(KEYS ? mask.sees(other, first + e) : mask.sees(first + e, other)) ? -INFINITY : z[x][e];
+  }
+}
+
+// With a bias: sum[e] += a thread's dz of its held rows e0 .., and in the end to[row0 + r] = the sums of held row r of
+// all threads that share it, always in the same order. partial: a weight tile.
+__device__ __forceinline__ void add_dz(float (&sum)[E], int e0, const float (&dz)[AT_ONCE]) {
+  for (int e = 0; e < AT_ONCE; e++) sum[e0 + e] += dz[e];
+}
+template <class Tile>
+__device__ __forceinline__ void store_dz_sums(float* to, int row0, int T, float* partial, const float (&sum)[E]) {
+  ScorePlace<Tile> mine;
+  __syncthreads();
+  write_neighbours(partial + mine.first * Tile::HELD + mine.held, sum);
+  __syncthreads();
+  for (int r = threadIdx.x; r < Tile::HELD && row0 + r < T; r += Tile::THREADS) {
+    float all = 0;
+    for (int n = 0; n < Tile::SHARERS; n++) all += partial[n * Tile::HELD + r];
+    to[row0 + r] = all;
   }
 }
 

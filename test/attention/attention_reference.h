@@ -149,14 +149,26 @@ template <class P> typename P::real ref_sink(const AttentionSettings& s, const N
   return s.sink == Sink::none ? -std::numeric_limits<R>::infinity() : s.sink == Sink::one ? R(0) : sinks[h];
 }
 
+// The keys that row i sees.
+inline std::vector<int> ref_keys(const AttentionSettings& s, int i) {
+  std::vector<int> keys;
+  for (int j = 0; j <= i; j++)
+    if (s.window == 0 || j > i - s.window || j < s.sink_tokens) keys.push_back(j);
+  return keys;
+}
+
+// z of those keys. bias: c [B, H, T] or empty.
 template <class P>
-Numbers<P> ref_scores(Kind kind, const AttentionShape& shape, const Numbers<P>& qkv, int b, int h, int i) {
-  typename P::real unit = ref_unit<typename P::real>(kind);
-  Numbers<P> z(i + 1);
-  for (int j = 0; j <= i; j++) {
+Numbers<P> ref_scores(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
+                      const Numbers<P>& bias, const std::vector<int>& keys, int b, int h, int i) {
+  typename P::real unit = ref_unit<typename P::real>(s.kind);
+  Numbers<P> z;
+  for (int j : keys) {
     typename P::real sum = 0;
     for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
-    z[j] = P::round(sum) * unit;
+    z.push_back(P::round(sum) * unit);
+    size_t head = (size_t(b) * shape.H + h) * shape.T;
+    if (!bias.empty()) z.back() = P::round(z.back() + (bias[head + i] - bias[head + j]));
   }
   return z;
 }
@@ -164,17 +176,19 @@ Numbers<P> ref_scores(Kind kind, const AttentionShape& shape, const Numbers<P>& 
 // first: queries before it are left out, their outputs 0.
 template <class P>
 Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                         const Numbers<P>& sinks = {}, int first = 0) {
+                         const Numbers<P>& sinks = {}, int first = 0, const Numbers<P>& bias = {}) {
   using R = typename P::real;
   Numbers<P> out(shape.out_size()), sum(shape.D);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
         R sink_weight = 0;
-        auto p = ref_weights<P>(s, ref_scores<P>(s.kind, shape, qkv, b, h, i), ref_sink<P>(s, sinks, h), &sink_weight);
+        auto keys = ref_keys(s, i);
+        auto z = ref_scores<P>(s, shape, qkv, bias, keys, b, h, i);
+        auto p = ref_weights<P>(s, z, ref_sink<P>(s, sinks, h), &sink_weight);
         std::fill(sum.begin(), sum.end(), R(0));
-        for (int j = 0; j <= i; j++)
-          for (int d = 0; d < shape.D; d++) sum[d] += p[j] * qkv[shape.qkv(b, j, 2, h, d)];
+        for (size_t n = 0; n < keys.size(); n++)
+          for (int d = 0; d < shape.D; d++) sum[d] += p[n] * qkv[shape.qkv(b, keys[n], 2, h, d)];
         for (int d = 0; d < shape.D; d++) out[shape.out(b, i, h, d)] = P::round(sum[d]);
       }
   return out;
@@ -182,52 +196,65 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
 
 // Returns dqkv; dsinks [H] += if sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its mean)
 // times |k| and |q|, the sizes of the terms whose differences are dq and dk. first: only queries from there on count.
+// dbias [B, H, T] += the gradient of the bias; terms[3]: the sizes of its terms.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
-                                  double* terms = nullptr, int first = 0) {
+                                  double* terms = nullptr, int first = 0, const Numbers<P>& bias = {},
+                                  Numbers<P>* dbias = nullptr) {
   using R = typename P::real;
-  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first);
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first, bias),
+                                                        bias_sizes(shape.rows(), R(0));
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
         R sink = ref_sink<P>(s, sinks, h), sink_weight = 0, dsink = 0, dot = 0;
-        auto z = ref_scores<P>(s.kind, shape, qkv, b, h, i);
+        auto keys = ref_keys(s, i);
+        auto z = ref_scores<P>(s, shape, qkv, bias, keys, b, h, i);
+        size_t head = (size_t(b) * shape.H + h) * shape.T, count = keys.size();
         auto p = ref_weights<P>(s, z, sink, &sink_weight);
-        Numbers<P> dp(i + 1), dp_size(i + 1, R(0));
-        for (int j = 0; j <= i; j++) {
+        Numbers<P> dp(count), dp_size(count, R(0));
+        for (size_t n = 0; n < count; n++) {
           R sum = 0;
           for (int d = 0; d < shape.D; d++) {
-            R term = dout[shape.out(b, i, h, d)] * qkv[shape.qkv(b, j, 2, h, d)];
+            R term = dout[shape.out(b, i, h, d)] * qkv[shape.qkv(b, keys[n], 2, h, d)];
             sum += term;
-            dp_size[j] += std::fabs(term);
+            dp_size[n] += std::fabs(term);
           }
-          dp[j] = P::round(sum);
+          dp[n] = P::round(sum);
         }
         for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
         Numbers<P> slope;
         auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
+        Numbers<P> score_dz = dz, score_slope = slope;
         for (Numbers<P>* gradient : {&dz, &slope})
           for (R& x : *gradient) x *= ref_unit<R>(s.kind);
         R mean_size = 0;
-        for (int j = 0; j <= i; j++) mean_size += p[j] * dp_size[j];
+        for (size_t n = 0; n < count; n++) mean_size += p[n] * dp_size[n];
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
-        for (int j = 0; j <= i; j++)
+        for (size_t n = 0; n < count; n++) {
+          int j = keys[n];
+          bias_sizes[head + i] += std::fabs(score_slope[n]) * (dp_size[n] + mean_size);
+          bias_sizes[head + j] += std::fabs(score_slope[n]) * (dp_size[n] + mean_size);
+          if (dbias && !bias.empty()) (*dbias)[head + i] += score_dz[n], (*dbias)[head + j] -= score_dz[n];
           for (int d = 0; d < shape.D; d++) {
             sizes[shape.qkv(b, i, 0, h, d)] +=
-                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
+                std::fabs(slope[n] * (dp_size[n] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
             sizes[shape.qkv(b, j, 1, h, d)] +=
-                std::fabs(slope[j] * (dp_size[j] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
-            dqkv[shape.qkv(b, i, 0, h, d)] += dz[j] * qkv[shape.qkv(b, j, 1, h, d)];
-            dqkv[shape.qkv(b, j, 1, h, d)] += dz[j] * qkv[shape.qkv(b, i, 0, h, d)];
-            dqkv[shape.qkv(b, j, 2, h, d)] += p[j] * dout[shape.out(b, i, h, d)];
+                std::fabs(slope[n] * (dp_size[n] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
+            dqkv[shape.qkv(b, i, 0, h, d)] += dz[n] * qkv[shape.qkv(b, j, 1, h, d)];
+            dqkv[shape.qkv(b, j, 1, h, d)] += dz[n] * qkv[shape.qkv(b, i, 0, h, d)];
+            dqkv[shape.qkv(b, j, 2, h, d)] += p[n] * dout[shape.out(b, i, h, d)];
           }
+        }
       }
   for (R& x : dqkv) x = P::round(x);
   for (size_t i = 0; terms && i < sizes.size(); i++) {
     size_t part = i / (size_t(shape.H) * shape.D) % 3;
     if (part < 2) terms[part] = std::max(terms[part], as_double(sizes[i]));
   }
+  for (size_t i = 0; terms && !bias.empty() && i < bias_sizes.size(); i++)
+    terms[3] = std::max(terms[3], as_double(bias_sizes[i]));
   return dqkv;
 }
 
@@ -235,7 +262,7 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
 
 template <class P> typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
   using R = typename P::real;
-  R n = R(t + 1), alpha = 0;
+  R n = R(ref_keys(s, t).size()), alpha = 0;
   switch (s.scale) {
     case Scale::rsqrt_d: alpha = 1 / std::sqrt(R(D)); break;
     case Scale::logd_logn: alpha = std::log(R(D)) * std::log(n); break;
@@ -336,6 +363,8 @@ template <class T> constexpr double u = unit_roundoff<T>;
 
 inline std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
   std::string lssar = s.kind != Kind::lssar ? "" : format(" power %g offset %g", s.power, s.offset);
+  if (s.window) lssar += format(" window %d sink tokens %d", s.window, s.sink_tokens);
+  if (s.bias != Bias::none) lssar += " with a bias";
   return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], lssar.c_str(),
                 sink_names[int(s.sink)], qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T,
                 shape.H, shape.D);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/kernel_table.h"
+#include "attention/masks.cuh"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
@@ -45,14 +46,15 @@ static bool has_kernels(int D) {
 
 template <class T> struct Result {
   std::vector<T> out, dqkv;
-  std::vector<float> stats, dsinks;
+  std::vector<float> stats, dsinks, dbias;
 };
 
 // The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which must not
 // change, follow every row of q, k, v and of their gradients.
 template <class T>
 Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std::vector<T>& qkv,
-                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0) {
+                        const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0,
+                        const std::vector<float>& bias = {}) {
   const T other = from_float<T>(7);
   size_t row = 3 * size_t(shape.H) * shape.D;
   s.kernels = family;
@@ -80,13 +82,21 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<char> workspace(attention_backward_workspace(shape));
   AttentionLearned<T> learned;
   if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
+  DeviceArray<float> c(bias);
+  if (!bias.empty()) learned.bias = c;
   attention_forward<T>(out + shift, stats, in + shift, s, shape, true, nullptr, learned);
   attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape, nullptr, learned);
+  std::vector<float> dbias(bias.size());
+  if (!bias.empty()) {
+    std::vector<char> left = workspace.download();
+    ScoreGradientSums sums = score_gradient_sums(left.data(), shape);
+    for (size_t i = 0; i < bias.size(); i++) dbias[i] = (sums.by_query[i] - sums.by_key[i]) / ref_unit<float>(s.kind);
+  }
   DeviceArray<T> evaluated(shape.out_size());
   attention_forward<T>(evaluated, nullptr, in + shift, s, shape, false, nullptr, learned);
   std::vector<T> result = taken(out, row / 3, 0);
   expect_same_bits("evaluation", evaluated.download(), result);
-  return {result, taken(dqkv, row, extra), stats.download(), dsinks.download()};
+  return {result, taken(dqkv, row, extra), stats.download(), dsinks.download(), dbias};
 }
 
 // Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
@@ -98,24 +108,27 @@ template <class T> struct Comparison {
     Numbers<Naive<T>> naive;
     double terms = 0;
   } values[4];  // out, dq, dk, dv
-  std::vector<float> dsinks;
-  Numbers<Exact> exact_dsinks;
-  Numbers<Naive<T>> naive_dsinks;
+  std::vector<float> dsinks, dbias;
+  Numbers<Exact> exact_dsinks, exact_dbias;
+  Numbers<Naive<T>> naive_dsinks, naive_dbias;
+  double bias_terms = 0;
 
   void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
-           const std::vector<T>& sinks = {}, int shift = 0) {
-    auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift);
+           const std::vector<T>& sinks = {}, int shift = 0, const std::vector<float>& bias = {}) {
+    auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift, 0, bias);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
     auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
     Numbers<Exact> dsink(sinks.size(), 0.5);
     Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
-    double terms[3] = {};
+    auto c = widen<Exact>(bias), dc = Numbers<Exact>(bias.size(), 0.0);
+    auto nc = widen<Naive<T>>(bias), ndc = Numbers<Naive<T>>(bias.size(), 0.0f);
+    double terms[4] = {};
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(values[0].kernel, result.out);
-    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink));
-    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink));
-    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms);
-    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink);
+    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink, 0, c));
+    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink, 0, nc));
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms, 0, c, &dc);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink, nullptr, 0, nc, &ndc);
     for (int part = 0; part < 3; part++) {
       append(values[1 + part].kernel, part_of(shape, result.dqkv, part));
       append(values[1 + part].exact, part_of(shape, exact, part));
@@ -125,6 +138,10 @@ template <class T> struct Comparison {
     append(dsinks, result.dsinks);
     append(exact_dsinks, dsink);
     append(naive_dsinks, ndsink);
+    append(dbias, result.dbias);
+    append(exact_dbias, dc);
+    append(naive_dbias, ndc);
+    bias_terms = std::max(bias_terms, terms[3]);
   }
 
   // The largest error / bound.
@@ -134,6 +151,8 @@ template <class T> struct Comparison {
     for (int i = 0; i < 4; i++)
       used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>,
                                          values[i].terms));
+    if (!dbias.empty())
+      used = std::max(used, expect_close(name + " dbias", dbias, exact_dbias, naive_dbias, u<T>, bias_terms));
     if (!dsinks.empty()) expect_close(name + " dsink", dsinks, exact_dsinks, naive_dsinks, u<float>);
     return used;
   }
@@ -245,6 +264,116 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
       expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
       expect_same_bits(format("%s dqkv, %d apart", kind_names[int(kind)], extra), apart.dqkv, together.dqkv);
     }
+}
+
+// ---- masks
+
+// The streamed tiles of every held tile are those in which a row sees a key, and no others, by either way to count them.
+template <class Mask, int HELD, int STREAM> static int64_t check_tiles(const AttentionSettings& s, int T) {
+  PolicySettings settings{.window = s.window > 0 ? std::min(s.window, T) : T,
+                          .sink_tokens = std::min(s.sink_tokens, T)};
+  Mask mask(settings, T, 0);
+  int64_t count = 0;
+  auto check = [&](const char* name, auto tiles, int row0, auto sees) {
+    std::vector<int> expected, by_rows, by_numbers;
+    for (int other = 0; other < T; other += STREAM) {
+      bool needed = false;
+      for (int a = row0; a < std::min(row0 + HELD, T); a++)
+        for (int b = other; b < std::min(other + STREAM, T); b++) needed = needed || sees(a, b);
+      if (needed) expected.push_back(other);
+    }
+    for (int row = tiles.begin; row < tiles.stop; row = tiles.next(row)) by_rows.push_back(row);
+    for (int n = tiles.first(); n < tiles.end(); n++) by_numbers.push_back(tiles.row(n));
+    ASSERT_EQ(by_rows, expected) << name << " of " << row0 << ", T " << T << " window " << s.window;
+    ASSERT_EQ(by_numbers, expected) << name << " of " << row0 << ", T " << T << " window " << s.window;
+    count += int64_t(expected.size());
+  };
+  auto sees = [&](int i, int j) {
+    auto keys = ref_keys(s, i);
+    return std::binary_search(keys.begin(), keys.end(), j);
+  };
+  for (int row0 = 0; row0 < T; row0 += HELD) {
+    check("keys", mask.template key_tiles<STREAM>(row0, HELD), row0, sees);
+    check("queries", mask.template query_tiles<STREAM>(row0, HELD), row0, [&](int j, int i) { return sees(i, j); });
+  }
+  for (int i = 0; i < T; i++) EXPECT_EQ(mask.keys(i), int(ref_keys(s, i).size())) << i;
+  return count;
+}
+TEST(Masks, TilesAreThoseThatAreSeen) {
+  for (int T : {1, 40, 97, 130})
+    for (int window : {0, 1, 2, 16, 17, 33, 64, 129})
+      for (int sinks : {0, 1, 4, 16, 20, 200}) {
+        AttentionSettings s{.window = window, .sink_tokens = window ? sinks : 0};
+        check_tiles<Shaped, 32, 16>(s, T);
+        check_tiles<Shaped, 16, 32>(s, T);
+        if (window == 0) check_tiles<Causal, 32, 16>(s, T), check_tiles<Causal, 16, 32>(s, T);
+      }
+}
+
+// With a window the tiles grow as T does; without one as its square.
+TEST(Masks, AWindowIsLinearInTheLength) {
+  auto tiles = [](int window, int T) {
+    Shaped mask({.window = std::min(window, T), .sink_tokens = 4}, T, 0);
+    int64_t count = 0;
+    for (int i0 = 0; i0 < T; i0 += 32) {
+      auto keys = mask.key_tiles<64>(i0, 32);
+      auto queries = mask.query_tiles<64>(i0, 32);
+      count += keys.end() - keys.first() + queries.end() - queries.first();
+    }
+    return double(count);
+  };
+  // From 4096 on each further row adds the same, whatever the window.
+  EXPECT_EQ(tiles(1024, 65536) - tiles(1024, 32768), 8 * (tiles(1024, 8192) - tiles(1024, 4096)));
+  EXPECT_NEAR(tiles(1 << 30, 65536) / tiles(1 << 30, 4096), 256, 8);
+}
+
+// Biases of the sizes that fox and alibi have, falling from row to row.
+static std::vector<float> random_bias(const AttentionShape& shape, unsigned seed) {
+  auto c = random_normal<float>(shape.rows(), seed);
+  for (size_t i = 0; i < c.size(); i++) c[i] = (i % shape.T ? c[i - 1] : 0) - std::fabs(c[i]) * 0.1f;
+  return c;
+}
+
+TYPED_TEST(AttentionTest, WindowsAndBiases) {
+  using T = typename TypeParam::T;
+  for (Kind kind : built_kinds())
+    for (int n = 0; n < 8; n++) {
+      AttentionShape shape = fit({n % 2 + 1, n % 3 ? 97 : 200, n % 3 + 1, n == 3 ? 130 : n % 4 == 1 ? 64 : 36});
+      if (!has_kernels(shape.D)) continue;
+      AttentionSetup s = settings_of(kind, shape.T);
+      s.window = n == 7 ? 0 : std::vector{1, 3, 17, 64, 65, 70, 150}[n],
+      s.sink_tokens = std::vector{0, 4, 70, 1}[n % 4];
+      s.bias = n % 2 ? Bias::fox : Bias::none;
+      if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
+      auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
+      auto bias = n % 2 ? random_bias(shape, 80 + n) : std::vector<float>();
+      if (family == Kernels::hopper) {
+        EXPECT_THROW(run_attention<T>(s, shape, qkv, dout, {}, 0, 0, bias), Failure);
+        continue;
+      }
+      Comparison<T> comparison;
+      comparison.add(s, shape, qkv, dout, {}, 0, bias);
+      comparison.finish(describe(s, shape));
+    }
+}
+
+// A window of all keys changes no bit, nor does a bias of zeros, which other kernels add.
+TYPED_TEST(AttentionTest, MasksThatHideNothing) {
+  using T = typename TypeParam::T;
+  if (family == Kernels::hopper) GTEST_SKIP() << "has no such masks";
+  AttentionShape shape{2, 150, 3, 40};
+  auto qkv = random_qkv<T>(shape, 1), dout = random_normal<T>(shape.out_size(), 2);
+  for (Kind kind : built_kinds()) {
+    auto expected = run_attention<T>({{.kind = kind}}, shape, qkv, dout);
+    for (int choice = 0; choice < 3; choice++) {
+      AttentionSetup s{{.kind = kind, .window = choice == 1 ? 0 : 150}};
+      if (choice > 0) s.bias = Bias::fox;
+      auto result = run_attention<T>(s, shape, qkv, dout, {}, 0, 0, std::vector<float>(choice ? shape.rows() : 0));
+      expect_same_bits(describe(s, shape) + " out", result.out, expected.out);
+      expect_same_bits(describe(s, shape) + " dqkv", result.dqkv, expected.dqkv);
+      expect_same_bits(describe(s, shape) + " stats", result.stats, expected.stats);
+    }
+  }
 }
 
 // ---- values

@@ -26,6 +26,7 @@ template <class P> Real<P> ref_activation(GateActivation activation, Real<P> g, 
     case GateActivation::tanh:
       value = P::round(std::tanh(g)), *slope = P::round(1 / P::round(std::cosh(g) * std::cosh(g)));
       break;
+    case GateActivation::two_sigmoid: value = 2 * sigmoid, *slope = 2 * P::round(sigmoid * other); break;
     case GateActivation::exp: value = P::round(std::exp(g)), *slope = value; break;
   }
   return value;

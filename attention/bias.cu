@@ -1,0 +1,105 @@
+// The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions, one
+// after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in double,
+// so that c is off by no more than its last digit, however long the sequence is.
+#include "attention/bias.cuh"
+
+#include <cmath>
+
+#include "attention/maths.cuh"
+
+namespace {
+
+constexpr int THREADS = 128;
+
+// What c gains at a position, from its logit x. fox: ln sigmoid(x) = -softplus(-x); cable: -softplus(x).
+template <Bias BIAS> struct Step {
+  static constexpr float SIGN = BIAS == Bias::fox ? -1 : 1;
+  __device__ static float value(float x) { return -FullMaths::softplus(SIGN * x); }
+  __device__ static float slope(float x) { return -SIGN * FullMaths::sigmoid(SIGN * x); }
+};
+
+// g(t, the sum of f(0 .. t)) for all t < T, by a block; from the last position to the first if BACKWARD.
+template <bool BACKWARD, class F, class G> __device__ void running_sums(int T, F f, G g) {
+  __shared__ double parts[THREADS];
+  int size = (T + THREADS - 1) / THREADS, first = min(int(threadIdx.x) * size, T), end = min(first + size, T);
+  auto position = [&](int n) { return BACKWARD ? T - 1 - n : n; };
+  double sum = 0;
+  for (int n = first; n < end; n++) sum += f(position(n));
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int n = 0; n < int(threadIdx.x); n++) sum += parts[n];
+  for (int n = first; n < end; n++) g(position(n), sum += f(position(n)));
+}
+
+// c_t = -slope t with slope = 2^(-8 h / H), h = 1 .. H; exact if the slopes are powers of 2 and T below 2^24.
+__global__ void alibi_kernel(float* c, int T) {
+  int h = blockIdx.x, H = gridDim.x;
+  c += (size_t(blockIdx.y) * H + h) * T;
+  float slope = exp2f(-8.0f * float(h + 1) / float(H));
+  for (int t = threadIdx.x; t < T; t += THREADS) c[t] = -slope * float(t);
+}
+
+template <class T, Bias BIAS> __global__ void bias_forward_kernel(float* c, Matrix<const T> logits, int T_) {
+  int h = blockIdx.x, first = blockIdx.y * T_;
+  c += (size_t(blockIdx.y) * gridDim.x + h) * T_;
+  running_sums<false>(
+      T_, [&](int t) { return Step<BIAS>::value(to_float(*logits.at(first + t, h))); },
+      [&](int t, double sum) { c[t] = float(sum); });
+}
+
+// dc_t = (sums by query - sums by key) / score_unit; c_i has the step at t if i >= t.
+template <class T, Bias BIAS>
+__global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, ScoreGradientSums dz, float per_unit,
+                                     int T_, int H) {
+  int h = blockIdx.x, first = blockIdx.y * T_;
+  if (h >= H) {
+    for (int t = threadIdx.x; t < T_; t += THREADS) *dlogits.at(first + t, h) = from_float<T>(0);
+    return;
+  }
+  size_t head = (size_t(blockIdx.y) * H + h) * T_;
+  running_sums<true>(
+      T_, [&](int t) { return double(dz.by_query[head + t]) - double(dz.by_key[head + t]); },
+      [&](int t, double sum) {
+        float slope = Step<BIAS>::slope(to_float(*logits.at(first + t, h)));
+        *dlogits.at(first + t, h) = from_float<T>(float(sum) * per_unit * slope);
+      });
+}
+
+// f.operator()<BIAS>() for a bias that is learned.
+template <class F> void with_learned(Bias bias, F f) {
+  if (bias == Bias::fox) f.template operator()<Bias::fox>();
+  else f.template operator()<Bias::cable>();
+}
+
+}  // namespace
+
+template <class T>
+void bias_forward(float* c, Matrix<const T> logits, const AttentionSettings& settings, const AttentionShape& shape,
+                  cudaStream_t stream) {
+  if (settings.bias == Bias::none) return;
+  dim3 grid(shape.H, shape.B);
+  if (settings.bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, stream, c, shape.T);
+  else
+    with_learned(settings.bias, [&]<Bias BIAS>() {
+      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, stream, c, logits, shape.T);
+    });
+}
+
+// Floor: B T H elements and twice as many floats read, B T columns elements written.
+template <class T>
+void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
+                   const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream) {
+  if (!bias_is_learned(settings.bias)) return;
+  with_learned(settings.bias, [&]<Bias BIAS>() {
+    LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, shape.B), dim3(THREADS), 0, stream, dlogits, logits,
+           score_gradient_sums(workspace, shape), float(1 / score_unit(settings.kind)), shape.T, shape.H);
+  });
+}
+
+#define INSTANTIATE(T)                                                                                                 \
+  template void bias_forward(float*, Matrix<const T>, const AttentionSettings&, const AttentionShape&, cudaStream_t);  \
+  template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionSettings&, const AttentionShape&, \
+                              cudaStream_t);
+INSTANTIATE(float)
+INSTANTIATE(bf16)
