@@ -22,7 +22,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/gate.cuh"
+#include "attention/bias.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/bias.cuh"
 #include "kernels/cross_entropy.cuh"
@@ -37,7 +37,7 @@
 
 enum Parameter : int {
   WTE, WPE,
-  LN1_W, LN1_B, QKV_W, GATE_W, QKV_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
+  LN1_W, LN1_B, QKV_W, DECAY_W, GATE_W, QKV_B, DECAY_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
   LNF_W, LNF_B
 };
@@ -55,10 +55,13 @@ int gate_logits(const Config& config) {
   return gate.position == GatePosition::output ? m.channels : m.heads * m.head_dim;
 }
 
-// Q, the columns of the q,k,v product: 3A and the gate's logits, padded to whole heads (TMA requires it), or to a
-// multiple of 8 where TMA cannot be used anyway.
+// Columns of the bias in the q,k,v product: 0 unless it is learned.
+static int decay_logits(const Config& config) { return bias_is_learned(config.attention.bias) ? config.model.heads : 0; }
+
+// Q, the columns of the q,k,v product: 3A, the bias's and the gate's logits, padded to whole heads (TMA requires it), or
+// to a multiple of 8 where TMA cannot be used anyway.
 static int qkv_width(const Config& config) {
-  int D = config.model.head_dim, A = config.model.heads * D, G = gate_logits(config);
+  int D = config.model.head_dim, A = config.model.heads * D, G = decay_logits(config) + gate_logits(config);
   return G ? int(round_up(3 * A + G, D % 8 == 0 ? D : 8)) : 3 * A;
 }
 
@@ -67,15 +70,15 @@ static int qkv_width(const Config& config) {
 // in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
-//   column  0           A           2A          3A             3A+G      Q
-//           | queries   | keys      | values    | gate logits  | padding |
-//           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| by channel   | always  |   h0, h1, ...: heads, D columns each
-//           |           |           |           | or by head   | zero    |
-//           | c_attn.weight, c_attn.bias        | c_gate.*     |         |   the parameters that make these columns
+//   column  0           A           2A          3A        3A+K           3A+K+G    Q
+//           | queries   | keys      | values    | decay   | gate logits  | padding |
+//           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads, D columns each
+//           |           |           |           | by head | or by head   | zero    |
+//           | c_attn.weight, c_attn.bias        | c_decay | c_gate.*     |         |  the parameters of these columns
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
-      Q = qkv_width(config);
+      K = decay_logits(config), Q = qkv_width(config);
   const AttentionSettings& a = config.attention;
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
@@ -87,9 +90,11 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {LN1_W, "ln_1.weight", {C}, one, false, true},
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
       {QKV_W, "attn.c_attn.weight", {C, 3 * A}, normal, true, true, {C, Q}},
-      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, QKV_W},
+      {DECAY_W, "attn.c_decay.weight", {K ? C : 0, K}, normal, true, true, {}, QKV_W},
+      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, K ? DECAY_W : QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
-      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, QKV_B},
+      {DECAY_B, "attn.c_decay.bias", {K}, zero, false, true, {}, QKV_B},
+      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, K ? DECAY_B : QKV_B},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
@@ -120,7 +125,10 @@ int64_t parameter_count(const Config& config) {
 
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
-  return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
+  double full = double(m.context) * (m.context + 1.0) / 2, seen = 0, context = 0;  // keys of all rows of a sequence
+  for (int i = 1; i <= m.context; i++) seen += config.attention.keys_seen(i);
+  for (int l = 0; l < m.layers; l++) context += m.context * (config.layer(l).windowed ? seen / full : 1);
+  return 6.0 * double(parameter_count(config)) + 6.0 * context * m.heads * m.head_dim;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -140,6 +148,7 @@ struct LayerActivations {
   float *mean1, *rstd1, *mean2, *rstd2;  // [N]
   float* qk_norms;                       // [N, 2, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
+  float* bias;                           // [B, H, T] or nullptr
 };
 
 // What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
@@ -182,6 +191,7 @@ struct Activations {
                 gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
                 keep);
     per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
+    per_layer(&Layer::bias, attention.bias == Bias::none ? 0 : N * m.heads, keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
     plan.add(&x_final, N * C, category);
@@ -272,7 +282,7 @@ class Gpt2 final : public Model {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     Vp = padded_vocab(config);
-    Q = qkv_width(config), G = gate_logits(config);
+    Q = qkv_width(config), G = gate_logits(config), K = decay_logits(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
@@ -320,13 +330,23 @@ class Gpt2 final : public Model {
   bool last_micro_step() const { return rows_seen_ + rows_of_micro() == config_.batch.tokens / comm_.size(); }
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
-  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the gate's: columns 3A.. of qkv
+  Matrix<const Real> decay_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the bias's logits
+  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A + K, Q}; }  // the gate's
+  Matrix<Real> dlogits_of(Real* dqkv) const { return {dqkv + 3 * A + K, Q}; }
+  // The settings and the rotation of a layer, by config.layers.
+  const float2* rope(int l) const { return config_.layer(l).rotated ? b.rope : nullptr; }
+  AttentionSetup setup(int l) const {
+    AttentionSetup setup = settings_;
+    if (!config_.layer(l).windowed) setup.window = setup.sink_tokens = 0;
+    if (!config_.layer(l).rotated) setup.scale_factor = 1;
+    return setup;
+  }
   int gated_part() const {  // of a row of qkv: 0 queries, 1 keys, 2 values; -1: the gate acts on none of them
     return gated(GatePosition::query) ? 0 : gated(GatePosition::key) ? 1 : gated(GatePosition::value) ? 2 : -1;
   }
-  // What attention learns beyond the matrices, and where its gradients go.
-  AttentionLearned<Real> learned(int l) const {
-    return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
+  // What attention learns beyond the matrices, and where its gradients go; and the bias.
+  AttentionLearned<Real> learned(const Layer& a, int l) const {
+    return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l), a.bias};
   }
   void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
   void gate_qkv(Layer& a, int N);
@@ -346,7 +366,7 @@ class Gpt2 final : public Model {
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, F, V, Vp, Q, G;
+  int L, C, H, D, A, F, V, Vp, Q, G, K;
   Buffers<Real> b{};
   DeviceBlock memory_;
   struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
@@ -404,9 +424,10 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 3  the gate, if it acts on queries, keys or values
   gate_qkv(a, N);
   // 4  queries and keys rotated by their positions, normalised, scaled
-  prepare_forward(a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l));
-  // 5  attention
-  attention_forward(a.att, a.att_stats, a.qkv, settings_, {B, T, H, D}, training, stream, learned(l));
+  prepare_forward(a.qkv, a.qk_norms, rope(l), setup(l), {B, T, H, D}, stream, learned(a, l));
+  // 5  attention, with the bias of its scores
+  bias_forward(a.bias, decay_of(a), settings_, {B, T, H, D}, stream);
+  attention_forward(a.att, a.att_stats, a.qkv, setup(l), {B, T, H, D}, training, stream, learned(a, l));
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
   // 7  mid = x + the projection of all heads
   bool gate_follows = gated(GatePosition::output);
@@ -464,7 +485,7 @@ template <class Real>
 void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
   if (gated_part() < 0) return;
   Real* dx = dqkv + gated_part() * A;
-  gate_backward<Real>({dx, Q}, {dqkv + 3 * A, Q}, Q - 3 * A, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
+  gate_backward<Real>({dx, Q}, dlogits_of(dqkv), Q - 3 * A - K, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                       stream);
 }
 
@@ -500,30 +521,32 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     bool gate_follows = gated(GatePosition::output);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
                        dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
-    // 8  the gate at the output; its logits are columns 3A.. of qkv, so their gradients are columns 3A.. of dqkv
-    Matrix<Real> dlogits{dqkv + 3 * A, Q};
+    // 8  the gate at the output; its logits are columns 3A+K.. of qkv, so their gradients are columns 3A+K.. of dqkv
+    Matrix<Real> dlogits = dlogits_of(dqkv);
     Real* dprojected = b.dx;
     if (gate_follows) {
       dprojected = b.dnorm;
-      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N, 1,
-                          C, stream);
+      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - K, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N,
+                          1, C, stream);
     }
     // 7  the projection
     linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C,
                     gate_follows ? C : 0);
     // 6  the gate at sdpa
     if (gated(GatePosition::sdpa))
-      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
-                          stream);
-    // 5  attention
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, {B, T, H, D}, stream,
-                       learned(l));
+      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - K, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
+                          D, stream);
+    // 5  attention, and the bias, whose logits' gradients are columns 3A .. 3A+K of dqkv
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(l), {B, T, H, D}, stream,
+                       learned(a, l));
+    bias_backward<Real>({dqkv + 3 * A, Q}, G ? K : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
+                        stream);
     // 4  rotation, norms, scale
-    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l), b.workspace);
+    prepare_backward(dqkv, a.qkv, a.qk_norms, rope(l), setup(l), {B, T, H, D}, stream, learned(a, l), b.workspace);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
-    int biased = gradient(GATE_B, l) ? Q : 3 * A;  // a gate may have no bias: its columns must stay zero
+    int biased = gradient(GATE_B, l) ? Q : 3 * A + K;  // a gate may have no bias: its columns must stay zero
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
@@ -595,11 +618,14 @@ void Gpt2<Real>::update(const AdamW& settings) {
 
 template <class Real>
 void Gpt2<Real>::set_rope(int length) {
-  if (!b.rope) return;
   const Config::Model& m = config_.model;
+  bool other = length > m.context && config_.eval.key_window > 0;
+  settings_.window = other ? config_.eval.key_window : config_.attention.window;
+  settings_.sink_tokens = other ? config_.eval.sink_tokens : config_.attention.sink_tokens;
+  if (!b.rope) return;
   RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);
-  std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor);
+  std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor, m.rope_fraction);
   settings_.scale_factor = rope_scale_factor(scaling, factor);
   CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));

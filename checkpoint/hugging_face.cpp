@@ -72,8 +72,8 @@ static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
   const AttentionSettings& a = config.attention;
   return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == Kind::softmax &&
-         a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none &&
-         a.gate.activation == GateActivation::none;
+         a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none && a.window == 0 &&
+         a.bias == Bias::none && a.gate.activation == GateActivation::none;
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }

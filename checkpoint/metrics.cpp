@@ -77,6 +77,7 @@ void MetricsLog::evaluation(const char* type, const EvalReport& r) {
   else fields["last_loss"] = r.last_loss;
   fields["of"] = {{"data", data_json(r.data)}, {"tokens_asked", r.tokens_asked}, {"tokens", r.tokens},
                   {"windows", r.windows},      {"rope_scaling", r.rope_scaling}, {"weights", r.weights.path}};
+  if (r.keys_window) fields["of"].update({{"window", r.keys_window}, {"sink_tokens", r.sink_tokens}});
   if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
   fields["window_losses"] = rounded(r.window_losses);
   write(r.weights.step, type, fields);

@@ -49,10 +49,11 @@ struct EvalReport {
   int64_t tokens_asked = 0;         // eval.tokens
   int64_t tokens = 0, windows = 0;  // targets and windows used
   std::string rope_scaling;
-  std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
-  std::vector<double> by_position;    // [edges - 1], mean loss in each bin
-  std::vector<double> by_window;      // [windows], mean loss of each; not written
-  std::vector<double> window_losses;  // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
+  int keys_window = 0, sink_tokens = 0;  // eval.window and eval.sink_tokens, at this length; written if there is one
+  std::vector<int> position_edges;       // 0 .. L: bin i has the positions from edge i to before edge i + 1
+  std::vector<double> by_position;       // [edges - 1], mean loss in each bin
+  std::vector<double> by_window;         // [windows], mean loss of each; not written
+  std::vector<double> window_losses;     // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
 };
 
 // What --passkey measured at one length. The lists are by depth of the key; eval/passkey.h says what they are.

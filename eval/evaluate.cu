@@ -143,6 +143,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.tokens = windows * counted;
   report.windows = windows;
   report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
+  if (length > config.model.context && config.eval.key_window > 0)
+    report.keys_window = config.eval.key_window, report.sink_tokens = config.eval.sink_tokens;
   report.position_edges = position_edges(counted);
   int last = std::min(1024, counted);
   for (int t = 0; t < counted; t++) {

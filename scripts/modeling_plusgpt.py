@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
-               "exp": torch.exp}
+               "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
 
 
 class PlusGPTConfig(PretrainedConfig):
@@ -46,10 +46,12 @@ class Projection(nn.Module):
     return y if self.bias is None else y + self.bias
 
 
-def rotated(x, base):
-  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D)."""
+def rotated(x, base, fraction=1):
+  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D). fraction: of the
+  pairs that turn, the first ones."""
   T, D = x.shape[-2:]
   frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+  frequency[math.floor(fraction * (D // 2) + 0.5):] = 0
   angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
   cos, sin = angle.cos().to(x), angle.sin().to(x)
   a, b = x.chunk(2, -1)
@@ -69,18 +71,35 @@ def shares(x, total, least=TINY):
   return x / total.masked_fill(total < least, torch.inf)
 
 
-def rows_of(q):
-  """[T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees, 1..T."""
-  return torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
+def rows_of(q, settings):
+  """[T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees."""
+  rows = torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
+  window = getattr(settings, "window", 0)
+  return rows.clamp(max=window + settings.sink_tokens) if window else rows
 
 
-def scores(q, k, settings, context, rope_base=None, ssmax_scale=None):
+def seen_by_rows(z, settings):
+  """[T, T]: whether row i sees key j <= i: all of them, or its last `window` and the first `sink_tokens`."""
+  i = torch.arange(z.shape[-1], device=z.device)
+  seen, window = i[:, None] >= i, getattr(settings, "window", 0)
+  return seen & ((i[:, None] - i < window) | (i < settings.sink_tokens)) if window else seen
+
+
+def bias(decay, kind, H, T):
+  """c [H, T] or [B, H, T], of which c_i - c_j is added to score ij. decay: [B, T, H], logits of the learned ones."""
+  if kind == "alibi":
+    slopes = 2.0 ** (-8 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+    return -slopes[:, None] * torch.arange(T)
+  return -F.softplus(-decay if kind == "fox" else decay).double().cumsum(1).transpose(1, 2)
+
+
+def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1):
   """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no rotation;
   context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
   if rope_base is not None:
-    q, k = rotated(q, rope_base), rotated(k, rope_base)
+    q, k = rotated(q, rope_base, rope_fraction), rotated(k, rope_base, rope_fraction)
   q, k = normalised(q, settings.qk_norm), normalised(k, settings.qk_norm)
-  D, log_rows, scale = q.shape[-1], rows_of(q).log(), settings.scale
+  D, log_rows, scale = q.shape[-1], rows_of(q, settings).log(), settings.scale
   if scale == "rsqrt_d":
     alpha = 1 / math.sqrt(D)
   elif scale == "logd_logn":
@@ -95,10 +114,8 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None):
 
 
 def weights(z, settings, context, sink=None):
-  """Scores z [B, H, T, T] -> P, zero above the diagonal. context: the trained length; sink: [H], if it is learned."""
-  T = z.shape[-1]
-  seen = torch.ones(T, T, dtype=torch.bool, device=z.device).tril()
-  rows, kind = rows_of(z), settings.kind
+  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H], if it is learned."""
+  seen, rows, kind = seen_by_rows(z, settings), rows_of(z, settings), settings.kind
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
     if settings.sink == "none":
@@ -130,17 +147,24 @@ def sharpened(a, rows, seen, settings):
 
 
 class Attention(nn.Module):
-  def __init__(self, config):
+  def __init__(self, config, layer):
     super().__init__()
     C, H = config.n_embd, config.n_head
     model, attention = config.plusgpt["model"], config.plusgpt["attention"]
     self.settings = SimpleNamespace(**attention)
     self.gate = SimpleNamespace(**attention["gate"])
     self.rope_base = model["rope_base"] if model["position"] == "rope" else None
+    if pattern := attention.get("layers"):
+      pattern = pattern[layer % len(pattern)]
+      self.settings.window *= pattern.startswith("window")
+      self.rope_base = None if pattern.endswith("unrotated") else self.rope_base
+    self.rope_fraction = model.get("rope_fraction", 1)
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]
     self.c_attn = Projection(C, 3 * A)
     self.c_proj = Projection(A, C, std=0.02 / math.sqrt(2 * config.n_layer))
+    if self.settings.bias in ("fox", "cable"):
+      self.c_decay = Projection(C, H)
     if self.gate.activation != "none":
       logits = H if self.gate.granularity == "headwise" else C if self.gate.position == "output" else A
       self.c_gate = Projection(C, logits, std=0.0 if self.gate.weight_init == "zero" else 0.02,
@@ -155,7 +179,11 @@ class Attention(nn.Module):
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
-    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale)
+    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale, self.rope_fraction)
+    if self.settings.bias != "none":
+      decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
+      c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
+      z = z + (c[..., :, None] - c[..., None, :])
     P = weights(z, self.settings, self.context, self.sink)
     y = (P @ v.to(wide)).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
@@ -182,10 +210,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-  def __init__(self, config):
+  def __init__(self, config, layer):
     super().__init__()
     self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-    self.attn = Attention(config)
+    self.attn = Attention(config, layer)
     self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
     self.mlp = MLP(config)
 
@@ -210,7 +238,7 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     if config.plusgpt["model"]["position"] == "learned":
       self.wpe = nn.Embedding(config.n_positions, C)
       nn.init.normal_(self.wpe.weight, std=0.02)
-    self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+    self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
     self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
     self.post_init()
 

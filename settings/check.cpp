@@ -105,6 +105,15 @@ static const Rule RULES[] = {
      if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";
      return "divides by ln(model.context) and needs a context of at least 2";
    }},
+  {"attention.layers", {"model.position"}, [](const Config& c) -> std::string {
+     for (const std::string& layer : c.layers) {
+       if (layer != "window" && layer != "full" && layer != "window_unrotated" && layer != "full_unrotated")
+         return "must be a list of window, full, window_unrotated and full_unrotated";
+       if (layer.ends_with("unrotated") && c.model.position != "rope")
+         return "has layers without rope, and needs model.position = \"rope\"";
+     }
+     return "";
+   }},
   {"attention.gate.granularity", {"attention.gate.position"}, [](const Config& c) -> std::string {
      const GateSettings& gate = c.attention.gate;
      if (gate.granularity != GateGranularity::headwise || gate.position != GatePosition::output) return "";

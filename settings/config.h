@@ -35,11 +35,20 @@ struct Config {
     double mlp_ratio = 4.0;
     std::string position = "rope";  // rope | learned | none
     double rope_base = 10000;
-    int mlp_width() const;  // round(mlp_ratio * channels)
+    double rope_fraction = 1;  // p-RoPE
+    int mlp_width() const;     // round(mlp_ratio * channels)
   } model;
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
   AttentionSettings attention;
+  std::vector<std::string> layers;  // attention.layers: repeated over the layers; empty: all as the other keys say
+  struct LayerPattern {
+    bool windowed, rotated;
+  };
+  LayerPattern layer(int l) const {
+    std::string pattern = layers.empty() ? "window" : layers[size_t(l) % layers.size()];
+    return {pattern.starts_with("window"), !pattern.ends_with("unrotated")};
+  }
 
   struct Data {
     std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files
@@ -80,6 +89,8 @@ struct Config {
     std::vector<int> lengths;  // auto: [context] (never empty after loading)
     int batch = 0;             // sequences; 0 = auto: eval_batch()
     RopeScaling rope_scaling = RopeScaling::none;
+    int key_window = 0;  // eval.window; 0: attention.window
+    int sink_tokens = 0;
     // At each of `lengths`, the model sees the last `length` tokens of windows of this many, and the last targets(length)
     // of their targets count.
     int window(int length) const;

@@ -41,6 +41,8 @@ static const Needs
                   if (length > c.model.context) return true;
                 return false;
               }},
+    WINDOW = {"attention.window > 0", [](const Config& c) { return c.attention.window > 0; }},
+    EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
     DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
 
@@ -76,6 +78,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
     {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
+    only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
+                     "share of the frequencies that rotate, the highest (p-RoPE); the others do not"}),
 
     {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
@@ -88,6 +92,12 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(OFFSET, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                        "first rows without that offset"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
+    {"attention.window", &a.window, "[0, 16777216]", no, "keys that a row sees: its last ones; 0 = all"},
+    only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
+                       "first keys that every row sees beside its window"}),
+    {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
+    {"attention.layers", &c.layers, "", no,
+     "pattern repeated over the layers, of: window (as the keys say), full (no window), window_unrotated, full_unrotated (no rope)"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "what the gate applies to its logits; none: no gate"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
@@ -138,6 +148,10 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sequences at once in an evaluation", may_change},
     only_with(LONGER, {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
                        "how rope is scaled beyond the trained length", may_change}),
+    only_with(LONGER, {"eval.window", &c.eval.key_window, "[0, 16777216]", no,
+                       "attention.window beyond the trained length; 0 = as trained", may_change}),
+    only_with(EVAL_WINDOW, {"eval.sink_tokens", &c.eval.sink_tokens, "[0, 16777216]", no,
+                            "attention.sink_tokens with eval.window", may_change}),
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
@@ -183,6 +197,7 @@ const std::vector<Variant>& variants() {
        {{"attention.gate.activation", "softplus"},
         {"attention.gate.weight_init", "zero"},
         {"attention.gate.bias_init", "0.541324855"}}},
+      {"two_sigmoid_gated", {{"attention.gate.activation", "two_sigmoid"}, {"attention.gate.weight_init", "zero"}}},
       {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
       {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
       {"lssar_softplus_gated",
@@ -194,6 +209,9 @@ const std::vector<Variant>& variants() {
         {"attention.gate.bias_init", "0.541324855"}}},
       {"softmax_qknorm", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}}},
       {"ssmax", {{"attention.scale", "ssmax"}}},
+      {"alibi", {{"attention.bias", "alibi"}, {"model.position", "none"}}},
+      {"fox", {{"attention.bias", "fox"}, {"model.position", "none"}}},
+      {"cable", {{"attention.bias", "cable"}, {"model.position", "none"}}},
       {"softmax_sink", {{"attention.sink", "learned"}}},
       {"sigmoid", {{"attention.kind", "sigmoid"}}},
       {"relu", {{"attention.kind", "relu"}}},

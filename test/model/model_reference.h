@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "attention/bias.cuh"
 #include "attention/prepare.cuh"
 #include "settings/config.h"
 #include "test/attention/attention_reference.h"
@@ -67,8 +68,9 @@ template <class P> class ReferenceModel {
       for (int part = 0; part < 3; part++)
         if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
       settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
-      a.prepared = ref_prepare<P>(settings_, {B, T, H, D}, a.qkv, rope(T));
-      a.att = ref_attention<P>(settings_, {B, T, H, D}, a.prepared);
+      if (settings_.bias != Bias::none) a.bias = bias(a.ln1.out, h, B, T, a.decay);
+      a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
+      a.att = ref_attention<P>(setup(l), {B, T, H, D}, a.prepared, {}, 0, a.bias);
       if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
       else a.gated_att = a.att;
       if (gated(GatePosition::output)) {
@@ -96,7 +98,7 @@ template <class P> class ReferenceModel {
  private:
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .x is the residual stream that they normalise
-    Array qkv, prepared, att, gated_att, logits, ungated;
+    Array qkv, prepared, att, gated_att, logits, ungated, decay, bias;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
 
@@ -127,11 +129,57 @@ template <class P> class ReferenceModel {
       std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
   }
 
+  // c [B, H, T]; decay [N, H]: its logits
+  Array bias(const Array& x, const std::string& h, int B, int T, Array& decay) {
+    Array c(size_t(B) * H * T);
+    if (settings_.bias != Bias::alibi) decay = linear(x, h + "attn.c_decay", B * T, C, H, 1).d;
+    for (int b = 0; b < B; b++)
+      for (int head = 0; head < H; head++) {
+        double sum = 0;
+        for (int t = 0; t < T; t++) {
+          R& at = c[(size_t(b) * H + head) * T + t];
+          if (settings_.bias == Bias::alibi) {
+            at = R(-std::pow(2.0, -8.0 * (head + 1) / H) * t);
+          } else {
+            R g = decay[(size_t(b) * T + t) * H + head];
+            at = R(sum += std::log(settings_.bias == Bias::fox ? ref_sigmoid(g) : ref_sigmoid(-g)));
+          }
+        }
+      }
+    return c;
+  }
+  // dlogits [N, H] from the gradient of c
+  Array bias_backward(const Array& dc, const Array& decay, int B, int T) const {
+    Array d(decay.size());
+    for (int b = 0; b < B; b++)
+      for (int head = 0; head < H; head++) {
+        double sum = 0;
+        for (int t = T - 1; t >= 0; t--) {
+          size_t n = (size_t(b) * T + t) * H + head;
+          sum += dc[(size_t(b) * H + head) * T + t];
+          d[n] = P::round(R(sum) * (settings_.bias == Bias::fox ? ref_sigmoid(-decay[n]) : -ref_sigmoid(decay[n])));
+        }
+      }
+    return d;
+  }
+
+  // By attention.layers.
+  AttentionSetup setup(int l) const {
+    AttentionSetup s = settings_;
+    std::string pattern = config_.layers.empty() ? "window" : config_.layers[l % config_.layers.size()];
+    if (pattern == "full" || pattern == "full_unrotated") s.window = 0;
+    return s;
+  }
+
   RopeScaling scaling() const { return config_.eval.rope_scaling; }
   double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
-  std::vector<float2> rope(int T) const {
-    if (config_.model.position != "rope") return {};
-    return rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
+  std::vector<float2> rope(int T, int l) const {
+    std::string pattern = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
+    if (config_.model.position != "rope" || pattern.find("_unrotated") != std::string::npos) return {};
+    auto table = rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
+    for (size_t i = 0; i < table.size(); i++)
+      if (i % (D / 2) >= std::round(config_.model.rope_fraction * (D / 2))) table[i] = {1, 0};
+    return table;
   }
 
   // .d = x W + bias, + residual if there is one
@@ -182,11 +230,17 @@ template <class P> class ReferenceModel {
       Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C, none);
       if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
-      Array dprepared = ref_attention_backward<P>(settings_, {B, T, H, D}, a.prepared, datt);
-      Array dqkv = ref_prepare_backward<P>(settings_, {B, T, H, D}, a.qkv, dprepared, rope(T));
+      Array dbias(a.bias.size());
+      Array dprepared =
+          ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0, a.bias, &dbias);
+      Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
       for (int part = 0; part < 3; part++)
         if (gated(part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
       Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A, none);
+      if (!a.decay.empty()) {
+        Array more = linear_backward(bias_backward(dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N, C, H, none);
+        for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);
+      }
       if (G) {
         Array more = linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G, none);
         for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);

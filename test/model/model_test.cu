@@ -17,8 +17,12 @@ std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 // Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
 // here.
 TEST(Model, ReferenceGradientsAreDerivatives) {
-  for (const std::string& position : positions()) {
-    Config config = small_config("fp32", {"model.position=" + position});
+  std::vector<std::vector<std::string>> cases = {{"attention.variant=fox", "attention.window=4"},
+                                                 {"attention.variant=cable", "attention.kind=lssa"},
+                                                 {"attention.window=3", "attention.layers=window,full_unrotated"}};
+  for (const std::string& position : positions()) cases.push_back({"model.position=" + position});
+  for (const auto& sets : cases) {
+    Config config = small_config("fp32", sets);
     TestBatch batch(config);
     auto model = small_model(config);
     ReferenceModel<Exact> reference(config);
@@ -36,7 +40,7 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
       };
       double difference = (loss_at(h) - loss_at(-h)) / (2 * h);
       reference.parameters[name] = kept;
-      EXPECT_NEAR(difference, slope, 1e-6 * size + 1e-10) << position << " " << name;
+      EXPECT_NEAR(difference, slope, 1e-6 * size + 1e-10) << sets[0] << " " << name;
       EXPECT_GT(size, 0) << name;
     }
   }
@@ -328,6 +332,26 @@ TEST(Settings, VariantsMatchTheReference) {
       GradientPool<float>("fp32").add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
   for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated"})
     GradientPool<float>("fp32").add({"attention.variant=" + variant}, variant);
+}
+
+// Windows, biases and patterns of layers, alone and together.
+TEST(Settings, MasksMatchTheReference) {
+  const std::vector<std::string> cases[] = {
+      {"attention.window=3"},
+      {"attention.window=3", "attention.sink_tokens=2", "attention.scale=logn"},
+      {"attention.window=4", "attention.layers=window,full_unrotated"},
+      {"model.rope_fraction=0.7"},
+      {"attention.variant=alibi"},
+      {"attention.variant=fox"},
+      {"attention.variant=cable", "attention.window=5"},
+      {"attention.variant=softplus_gated", "attention.bias=fox"},
+      {"attention.variant=sigmoid_gated", "attention.bias=cable", "attention.gate.granularity=headwise"}};
+  for (const auto& sets : cases) {
+    std::string what;
+    for (const std::string& set : sets) what += set + " ";
+    GradientPool<float>("fp32").add(sets, what);
+    GradientPool<bf16>("bf16").add(sets, what);
+  }
 }
 
 // ---- snapshots

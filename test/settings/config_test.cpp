@@ -40,7 +40,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "vocab": 50257,
     "mlp_ratio": 4,
     "position": "rope",
-    "rope_base": 10000
+    "rope_base": 10000,
+    "rope_fraction": 1
   },
   "attention": {
     "variant": "softmax",
@@ -51,6 +52,10 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "offset": 1,
     "offset_free_rows": 3,
     "sink": "none",
+    "window": 0,
+    "sink_tokens": 0,
+    "bias": "none",
+    "layers": [],
     "gate": {
       "activation": "none",
       "granularity": "elementwise",
@@ -95,7 +100,9 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "mode": "windows",
     "lengths": [1024],
     "batch": 0,
-    "rope_scaling": "none"
+    "rope_scaling": "none",
+    "window": 0,
+    "sink_tokens": 0
   },
   "checkpoint": {
     "every": 5000,
@@ -285,11 +292,16 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
       {"softmax", {}},
       {"sigmoid_gated", {{"attention.gate.activation", "\"sigmoid\""}, {"attention.gate.bias", "false"}}},
       {"softplus_gated", softplus},
+      {"two_sigmoid_gated",
+       {{"attention.gate.activation", "\"two_sigmoid\""}, {"attention.gate.weight_init", "\"zero\""}}},
       {"lssa", with(lssa, {{"attention.kind", "\"lssa\""}})},
       {"lssar", with(lssa, {{"attention.kind", "\"lssar\""}})},
       {"lssar_softplus_gated", with(with(lssa, softplus), {{"attention.kind", "\"lssar\""}})},
       {"softmax_qknorm", lssa},
       {"ssmax", {{"attention.scale", "\"ssmax\""}}},
+      {"alibi", {{"attention.bias", "\"alibi\""}, {"model.position", "\"none\""}}},
+      {"fox", {{"attention.bias", "\"fox\""}, {"model.position", "\"none\""}}},
+      {"cable", {{"attention.bias", "\"cable\""}, {"model.position", "\"none\""}}},
       {"softmax_sink", {{"attention.sink", "\"learned\""}}},
       {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
       {"relu", {{"attention.kind", "\"relu\""}}},
