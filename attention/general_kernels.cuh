@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
-  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sum[E] = {};
+  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sum = 0;
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     // Scores, masked, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == tiles.begin);
@@ -254,12 +254,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
-        if constexpr (Mask::ADDS) add_dz(dz_sum, e0, dz);
       }
     }
     __syncthreads();
 
-    // Sums for dk and dv
+    // Sums for the bias, and for dk and dv
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) dz_sum += held_row_sum<Tile>(dz_tile);
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
@@ -273,7 +274,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0) store_dz_sums<Tile>(settings.dz_by_key + head, j0, shape.T, dz_tile, dz_sum);
+    if (int j = j0 + threadIdx.x; mask.adds() && place.chunk == 0 && threadIdx.x < Tile::HELD && j < shape.T)
+      settings.dz_by_key[head + j] = dz_sum;
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
@@ -300,7 +302,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float dq[R][E] = {}, z[2][X][E], dz_sum[E] = {};
+  float dq[R][E] = {}, z[2][X][E], dz_sum = 0;
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
@@ -325,12 +327,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
           score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
         }
         write_neighbours(to + e0, dz);
-        if constexpr (Mask::ADDS) add_dz(dz_sum, e0, dz);
       }
     }
     __syncthreads();
 
-    // Sums for dq
+    // Sums for the bias, and for dq
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) dz_sum += held_row_sum<Tile>(dz_tile);
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
   for (int r = 0; r < R; r++) {
@@ -340,7 +343,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0) store_dz_sums<Tile>(settings.dz_by_query + head, i0, shape.T, dz_tile, dz_sum);
+    if (int i = i0 + threadIdx.x; mask.adds() && place.chunk == 0 && threadIdx.x < Tile::HELD && i < shape.T)
+      settings.dz_by_query[head + i] = dz_sum;
 }
 
 // ---- launchers

@@ -173,22 +173,13 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& 
   }
 }
 
-// With a bias: sum[e] += a thread's dz of its held rows e0 .., and in the end to[row0 + r] = the sums of held row r of
-// all threads that share it, always in the same order. partial: a weight tile.
-__device__ __forceinline__ void add_dz(float (&sum)[E], int e0, const float (&dz)[AT_ONCE]) {
-  for (int e = 0; e < AT_ONCE; e++) sum[e0 + e] += dz[e];
-}
-template <class Tile>
-__device__ __forceinline__ void store_dz_sums(float* to, int row0, int T, float* partial, const float (&sum)[E]) {
-  ScorePlace<Tile> mine;
-  __syncthreads();
-  write_neighbours(partial + mine.first * Tile::HELD + mine.held, sum);
-  __syncthreads();
-  for (int r = threadIdx.x; r < Tile::HELD && row0 + r < T; r += Tile::THREADS) {
-    float all = 0;
-    for (int n = 0; n < Tile::SHARERS; n++) all += partial[n * Tile::HELD + r];
-    to[row0 + r] = all;
-  }
+// With a bias: for each of the first HELD threads, the sum over a weight tile's streamed rows of its held row's dz.
+template <class Tile> __device__ __forceinline__ float held_row_sum(const float* dz) {
+  static_assert(Tile::HELD <= Tile::THREADS);
+  float sum = 0;
+  if (threadIdx.x < Tile::HELD)
+    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + at(threadIdx.x)];
+  return sum;
 }
 
 // A thread's part of the sums: R held rows from `held`, and E channels from `channel`.

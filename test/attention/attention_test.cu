@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "attention/kernel_table.h"
-#include "attention/masks.cuh"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
@@ -267,65 +266,6 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
 }
 
 // ---- masks
-
-// The streamed tiles of every held tile are those in which a row sees a key, and no others, by either way to count them.
-template <class Mask, int HELD, int STREAM> static int64_t check_tiles(const AttentionSettings& s, int T) {
-  PolicySettings settings{.window = s.window > 0 ? std::min(s.window, T) : T,
-                          .sink_tokens = std::min(s.sink_tokens, T)};
-  Mask mask(settings, T, 0);
-  int64_t count = 0;
-  auto check = [&](const char* name, auto tiles, int row0, auto sees) {
-    std::vector<int> expected, by_rows, by_numbers;
-    for (int other = 0; other < T; other += STREAM) {
-      bool needed = false;
-      for (int a = row0; a < std::min(row0 + HELD, T); a++)
-        for (int b = other; b < std::min(other + STREAM, T); b++) needed = needed || sees(a, b);
-      if (needed) expected.push_back(other);
-    }
-    for (int row = tiles.begin; row < tiles.stop; row = tiles.next(row)) by_rows.push_back(row);
-    for (int n = tiles.first(); n < tiles.end(); n++) by_numbers.push_back(tiles.row(n));
-    ASSERT_EQ(by_rows, expected) << name << " of " << row0 << ", T " << T << " window " << s.window;
-    ASSERT_EQ(by_numbers, expected) << name << " of " << row0 << ", T " << T << " window " << s.window;
-    count += int64_t(expected.size());
-  };
-  auto sees = [&](int i, int j) {
-    auto keys = ref_keys(s, i);
-    return std::binary_search(keys.begin(), keys.end(), j);
-  };
-  for (int row0 = 0; row0 < T; row0 += HELD) {
-    check("keys", mask.template key_tiles<STREAM>(row0, HELD), row0, sees);
-    check("queries", mask.template query_tiles<STREAM>(row0, HELD), row0, [&](int j, int i) { return sees(i, j); });
-  }
-  for (int i = 0; i < T; i++) EXPECT_EQ(mask.keys(i), int(ref_keys(s, i).size())) << i;
-  return count;
-}
-TEST(Masks, TilesAreThoseThatAreSeen) {
-  for (int T : {1, 40, 97, 130})
-    for (int window : {0, 1, 2, 16, 17, 33, 64, 129})
-      for (int sinks : {0, 1, 4, 16, 20, 200}) {
-        AttentionSettings s{.window = window, .sink_tokens = window ? sinks : 0};
-        check_tiles<Shaped, 32, 16>(s, T);
-        check_tiles<Shaped, 16, 32>(s, T);
-        if (window == 0) check_tiles<Causal, 32, 16>(s, T), check_tiles<Causal, 16, 32>(s, T);
-      }
-}
-
-// With a window the tiles grow as T does; without one as its square.
-TEST(Masks, AWindowIsLinearInTheLength) {
-  auto tiles = [](int window, int T) {
-    Shaped mask({.window = std::min(window, T), .sink_tokens = 4}, T, 0);
-    int64_t count = 0;
-    for (int i0 = 0; i0 < T; i0 += 32) {
-      auto keys = mask.key_tiles<64>(i0, 32);
-      auto queries = mask.query_tiles<64>(i0, 32);
-      count += keys.end() - keys.first() + queries.end() - queries.first();
-    }
-    return double(count);
-  };
-  // From 4096 on each further row adds the same, whatever the window.
-  EXPECT_EQ(tiles(1024, 65536) - tiles(1024, 32768), 8 * (tiles(1024, 8192) - tiles(1024, 4096)));
-  EXPECT_NEAR(tiles(1 << 30, 65536) / tiles(1 << 30, 4096), 256, 8);
-}
 
 // Biases of the sizes that fox and alibi have, falling from row to row.
 static std::vector<float> random_bias(const AttentionShape& shape, unsigned seed) {
