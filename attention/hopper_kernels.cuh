@@ -236,7 +236,8 @@ template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
-                                          const float* rows, PolicySettings settings, Shape shape, int B) {
+                                          const float* rows, PolicySettings settings, Shape shape, int B,
+                                          Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -338,8 +339,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // Results, through the buffers of keys and values
     int b = head / shape.H, h = head % shape.H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     store_rows<Tile>(dqkv, b, row, 2 * shape.H + h, values, dv);
+    undo_preparation<Tile>(dk, preparation, keys, 1, b, h, block_row, shape);
+    store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     stages.free_held(number);
   });
 }
@@ -350,7 +352,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
                                              const __grid_constant__ TensorMap qkv, const float* rows,
-                                             PolicySettings settings, Shape shape, int B) {
+                                             PolicySettings settings, Shape shape, int B,
+                                             Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -428,7 +431,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip_pair(streamed);
 
     // The result, through the queries' buffer
-    store_rows<Tile>(dqkv, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, dq);
+    int b = head / shape.H, h = head % shape.H;
+    undo_preparation<Tile>(dq, preparation, queries, 0, b, h, block_row, shape);
+    store_rows<Tile>(dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(number);
   });
 }
@@ -481,18 +486,19 @@ template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
     using Keys = KeysTile<Policy, DIM>;
     LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
-           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B,
+           c.preparation);
     using Queries = QueriesTile<DIM>;
     LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
            hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
-           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B, c.preparation);
   });
 }
 
 template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.hopper_D = 128;
-  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>};
+  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>, true};
   return true;
 }
 
