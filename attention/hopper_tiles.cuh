@@ -179,12 +179,18 @@ template <class Tile> __device__ __forceinline__ int steps_to(int end, int T) {
 }
 
 // Scores of the block's queries, from block_row on, with keys from j0 on: z = -inf where the key comes after the query.
-template <class Tile>
-__device__ __forceinline__ void mask_later(float (&z)[Tile::N][4], int j0, int block_row, const HopperFragment& mine) {
-  if (j0 + Tile::STREAM - 1 <= block_row + mine.first) return;
-  for_elements<Tile::N>([&](int n, int half, int c) {
+template <int N>
+__device__ __forceinline__ void mask_later(float (&z)[N][4], int j0, int block_row, const HopperFragment& mine) {
+  if (j0 + 8 * N - 1 <= block_row + mine.first) return;
+  for_elements<N>([&](int n, int half, int c) {
     if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
   });
+}
+
+// The first M rows of an array in registers.
+template <int M, int N, class X> __device__ __forceinline__ X (&first_rows(X (&array)[N][4]))[M][4] {
+  static_assert(M <= N);
+  return reinterpret_cast<X(&)[M][4]>(array);
 }
 
 // Starts z = held rows x streamed rows, summed over all channels, without a commit. held: the consumer's first row.
@@ -198,12 +204,12 @@ __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16*
   }
 }
 
-// Starts sums += weights x streamed rows, without a commit.
-template <class Tile>
-__device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[Tile::K][4],
+// Starts sums += weights x the first 16 K streamed rows, without a commit.
+template <class Tile, int K>
+__device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[K][4],
                                            const bf16* streamed) {
 #pragma unroll
-  for (int k = 0; k < Tile::K; k++)
+  for (int k = 0; k < K; k++)
     wgmma(sums, weights[k], columns_operand(streamed, Tile::STREAM * TILE_ROW_BYTES) + k * 128);
 }
 

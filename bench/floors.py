@@ -31,7 +31,7 @@ RATES = {
     "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
 }
 # Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.31 and 0.38
-# (softmax), 0.50 and 0.39 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
+# (softmax), 0.49 and 0.39 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
 # 0.29 of the same bound. Each began as a share of its bound, for kernels with more instructions or waits, and grew by:
 # softmax forward  280 x 1.03: two chains of maxima instead of one, 3 to 5%
 # softmax backward 245 x 1.04 x 1.05: half the waits of dK dV, by 128 queries a step (7% of four products in seven), and
