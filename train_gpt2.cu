@@ -536,13 +536,11 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - K, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
                           D, stream);
-    // 5  attention, and the bias, whose logits' gradients are columns 3A .. 3A+K of dqkv
+    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+K of dqkv
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(l), {B, T, H, D}, stream,
-                       learned(a, l));
+                       learned(a, l), Prepared{rope(l), a.qk_norms});
     bias_backward<Real>({dqkv + 3 * A, Q}, G ? K : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
                         stream);
-    // 4  rotation, norms, scale
-    prepare_backward(dqkv, a.qkv, a.qk_norms, rope(l), setup(l), {B, T, H, D}, stream, learned(a, l), b.workspace);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
