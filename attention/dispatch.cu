@@ -59,6 +59,15 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionSha
   return tensor ? k.tensor_bf16 : k.general_bf16;
 }
 
+// The kernels that were chosen, if there are any.
+template <class T> const Launchers<T>& existing(const Launchers<T>& launchers, int D) {
+  if (launchers.forward) return launchers;
+  user_error(
+      "config: attention.window and attention.bias have no kernels on a GPU for %s and heads of %d channels; use "
+      "precision = \"bf16\" with model.head_dim up to 128, or set them to 0 and \"none\"",
+      std::is_same_v<T, float> ? "precision = \"fp32\"" : "precision = \"bf16\"", D);
+}
+
 // T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
 // number, so "no sink" is one whose weight vanishes beside the first score that is seen.
 PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias, ScoreGradientSums sums = {}) {
@@ -116,7 +125,7 @@ template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D);
-  const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {out, qkv});
+  const Launchers<T>& launchers = existing(launchers_for(settings, shape, TypeTag<T>(), {out, qkv}), shape.D);
   (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
                                                        policy_settings(settings, shape.T, learned.bias), shape,
                                                        settings.qkv_stride, settings.spare_multiprocessors, stream});

@@ -334,7 +334,7 @@ template <class T, class Policy, class Mask> void tensor_backward(const Backward
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_backward_size(DIM, Mask::ADDS ? 2 * Policy::HEAVY : Policy::HEAVY)>;
+    using Tile = TensorTile<DIM, tensor_backward_size(DIM, Mask::ADDS && Policy::HEAVY ? 2 : Policy::HEAVY)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
     LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout,

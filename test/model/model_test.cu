@@ -286,6 +286,7 @@ TEST(Settings, EveryVariantLearns) {
     for (std::string precision : {"fp32", "bf16"}) {
       Config config = small_config(precision, {"attention.variant=" + std::string(variant.name)});
       if (!attention_is_built(config.attention.kind)) continue;
+      if (!on_cpu && precision == "fp32" && config.attention.bias != Bias::none) continue;  // refused there
       TestBatch batch(config);
       auto model = small_model(config);
       float first = gradients(*model, batch).loss;
@@ -349,7 +350,8 @@ TEST(Settings, MasksMatchTheReference) {
   for (const auto& sets : cases) {
     std::string what;
     for (const std::string& set : sets) what += set + " ";
-    GradientPool<float>("fp32").add(sets, what);
+    bool refused = !on_cpu && what.find("model.rope_fraction") == std::string::npos;  // attention/dispatch.cu
+    if (!refused) GradientPool<float>("fp32").add(sets, what);
     GradientPool<bf16>("bf16").add(sets, what);
   }
 }

@@ -402,6 +402,20 @@ class Evaluation(Workspace):
     self.assertEqual(len({loss[0] for loss in losses.values()}), 1)
     self.assertEqual(len({loss[1] for loss in losses.values()}), 4)
 
+  def test_a_window_in_evaluations_alone(self):
+    self.ok()
+    for window, sinks in ((0, 0), (64, 0), (16, 0), (12, 4)):
+      self.ok("--eval", "--resume", "--lengths", "16,64", "--set", f"eval.window={window}", "--set",
+              f"eval.sink_tokens={sinks}")
+    lines = self.metrics(kind="eval")
+    short, long = [line["loss"] for line in lines[::2]], [line["loss"] for line in lines[1::2]]
+    self.assertEqual(len(set(short)), 1)
+    self.assertEqual(long[0], long[1])
+    self.assertEqual(len(set(long)), 3)
+    self.assertEqual([(line["of"].get("window"), line["of"].get("sink_tokens")) for line in lines[1::2]],
+                     [(None, None), (64, 0), (16, 0), (12, 4)])
+    self.assertNotIn("window", lines[-2]["of"])
+
   def test_rope_scaling_stays_out_of_training(self):
     weights = []
     for scaling in ("none", "yarn"):

@@ -265,6 +265,12 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
                "attention.sink = \"learned\" needs attention.kind = \"softmax\", not \"lssa\"; use sink \"none\"  "
                "[x.json]");
+  expect_error(R"({"attention": {"layers": ["window", "global"]}})", {},
+               "attention.layers = [\"window\",\"global\"] must be a list of window, full, window_unrotated and "
+               "full_unrotated  [x.json]");
+  expect_error(R"({"attention": {"layers": ["full_unrotated"]}, "model": {"position": "none"}})", {},
+               "attention.layers = [\"full_unrotated\"] has layers without rope, and needs model.position = \"rope\"  "
+               "[x.json]");
   expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
                "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
   expect_error(
