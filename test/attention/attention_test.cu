@@ -1,7 +1,6 @@
-// attention/ against its float64 references: general, tensor-core and Hopper kernels, forward and backward, float32 and
-// bf16, by the rule of test/support/compare.h; the references themselves by finite differences. Also: causality,
-// extreme scores, equal bits for any number of CPU threads and any order of blocks and lanes, nothing written outside
-// (test/support/device.h), errors. prepare_test.cu has the rest.
+// attention/ against its float64 references (attention_reference_test.cu checks those): all kernels, forward and backward,
+// float32 and bf16, by the rule of test/support/compare.h. Also: causality, extreme scores, equal bits in any order,
+// nothing written outside (test/support/device.h), errors. prepare_test.cu has the rest.
 #include <cstdlib>
 #include <cstring>
 
@@ -274,9 +273,7 @@ static std::vector<float> random_bias(const AttentionShape& shape, unsigned seed
   return c;
 }
 
-// On a GPU the general kernels have no such masks, and say so.
-static bool general_on_gpu() { return family == Kernels::general && !on_cpu; }
-
+static bool general_on_gpu() { return family == Kernels::general && !on_cpu; }  // these have no such masks
 TYPED_TEST(AttentionTest, WindowsAndBiases) {
   using T = typename TypeParam::T;
   for (Kind kind : built_kinds())
@@ -290,9 +287,10 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
       auto bias = n % 2 ? random_bias(shape, 80 + n) : std::vector<float>();
-      if (family == Kernels::hopper) EXPECT_THROW(run_attention<T>(s, shape, qkv, dout, {}, 0, 0, bias), Failure);
-      if (general_on_gpu()) EXPECT_THROW(run_attention<T>(s, shape, qkv, dout, {}, 0, 0, bias), UserError);
-      if (family == Kernels::hopper || general_on_gpu()) continue;
+      if (family == Kernels::hopper || general_on_gpu()) {
+        EXPECT_ANY_THROW(run_attention<T>(s, shape, qkv, dout, {}, 0, 0, bias));
+        continue;
+      }
       Comparison<T> comparison;
       comparison.add(s, shape, qkv, dout, {}, 0, bias);
       comparison.finish(describe(s, shape));
@@ -525,7 +523,6 @@ TYPED_TEST(AttentionTest, ManyHeads) {
   AttentionShape few{1, 130, 5, 64}, many = few;
   many.H *= 3 * device_properties().multiProcessorCount / few.H + 2;
   auto qkv = random_qkv<T>(few, 1), dout = random_normal<T>(few.out_size(), 2);
-  // of heads 0 .. 4, 0 .. 4, ...
   auto repeated = [&](const std::vector<T>& x) {
     std::vector<T> y;
     size_t part = size_t(few.H) * few.D;
@@ -628,45 +625,6 @@ TEST(AttentionMemory, IsLinearInTheLength) {
   size_t row = attention_backward_workspace({1, 1, 1, 1});
   EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
   EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
-}
-
-// ---- the references' own gradients
-
-// d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
-static void check_by_differences(const AttentionSetup& s, const AttentionShape& shape, bool rotate) {
-  auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
-       dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
-  Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
-  if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
-  if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));
-  auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
-  auto loss = [&] {
-    auto out = ref_attention<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), sinks);
-    double sum = 0;
-    for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
-    return sum;
-  };
-  auto dprepared =
-      ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
-  auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
-  auto check = [&](const char* name, double& x, double gradient) {
-    double h = 2e-4;  // the error is of fourth order
-    double slope = (4 * central_difference(x, h, loss) - central_difference(x, 2 * h, loss)) / 3;
-    EXPECT_NEAR(slope, gradient, 1e-8 * (1 + std::fabs(gradient))) << describe(s, shape) << " " << name;
-  };
-  for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);
-  for (size_t h = 0; h < scales.size(); h++) check("ssmax scale", scales[h], dscales[h]);
-  for (size_t h = 0; h < sinks.size(); h++) check("sink", sinks[h], dsinks[h]);
-}
-
-TEST(AttentionReference, GradientsMatchFiniteDifferences) {
-  AttentionShape shape{2, 9, 2, 6};
-  for (Kind kind : built_kinds())
-    for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
-      for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
-        check_by_differences({{.kind = kind, .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f}, shape,
-                             norm != QkNorm::rms);
-  for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({{.sink = sink}}, shape, true);
 }
 
 // ---- dispatch
