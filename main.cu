@@ -75,7 +75,16 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Standard output; all that is printed from here on goes to standard error instead.
+static std::FILE* taken_stdout() {
+  std::fflush(stdout);
+  std::FILE* out = fdopen(dup(STDOUT_FILENO), "w");
+  if (!out || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) failure("cannot redirect standard output");
+  return out;
+}
+
 static void run(Flags flags, const Ranks& ranks, Links* links) {
+  std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
   bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
@@ -91,7 +100,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
-    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
+    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
+                  config.generate.prompt);
   std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
   if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
   if (real_run) watch_signals();
@@ -102,6 +112,11 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   std::unique_ptr<Tokenizer> prompt_tokenizer;
   std::vector<PasskeyPrompt> prompts;
+  std::vector<FilePrompt> file_prompts;
+  if (!flags.generate_file.empty()) {
+    prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+    file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
+  }
   if (flags.passkey) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
@@ -131,11 +146,14 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
-  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
+  std::vector<int> planned = lengths;
+  if (!file_prompts.empty()) planned.push_back(longest_text(file_prompts, config));
+  Plan plan = plan_run(config, device, planned, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
+  if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, data.val, lengths, training, flags.passkey);
   if (flags.eval || flags.passkey) {

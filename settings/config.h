@@ -100,6 +100,7 @@ struct Config {
     int top_k = 0;
     std::string tokenizer = "gpt2";  // gpt2 | bytes
     std::string tokenizer_dir;
+    std::string stop;  // "" = none
   } generate;
 
   struct Passkey {

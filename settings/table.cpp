@@ -153,6 +153,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
      "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
+    {"generate.stop", &c.generate.stop, "", no, "text that ends a completion of --generate-file; empty: none", may_change},
 
     {"passkey.form", &c.passkey.form, "landmark | compact", no, "form of the prompts of --passkey (eval/passkey.h)",
      may_change},

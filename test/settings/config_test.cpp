@@ -109,7 +109,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "temperature": 1,
     "top_k": 0,
     "tokenizer": "gpt2",
-    "tokenizer_dir": ""
+    "tokenizer_dir": "",
+    "stop": ""
   },
   "passkey": {
     "form": "landmark",
