@@ -70,6 +70,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
   auto* passkey = app.add_flag("--passkey", flags.passkey,
                                "measure how far back a hidden key is found, and exit; weights as --eval");
+  auto* tasks =
+      app.add_option("--tasks", flags.tasks,
+                     "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval")
+          ->type_name("NAME,...")
+          ->check(not_empty("needs a list of benchmarks, as in hellaswag,piqa"));
   app.add_option("--lengths", flags.lengths, "lengths for --eval or --passkey [eval.lengths]")
       ->type_name("1024,2048,...")
       ->check(not_empty("needs a list of lengths, as in 1024,2048"));
@@ -91,7 +96,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, passkey, generate, generate_file, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval, passkey, tasks, generate, generate_file, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =

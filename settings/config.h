@@ -110,6 +110,15 @@ struct Config {
     std::string examples;  // "" = none
   } passkey;
 
+  struct Task {
+    int64_t every = 0;               // 0 = never
+    std::vector<std::string> names;  // of files in dir, without .bin
+    std::string dir = "data/tasks";
+    int64_t limit = 0;    // 0 = all
+    int max_length = 0;   // 0 = context
+    std::string samples;  // "" = none
+  } task;
+
   struct Log {
     int64_t every = 1;
   } log;

@@ -273,7 +273,7 @@ class BadFlags(Workspace):
 
   def test_flags_that_need_or_exclude_others(self):
     self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
-    modes = (["--eval"], ["--passkey"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
+    modes = (["--eval"], ["--passkey"], ["--tasks", "a"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
     for one, other in itertools.combinations(modes, 2):
       self.bad(*one, *other, names=[one[0], other[0], "excludes"])
 

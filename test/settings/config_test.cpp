@@ -118,6 +118,14 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "depths": 11,
     "examples": ""
   },
+  "task": {
+    "every": 0,
+    "names": [],
+    "dir": "data/tasks",
+    "limit": 0,
+    "max_length": 0,
+    "samples": ""
+  },
   "log": {
     "every": 1
   }
