@@ -255,6 +255,10 @@ class PrepareTasks(ScriptTest):
     self.prepare("arc_easy", "--input", path)
     self.assertEqual(self.texts("arc_easy")[1][0][2], 1)
 
+  def test_lm_eval_is_optional(self):
+    self.run_script("compare_lm_eval.py", self.dir, "piqa=y", code=2)
+    self.assertRegex(self.errors, "pip install lm-eval|holds no tokenizer")
+
 
 if __name__ == "__main__":
   unittest.main()
