@@ -264,8 +264,6 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
     }
 }
 
-// ---- masks
-
 // Biases of the sizes that fox and alibi have, falling from row to row.
 static std::vector<float> random_bias(const AttentionShape& shape, unsigned seed) {
   auto c = random_normal<float>(shape.rows(), seed);
@@ -287,13 +285,13 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
       auto bias = n % 2 ? random_bias(shape, 80 + n) : std::vector<float>();
-      if (family == Kernels::hopper || general_on_gpu()) {
-        EXPECT_ANY_THROW(run_attention<T>(s, shape, qkv, dout, {}, 0, 0, bias));
-        continue;
-      }
       Comparison<T> comparison;
-      comparison.add(s, shape, qkv, dout, {}, 0, bias);
-      comparison.finish(describe(s, shape));
+      if (family == Kernels::hopper || general_on_gpu()) {
+        EXPECT_ANY_THROW(comparison.add(s, shape, qkv, dout, {}, 0, bias));
+      } else {
+        comparison.add(s, shape, qkv, dout, {}, 0, bias);
+        comparison.finish(describe(s, shape));
+      }
     }
 }
 
@@ -311,7 +309,6 @@ TYPED_TEST(AttentionTest, MasksThatHideNothing) {
       auto result = run_attention<T>(s, shape, qkv, dout, {}, 0, 0, std::vector<float>(choice ? shape.rows() : 0));
       expect_same_bits(describe(s, shape) + " out", result.out, expected.out);
       expect_same_bits(describe(s, shape) + " dqkv", result.dqkv, expected.dqkv);
-      expect_same_bits(describe(s, shape) + " stats", result.stats, expected.stats);
     }
   }
 }
