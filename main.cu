@@ -159,7 +159,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                            .rank = comm.rank(),
                            .ranks = comm.size(),
                            .shuffle = config.data.shuffle,
-                           .seed = config.seed});
+                           .seed = config.seed,
+                           .by_sequence = config.train.label_mean == "sequence"});
   if (from) loader.seek(step);
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader, data, !from);

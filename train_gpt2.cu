@@ -155,6 +155,7 @@ struct Activations {
   int logit_rows;
   float* losses;            // [N]
   int *inputs, *targets;    // [N]
+  float* weights;           // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
@@ -192,6 +193,7 @@ struct Activations {
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
+    plan.add(&weights, training && !config.data.labels.empty() ? N : 0, category);
     // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
     // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
     size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu ? 28 : 30);
@@ -279,14 +281,14 @@ class Gpt2 final : public Model {
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     for (Staging& s : staging_) {
-      CUDA_CHECK(cudaMallocHost(&s.tokens, 2 * rows * sizeof(int)));
+      CUDA_CHECK(cudaMallocHost(&s.words, 3 * rows * sizeof(int)));
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
     set_rope(m.context);
   }
   ~Gpt2() override {
-    for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
+    for (Staging& s : staging_) cudaFreeHost(s.words), cudaEventDestroy(s.copied);
     cudaFreeHost(report_);
     matmul_release(stream);
     cudaStreamDestroy(stream);
@@ -306,10 +308,10 @@ class Gpt2 final : public Model {
 
   void set_rope(int length) override;
   void begin_step() override;
-  void forward_backward(const int* inputs, const int* targets) override;
+  void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult finish(float grad_clip) override;
   void update(const AdamW& settings) override;
-  void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -328,7 +330,7 @@ class Gpt2 final : public Model {
   AttentionLearned<Real> learned(int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
   }
-  void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
+  void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
@@ -349,8 +351,9 @@ class Gpt2 final : public Model {
   int L, C, H, D, A, F, V, Vp, Q, G;
   Buffers<Real> b{};
   DeviceBlock memory_;
-  struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
+  struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
+  const float* weights_ = nullptr;  // of the rows that were uploaded last; nullptr: 1 each
   float* report_;          // pinned [2]
   int64_t rows_seen_ = 0;  // of this step, by this rank
 };
@@ -360,15 +363,21 @@ class Gpt2 final : public Model {
 
 // inputs, targets [N] -> device. The host waits only if the copy before the last one is unfinished.
 template <class Real>
-void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
+void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N) {
   Staging& s = staging_[next_staging_];
   next_staging_ ^= 1;
   CUDA_CHECK(cudaEventSynchronize(s.copied));
-  std::memcpy(s.tokens, inputs, N * sizeof(int));
-  std::memcpy(s.tokens + N, targets, N * sizeof(int));
   ProfileScope scope("upload", stream);
-  CUDA_CHECK(cudaMemcpyAsync(act.inputs, s.tokens, N * sizeof(int), cudaMemcpyHostToDevice, stream));
-  CUDA_CHECK(cudaMemcpyAsync(act.targets, s.tokens + N, N * sizeof(int), cudaMemcpyHostToDevice, stream));
+  int* words = s.words;
+  auto copy = [&](void* to, const void* from, size_t bytes) {
+    std::memcpy(words, from, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(to, words, bytes, cudaMemcpyHostToDevice, stream));
+    words += bytes / sizeof(int);
+  };
+  copy(act.inputs, inputs, N * sizeof(int));
+  copy(act.targets, targets.tokens, N * sizeof(int));
+  if (targets.weights) copy(act.weights, targets.weights, N * sizeof(float));
+  weights_ = targets.weights ? act.weights : nullptr;
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
@@ -438,7 +447,7 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
-// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
+// act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output layer, because each
 // chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum of the
 // losses.
 template <class Real>
@@ -447,7 +456,8 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
-    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
+    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
+                  weights_ ? weights_ + row : nullptr);
     if (dloss == 0) continue;
     matmul<Real, Real>(
         {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
@@ -554,7 +564,7 @@ void Gpt2<Real>::begin_step() {
 }
 
 template <class Real>
-void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
+void Gpt2<Real>::forward_backward(const int* inputs, const Targets& targets) {
   int B = config_.batch.micro, T = config_.model.context, N = B * T;
   Activations<Real>& act = b.training;
   phase("forward", stream);
@@ -606,7 +616,7 @@ void Gpt2<Real>::set_rope(int length) {
 }
 
 template <class Real>
-void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
+void Gpt2<Real>::losses(float* losses, const int* inputs, const Targets& targets, int B, int T) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
   upload(act, inputs, targets, N);

@@ -20,6 +20,13 @@ struct StepResult {
   float grad_norm;  // before clipping
 };
 
+// What the rows of a batch [N] are to predict, on the host. Converts from the tokens alone.
+struct Targets {
+  const int* tokens;               // [N], -1: nothing
+  const float* weights = nullptr;  // [N]: what a row's loss counts, beside 1 for one of N; nullptr: 1 each
+  Targets(const int* tokens, const float* weights = nullptr) : tokens(tokens), weights(weights) {}
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -41,8 +48,8 @@ class Model {
 
   // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless this step is
   // skipped. Ranks reduce their gradients during the last micro step.
-  virtual void begin_step() = 0;                                             // loss and gradients = 0
-  virtual void forward_backward(const int* inputs, const int* targets) = 0;  // += ; [micro, context], host
+  virtual void begin_step() = 0;                                                 // loss and gradients = 0
+  virtual void forward_backward(const int* inputs, const Targets& targets) = 0;  // += ; [micro, context], host
   virtual StepResult finish(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
   virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to finish()'s grad_clip
   StepResult end_step(const AdamW& settings, float grad_clip) {
@@ -51,8 +58,8 @@ class Model {
     return result;
   }
 
-  // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
-  virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
+  // Evaluation: losses = [B, T] in nats, 0 without a target; [B, T] inputs and targets on the host, without weights.
+  virtual void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) = 0;
   // Logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
   // Logits = [V] of the token that follows tokens[0..count), count <= config.model.context.

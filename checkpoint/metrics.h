@@ -47,7 +47,7 @@ struct EvalReport {
   Weights weights;
   std::vector<DataFile> data;       // the shards that the windows come from
   int64_t tokens_asked = 0;         // eval.tokens
-  int64_t tokens = 0, windows = 0;  // targets and windows used
+  int64_t tokens = 0, windows = 0;  // targets used, with labels those that have one; windows with such targets
   std::string rope_scaling;
   std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
   std::vector<double> by_position;    // [edges - 1], mean loss in each bin

@@ -52,10 +52,10 @@ except ImportError as error:
   common.stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
 import plot
-from prepare_text import HEADER_INTS, MAGIC, VERSION, Progress
+from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, VERSION, Progress
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
-LABEL_MAGIC, LABEL_FLOAT = 20261101, 2
+LABEL_FLOAT = 2
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that
 DAY = 0.0027  # of a year
 SIZES = {  # offsets[body][channel]; first_label: the token of the first label, every fourth follows

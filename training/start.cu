@@ -92,11 +92,16 @@ Config load_config(const Flags& flags, bool trains) {
   return config;
 }
 
+// The shards, then their label files.
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
+  auto add = [&](const Shard& file) {
+    files.push_back(
+        {valid_utf8(std::filesystem::path(file.path).filename().string()), file.tokens, sampled_checksum(file.path)});
+  };
+  for (const Shard& shard : shards) add(shard);
   for (const Shard& shard : shards)
-    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
-                     sampled_checksum(shard.path)});
+    if (shard.labels) add(*shard.labels);
   return files;
 }
 
@@ -109,6 +114,8 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
     check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
   if (evaluates) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
+  if (training) open_labels(data.train, config.data.labels, config.model.vocab, 0, "data.labels");
+  if (evaluates) open_labels(data.val, config.data.val_labels, config.model.vocab, 0, "data.val_labels");
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
   data.train_files = data_files(data.train);

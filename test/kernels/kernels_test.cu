@@ -405,6 +405,48 @@ TYPED_TEST(KernelTest, CrossEntropy) {
       }
 }
 
+// Rows without a target are not read, and get zeros; the others are multiplied by their weights, and a weight of 1 changes
+// no bit.
+TYPED_TEST(KernelTest, CrossEntropyOfSomeRows) {
+  using T = TypeParam;
+  struct {
+    int n, V, Vp;
+  } shapes[] = {{31, 65, 128}, {9, 4097, 4224}, {rows_that_loop(16), 30, 32}};
+  for (auto [n, V, Vp] : shapes)
+    for (float dloss : {0.0f, 1.0f / n}) {
+      Pool all_losses(shape("cross_entropy weighted losses", {n, V, Vp}), u32, 1);
+      Pool gradients(shape("cross_entropy weighted dlogits", {n, V, Vp}), u<T>);
+      for (unsigned seed : Pool::seeds(10 * n)) {
+        auto logits = random_normal<T>(size_t(n) * Vp, seed, 2.0f);
+        auto targets = random_ints(n, seed + 1, V);
+        std::vector<float> weights(n), ones(n, 1.0f);
+        for (int row = 0; row < n; row++) {
+          weights[row] = 0.25f * float(1 + row % 7);
+          for (int v = 0; v < Vp; v++)
+            if (row % 3 == 1) targets[row] = -1, logits[size_t(row) * Vp + v] = from_float<T>(NAN);
+        }
+        auto run = [&](const std::vector<int>& targets, const float* weights) {
+          DeviceArray<T> device(logits);
+          DeviceArray<float> losses(n);
+          cross_entropy<T>(losses, device, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, weights);
+          return std::pair(losses.download(), device.download());
+        };
+        auto [losses, dlogits] = run(targets, DeviceArray<float>(weights));
+        for (T& x : logits)
+          if (std::isnan(to_float(x))) x = from_float<T>(0);
+        auto exact = ref_cross_entropy<Exact>(widen<Exact>(logits), targets, dloss, V, Vp, weights);
+        auto naive = ref_cross_entropy<Naive<T>>(widen<Naive<T>>(logits), targets, dloss, V, Vp, weights);
+        all_losses.add(losses, exact.losses, naive.losses);
+        if (dloss != 0) gradients.add(dlogits, exact.dlogits, naive.dlogits);
+        for (int& target : targets) target = std::max(target, 0);
+        auto [plain, plain_dlogits] = run(targets, nullptr);
+        auto [with_ones, dlogits_with_ones] = run(targets, DeviceArray<float>(ones));
+        expect_same_bits("cross_entropy with weights of 1", with_ones, plain);
+        expect_same_bits("cross_entropy with weights of 1, dlogits", dlogits_with_ones, plain_dlogits);
+      }
+    }
+}
+
 TYPED_TEST(KernelTest, CrossEntropyReproducible) {
   using T = TypeParam;
   for (int V : {250, 5000}) {

@@ -42,6 +42,8 @@ template <class P> class ReferenceModel {
     }
   }
 
+  std::vector<float> weights;  // [N], if set: of the rows
+
   // The mean loss of the batch [B, T]; gradients = its derivatives.
   double loss_and_gradients(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
     double loss = forward(inputs, targets, B, T);
@@ -86,7 +88,7 @@ template <class P> class ReferenceModel {
     Array logits(size_t(N) * V);
     logits =
         ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
-    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V);
+    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights);
     losses = classified_.losses;
     R sum = 0;
     for (R loss : losses) sum += loss;

@@ -17,11 +17,13 @@ std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 // Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
 // here.
 TEST(Model, ReferenceGradientsAreDerivatives) {
-  for (const std::string& position : positions()) {
-    Config config = small_config("fp32", {"model.position=" + position});
+  for (std::string setting :
+       {"model.position=rope", "model.position=learned", "model.position=none", "data.labels=x"}) {
+    Config config = small_config("fp32", {setting});
     TestBatch batch(config);
     auto model = small_model(config);
     ReferenceModel<Exact> reference(config);
+    reference.weights = batch.weights;
     reference.take_parameters(*model);
     reference.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
     for (auto& [name, gradient] : reference.gradients) {
@@ -36,7 +38,7 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
       };
       double difference = (loss_at(h) - loss_at(-h)) / (2 * h);
       reference.parameters[name] = kept;
-      EXPECT_NEAR(difference, slope, 1e-6 * size + 1e-10) << position << " " << name;
+      EXPECT_NEAR(difference, slope, 1e-6 * size + 1e-10) << setting << " " << name;
       EXPECT_GT(size, 0) << name;
     }
   }
@@ -59,6 +61,7 @@ template <class T> class GradientPool {
       ReferenceModel<Exact> exact(config);
       ReferenceModel<Naive<T>> naive(config);
       naive.take_parameters(*model);
+      naive.weights = exact.weights = batch.weights;
       for (auto& [name, values] : naive.parameters)
         exact.parameters[name].assign(values.begin(), values.end());  // as the kernels read them
       exact_losses.push_back(exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
@@ -83,6 +86,13 @@ TEST(Model, GradientsMatchReference) {
   for (const std::string& position : positions()) {
     GradientPool<float>("fp32").add({"model.position=" + position}, position);
     GradientPool<bf16>("bf16").add({"model.position=" + position}, position);
+  }
+}
+
+TEST(Model, GradientsWithLabelsMatchReference) {
+  for (std::string micro : {"4", "2"}) {
+    GradientPool<float>("fp32").add({"data.labels=x", "batch.micro=" + micro}, "labels");
+    GradientPool<bf16>("bf16").add({"data.labels=x", "batch.micro=" + micro}, "labels");
   }
 }
 

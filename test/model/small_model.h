@@ -18,12 +18,19 @@ inline Config small_config(const std::string& precision, const std::vector<std::
 }
 
 // Random tokens: one batch, [batch.tokens] inputs and targets.
+// With data.labels a third of the rows has a target, and weights from 0.5 to 3.
 struct TestBatch {
   std::vector<int> inputs, targets;
+  std::vector<float> weights;
   TestBatch(const Config& config, unsigned seed = 3) {
     std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab);
     inputs.assign(tokens.begin(), tokens.end() - 1);
     targets.assign(tokens.begin() + 1, tokens.end());
+    for (size_t row = 0; row < inputs.size() && !config.data.labels.empty(); row++) {
+      bool labelled = random_ints(1, seed + 100 + unsigned(row), 3)[0] == 0;
+      targets[row] = labelled ? targets[row] : -1;
+      weights.push_back(labelled ? 0.5f * float(1 + row % 6) : 0.0f);
+    }
   }
 };
 
@@ -65,6 +72,7 @@ inline StepResult gradients(Model& model, const TestBatch& batch) {
   size_t rows = size_t(config.batch.micro) * config.model.context;
   model.begin_step();
   for (size_t at = 0; at < batch.inputs.size(); at += rows)
-    model.forward_backward(&batch.inputs[at], &batch.targets[at]);
+    model.forward_backward(&batch.inputs[at],
+                           {&batch.targets[at], batch.weights.empty() ? nullptr : &batch.weights[at]});
   return model.finish(0);
 }
