@@ -23,6 +23,7 @@
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/passkey.h"
+#include "eval/predict.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
@@ -40,16 +41,6 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
                 {{"backend", on_cpu ? "cpu" : "cuda"}});
   return metrics;
-}
-
-static void check_folder_of(const std::string& file) {
-  std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  std::error_code ignored;
-  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
-    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
-               folder.c_str());
-  if (std::filesystem::is_directory(file, ignored))
-    user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
 static StepResult one_step(Model& model, Loader& loader) {
@@ -77,7 +68,9 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 static void run(Flags flags, const Ranks& ranks, Links* links) {
   take_run_folder(flags);
-  bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
+  bool predicting = !flags.predict.empty();
+  bool training = !flags.eval && !flags.passkey && !flags.generating && !predicting,
+       dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
@@ -87,7 +80,12 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
-  bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
+  if (predicting != (config.model.head.outputs > 0) && (predicting || flags.passkey || flags.generating))
+    user_error("config: model.head.outputs = %d: %s  [%s]", config.model.head.outputs,
+               predicting ? "--predict needs a model with outputs" : "--passkey and --generate need a model of tokens",
+               config.file.c_str());
+  if (predicting) config.eval.lengths = {config.model.context};
+  bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
@@ -107,7 +105,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
     if (ranks.rank == 0) write_passkey_prompts(*prompt_tokenizer, config, prompts);
   }
-  if (dumping) check_folder_of(flags.dump_gradients);
+  if (dumping) check_output_file("--dump-gradients", flags.dump_gradients);
+  if (predicting) check_output_file("--predict", flags.predict);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
@@ -138,6 +137,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, data.val, lengths, training, flags.passkey);
+  if (predicting) return predict(*model, data.val, flags.predict);
   if (flags.eval || flags.passkey) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
@@ -160,6 +160,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                            .ranks = comm.size(),
                            .shuffle = config.data.shuffle,
                            .seed = config.seed,
+                           .outputs = config.model.head.outputs,
                            .by_sequence = config.train.label_mean == "sequence"});
   if (from) loader.seek(step);
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);

@@ -37,6 +37,7 @@ struct EvalReport {
   int length = 0;               // L
   int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
   double loss = 0;              // mean over all targets
+  double perplexity = NAN;      // of tokens; NaN for squared errors
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
   double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
   double last_loss = 0;         // mean over the last min(1024, L) targets of every window

@@ -36,9 +36,9 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
   const Config& config = model.config();
   int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
   std::vector<int> zeros(size_t(batch) * length);
-  std::vector<float> losses(zeros.size());
+  std::vector<float> losses(zeros.size()), values(zeros.size() * config.model.head.outputs);
   model.set_rope(length);
-  model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
+  model.losses(losses.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
   model.set_rope(config.model.context);
 }
 
@@ -96,7 +96,7 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
   }
   report.data.insert(report.data.end(), labels.begin(), labels.end());
-  if (report.tokens < windows * report.targets) return;  // not all of the text is predicted
+  if (report.tokens < windows * report.targets || std::isnan(report.perplexity)) return;  // not all text is predicted
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
 
@@ -108,7 +108,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   WindowReader reader(shards, whole, config.model.vocab, "data.val");
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
-  std::vector<float> losses(inputs.size());
+  size_t outputs = config.model.head.outputs;
+  std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
   std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
   std::vector<double> weights(counted, 0.0);      // of the labels at each position, summed alike
   std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
@@ -126,8 +127,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
-                  whole - length);
-    model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
+                  whole - length, values.data() + size_t(row) * length * outputs);
+    model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length);
     for (int row = 0; row < count; row++) {
       size_t first_counted = size_t(row) * length + length - counted;
       const float* loss = &losses[first_counted];
@@ -175,6 +176,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   for (size_t i = 0; i + 1 < report.position_edges.size(); i++)
     report.by_position.push_back(mean(report.position_edges[i], report.position_edges[i + 1]));
   report.by_window = std::move(labelled);
+  if (outputs == 0) report.perplexity = std::exp(report.loss);
   add_spread(report);
   add_data(report, reader, shards, files, windows);
   return report;

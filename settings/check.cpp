@@ -128,6 +128,10 @@ static const Rule RULES[] = {
      if (c.eval.rope_scaling != RopeScaling::ntk || c.model.head_dim > 2) return "";
      return format("needs model.head_dim > 2, not %d", c.model.head_dim);
    }},
+  {"generate.every", {"model.head.outputs"}, [](const Config& c) -> std::string {
+     if (c.generate.every == 0 || c.model.head.outputs == 0) return "";
+     return "needs a model of tokens, but model.head.outputs makes one of values; use generate.every = 0";
+   }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";
      return "is too small for float32; use 1e-30 or more, or 0 for no clipping";

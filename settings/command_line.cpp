@@ -74,6 +74,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       ->type_name("1024,2048,...")
       ->check(not_empty("needs a list of lengths, as in 1024,2048"));
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
+  auto* predict =
+      app.add_option("--predict", flags.predict,
+                     "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval")
+          ->type_name("FILE")
+          ->check(not_empty("needs the name of a file to write"));
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -86,7 +91,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, passkey, generate, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval, passkey, generate, predict, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =

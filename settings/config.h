@@ -35,6 +35,9 @@ struct Config {
     double mlp_ratio = 4.0;
     std::string position = "rope";  // rope | learned | none
     double rope_base = 10000;
+    struct Head {
+      int outputs = 0;  // K; 0 = the output layer of a language model
+    } head;
     int mlp_width() const;  // round(mlp_ratio * channels)
   } model;
 

@@ -78,6 +78,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
     {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
+    {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
+     "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
     {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},

@@ -73,8 +73,7 @@ TEST_F(Labels, OfSeveralValues) {
   std::vector<float> values(12);
   EXPECT_EQ(reader.read(0, inputs.data(), targets.data(), 0, values.data()), 3);
   EXPECT_EQ(targets, (std::vector<int>{0, 0, -1, 0}));
-  for (int i = 0; i < 12; i++)
-    EXPECT_TRUE(values[i] == a[i] || (std::isnan(a[i]) && std::isnan(values[i]))) << i;
+  for (int i = 0; i < 12; i++) EXPECT_TRUE(values[i] == a[i] || (std::isnan(a[i]) && std::isnan(values[i]))) << i;
   EXPECT_EQ(reader.labels(2), 0);
 }
 

@@ -161,7 +161,9 @@ class Losses(LabelRuns):
 
 
 @unittest.skipUnless(torch, "needs torch and transformers")
-class Autograd(LabelRuns):
+class Gradients(LabelRuns):
+  """Of the first step, against PyTorch's."""
+
   def expected(self, loss_of):
     """The loss and the gradients, by name, that PyTorch computes for the first step: loss_of(model, inputs [B, T], first)
     of its windows, which begin at `first` of the first shard."""
@@ -187,6 +189,8 @@ class Autograd(LabelRuns):
       self.assertGreater(expected[name].abs().max(), 0, name)
       self.assertLess((ours - expected[name]).abs().max(), 1e-4 * expected[name].abs().max(), name)
 
+
+class Autograd(Gradients):
   def test_sparse_labels(self):
     self.write_labels(some)
     labels = torch.tensor(some(list(SHARDS["train_000000"])))

@@ -16,6 +16,7 @@
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/squared_error.cuh"
 #include "test/kernels/reference.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
@@ -460,6 +461,43 @@ TYPED_TEST(KernelTest, CrossEntropyReproducible) {
       return bits_of(device, losses);
     });
   }
+}
+
+// ---- squared error
+
+TYPED_TEST(KernelTest, SquaredError) {
+  using T = TypeParam;
+  for (auto [n, K] : {std::pair(1, 1), {37, 2}, {300, 7}, {130, 8}, {20, 33}})
+    for (float dloss : {0.0f, 1.0f / n}) {
+      int Kp = (K + 7) / 8 * 8;
+      Pool all_losses(shape("squared_error losses", {n, K}), u32), outputs(shape("squared_error y", {n, K}), u32, 1);
+      Pool gradients(shape("squared_error dy", {n, K}), u<T>, dloss);
+      for (unsigned seed : Pool::seeds(n)) {
+        auto y = random_normal<float>(size_t(n) * Kp, seed);
+        auto bias = random_normal<T>(K, seed + 1);
+        auto targets = random_normal<float>(size_t(n) * K, seed + 2);
+        std::vector<float> weights(n);
+        for (int row = 0; row < n; row++) {
+          weights[row] = 0.25f * float(1 + row % 7);
+          for (int k = 0; k < K; k++)  // some rows have none, some all but one
+            if (row % 5 == 3 || (row % 5 == 1 && k == row % K)) targets[size_t(row) * K + k] = NAN;
+        }
+        DeviceArray<float> device(y), losses(n);
+        DeviceArray<T> dy(y.size());
+        squared_error<T>(losses, device, dy, DeviceArray<T>(bias), DeviceArray<float>(targets),
+                         DeviceArray<float>(weights), dloss, n, K, Kp, nullptr);
+        auto exact = ref_squared_error<Exact>(widen<Exact>(y), widen<Exact>(bias), targets, weights, dloss, K, Kp);
+        auto naive =
+            ref_squared_error<Naive<T>>(widen<Naive<T>>(y), widen<Naive<T>>(bias), targets, weights, dloss, K, Kp);
+        all_losses.add(losses.download(), exact.losses, naive.losses);
+        outputs.add(device.download(), exact.y, naive.y);
+        if (dloss == 0) continue;
+        gradients.add(dy.download(), exact.dy, naive.dy);
+        DeviceArray<float> again(y);  // without targets only the outputs
+        squared_error<T>(nullptr, again, nullptr, DeviceArray<T>(bias), nullptr, nullptr, 0, n, K, Kp, nullptr);
+        expect_same_bits("squared_error without targets", again.download(), device.download());
+      }
+    }
 }
 
 // ---- gradient norm, clipping, AdamW

@@ -166,6 +166,34 @@ RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<i
   return r;
 }
 
+// ---- squared error
+
+template <class P> struct RefSquaredError { Reals<P> losses, y, dy; };
+
+template <class P>
+RefSquaredError<P> ref_squared_error(Reals<P> y, const Reals<P>& bias, const std::vector<float>& targets,
+                                     const std::vector<float>& weights, double dloss, int K, int Kp) {
+  using R = Real<P>;
+  size_t n = y.size() / Kp;
+  RefSquaredError<P> r{Reals<P>(n, 0), Reals<P>(), Reals<P>(y.size(), 0)};
+  for (size_t row = 0; row < n; row++) {
+    R sum = 0, weight = weights.empty() ? 1 : weights[row], count = 0;
+    for (int k = 0; k < K; k++) {
+      y[row * Kp + k] += bias[k];
+      if (!std::isnan(targets[row * K + k])) count += 1;
+    }
+    for (int k = 0; k < K; k++) {
+      if (std::isnan(targets[row * K + k])) continue;
+      R error = y[row * Kp + k] - R(targets[row * K + k]);
+      sum += error * error;
+      r.dy[row * Kp + k] = P::round(error * R(2) * weight / count * R(dloss));
+    }
+    if (count > 0) r.losses[row] = sum * weight / count;
+  }
+  r.y = y;
+  return r;
+}
+
 // ---- gradient norm
 
 template <class P> Reals<P> ref_square_sums(const Reals<P>& x, size_t block) {

@@ -64,6 +64,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "data": {
     "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
     "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
+    "labels": [],
+    "val_labels": [],
     "shuffle": true
   },
   "batch": {
@@ -86,6 +88,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "train": {
     "steps": 18865,
     "tokens": 0,
+    "label_mean": "batch",
     "recompute": "none",
     "zero_stage": 1
   },
