@@ -40,7 +40,10 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "vocab": 50257,
     "mlp_ratio": 4,
     "position": "rope",
-    "rope_base": 10000
+    "rope_base": 10000,
+    "head": {
+      "outputs": 0
+    }
   },
   "attention": {
     "variant": "softmax",
