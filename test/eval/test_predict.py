@@ -90,6 +90,7 @@ class Runs(Head):
     self.assertEqual([name for name in self.files() if ".tmp" in name], [])
 
   def test_init_of_a_language_model(self):
+    self.changes["precision"] = "bf16"  # so that ranks share the masters
     self.run_ok(name="language", model__position="learned")  # GPT-2, as transformers knows it
     before = read_safetensors(self.path("runs/language/step_00000012/model.safetensors"))
     changes = {**self.write_values(2), "init": "runs/language/step_00000012", "model__position": "learned", "train__steps": 1,
