@@ -28,6 +28,7 @@ constexpr int32_t file_version = 1;
 constexpr int64_t header_bytes = 256 * sizeof(int32_t);
 constexpr int64_t tokens_checked_at_start = 1024;
 constexpr uint16_t no_label = 65535;
+constexpr int32_t most_columns = 1024;
 
 const char* const make_shards =
     "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
@@ -186,12 +187,13 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
   shard.tokens = header[2];
   int64_t item_bytes = 2;
   if (&kind == &label_file) {
-    const bool tokens = header[3] == 1 && header[4] == 1, values = header[3] == 2 && header[4] >= 1;
+    const bool tokens = header[3] == 1 && header[4] == 1,
+               values = header[3] == 2 && header[4] >= 1 && header[4] <= most_columns;
     if (!tokens && !values)
       user_error(
           "%s: %s has a damaged header: type %d with %d columns; possible are type 1 (uint16) with 1 and type 2 "
-          "(float32) with 1 or more; make the file again",
-          k, p, header[3], header[4]);
+          "(float32) with 1 to %d; make the file again",
+          k, p, header[3], header[4], most_columns);
     if (values) shard.outputs = header[4], item_bytes = int64_t(shard.outputs) * 4;
   }
   if (shard.tokens < 0)
@@ -251,8 +253,8 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
   if (patterns.empty()) return;
   const std::vector<std::string> paths = sorted_files(patterns, key, label_file);
   if (paths.size() != shards.size())
-    user_error("%s names %zu files, but there are %zu token shards; give one for each, in the same order of names",
-               key.c_str(), paths.size(), shards.size());
+    user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order of names", key.c_str(),
+               paths.size(), paths.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
   for (size_t i = 0; i < paths.size(); i++) {
     const Shard labels = open_file(paths[i], key, label_file);
     const char *k = key.c_str(), *p = paths[i].c_str();
@@ -263,8 +265,8 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
           k, p, outputs);
     if (labels.outputs != outputs)
       user_error(
-          "%s: %s holds %d values for each token, but model.head.outputs = %d; set that to %d, or use other labels", k,
-          p, labels.outputs, outputs, labels.outputs);
+          "%s: %s holds %d value%s for each token, but model.head.outputs = %d; set that to %d, or use other labels", k,
+          p, labels.outputs, labels.outputs == 1 ? "" : "s", outputs, labels.outputs);
     if (labels.tokens != shards[i].tokens)
       user_error("%s: %s has %lld labels, but its shard, %s, has %lld tokens; make it again from that shard", k, p,
                  (long long)labels.tokens, shards[i].path.c_str(), (long long)shards[i].tokens);

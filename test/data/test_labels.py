@@ -145,7 +145,7 @@ class Losses(LabelRuns):
   def test_bad_labels_are_refused(self):
     self.write_labels(following)
     tokens = list(SHARDS["val"])
-    self.bad(names=["data.labels", "1 files", "2 token shards"], data__labels="labels_val.bin")
+    self.bad(names=["data.labels", "1 label file for 2 token shards"], data__labels="labels_val.bin")
     self.bad(names=["data.labels", "none_.*matches no file"], data__labels="none_*.bin")
     self.bad(names=["data.val_labels", "not a label file"], data__val_labels="val.bin")
     self.write("short.bin", label_file(following(tokens)[:-1]))
