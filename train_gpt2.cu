@@ -10,9 +10,10 @@
 // computes.
 //
 // Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
-// vocabulary, N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients
-// of parameters and the optimizer's state are float32. Computation runs on one stream, which the host waits for only to
-// report; collectives and snapshots for checkpoints have streams of their own.
+// vocabulary, K outputs of a regression head, Kp the same padded, N = B*T rows. Real is the storage type of weights and
+// activations, float or bf16; statistics, gradients of parameters and the optimizer's state are float32. Computation
+// runs on one stream, which the host waits for only to report; collectives and snapshots for checkpoints have streams of
+// their own.
 #include "train_gpt2.h"
 
 // Lines are broken by hand here, as in a formula: a product takes two lines at most.
@@ -31,6 +32,7 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/squared_error.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters
@@ -39,13 +41,15 @@ enum Parameter : int {
   WTE, WPE,
   LN1_W, LN1_B, QKV_W, GATE_W, QKV_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
-  LNF_W, LNF_B
+  LNF_W, LNF_B, HEAD_W, HEAD_B
 };
 
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // The output layer's product is fastest on tensor cores with whole tiles of 128 rows of wte.
 int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, 128)); }
+
+int padded_outputs(const Config& config) { return int(round_up(config.model.head.outputs, 8)); }
 
 int gate_logits(const Config& config) {
   const GateSettings& gate = config.attention.gate;
@@ -75,7 +79,7 @@ static int qkv_width(const Config& config) {
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
-      Q = qkv_width(config);
+      Q = qkv_width(config), K = m.head.outputs, Kp = padded_outputs(config);
   const AttentionSettings& a = config.attention;
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
@@ -102,6 +106,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {MLP_PROJ_B, "mlp.c_proj.bias", {C}, zero, false, true},
       {LNF_W, "ln_f.weight", {C}, one, false, false},
       {LNF_B, "ln_f.bias", {C}, zero, false, false},
+      {HEAD_W, "head.weight", {C, K}, normal, true, false, {C, Kp}},
+      {HEAD_B, "head.bias", {K}, zero, false, false, {Kp}},
   };
 }
 
@@ -120,7 +126,9 @@ int64_t parameter_count(const Config& config) {
 
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
-  return 6.0 * double(parameter_count(config)) + 6.0 * m.layers * m.context * m.heads * m.head_dim;
+  double parameters = double(parameter_count(config));
+  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
+  return 6.0 * parameters + 6.0 * m.layers * m.context * m.heads * m.head_dim;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -151,10 +159,13 @@ struct Activations {
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
   Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
-  Real* logits;             // [logit_rows, Vp]
+  Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
+  float *outputs, *values;  // [N, Kp], [N, K]  what the head says and what it is to say
+  Real* doutputs;           // [N, Kp]
   int logit_rows;
   float* losses;            // [N]
   int *inputs, *targets;    // [N]
+  float* weights;           // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
@@ -192,12 +203,17 @@ struct Activations {
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
+    size_t K = config.model.head.outputs, Kp = padded_outputs(config);
+    plan.add(&outputs, N * Kp, category);
+    plan.add(&values, N * K, category);
+    plan.add(&doutputs, training ? N * Kp : 0, category);
+    plan.add(&weights, training && !config.data.labels.empty() ? N : 0, category);
     // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
     // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
     size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu ? 28 : 30);
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
-    plan.add(&logits, size_t(logit_rows) * Vp, training ? "logits" : category);
+    plan.add(&logits, K ? 0 : size_t(logit_rows) * Vp, training ? "logits" : category);
   }
 };
 
@@ -231,7 +247,7 @@ struct Buffers {
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
       size_t workspace_bytes = std::max(
           {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
-           layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
+           layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
            prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
@@ -272,21 +288,21 @@ class Gpt2 final : public Model {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     Vp = padded_vocab(config);
-    Q = qkv_width(config), G = gate_logits(config);
+    Q = qkv_width(config), G = gate_logits(config), K = m.head.outputs, Kp = padded_outputs(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     for (Staging& s : staging_) {
-      CUDA_CHECK(cudaMallocHost(&s.tokens, 2 * rows * sizeof(int)));
+      CUDA_CHECK(cudaMallocHost(&s.words, (2 + std::max(1, K)) * rows * sizeof(int)));
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
     set_rope(m.context);
   }
   ~Gpt2() override {
-    for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
+    for (Staging& s : staging_) cudaFreeHost(s.words), cudaEventDestroy(s.copied);
     cudaFreeHost(report_);
     matmul_release(stream);
     cudaStreamDestroy(stream);
@@ -306,10 +322,11 @@ class Gpt2 final : public Model {
 
   void set_rope(int length) override;
   void begin_step() override;
-  void forward_backward(const int* inputs, const int* targets) override;
+  void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult finish(float grad_clip) override;
   void update(const AdamW& settings) override;
-  void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
+  void outputs(float* outputs, const int* inputs, int B, int T) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -328,12 +345,13 @@ class Gpt2 final : public Model {
   AttentionLearned<Real> learned(int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l)};
   }
-  void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
+  void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training);
   void classify(Activations<Real>& act, int N, float dloss);
+  void regress(Activations<Real>& act, const float* values, int N, float dloss);
   void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
                        int in, int out, int biased, Real* before_gelu = nullptr);
@@ -346,11 +364,12 @@ class Gpt2 final : public Model {
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, F, V, Vp, Q, G;
+  int L, C, H, D, A, F, V, Vp, Q, G, K, Kp;
   Buffers<Real> b{};
   DeviceBlock memory_;
-  struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
+  struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
+  const float* weights_ = nullptr;  // of the rows that were uploaded last; nullptr: 1 each
   float* report_;          // pinned [2]
   int64_t rows_seen_ = 0;  // of this step, by this rank
 };
@@ -360,15 +379,22 @@ class Gpt2 final : public Model {
 
 // inputs, targets [N] -> device. The host waits only if the copy before the last one is unfinished.
 template <class Real>
-void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
+void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N) {
   Staging& s = staging_[next_staging_];
   next_staging_ ^= 1;
   CUDA_CHECK(cudaEventSynchronize(s.copied));
-  std::memcpy(s.tokens, inputs, N * sizeof(int));
-  std::memcpy(s.tokens + N, targets, N * sizeof(int));
   ProfileScope scope("upload", stream);
-  CUDA_CHECK(cudaMemcpyAsync(act.inputs, s.tokens, N * sizeof(int), cudaMemcpyHostToDevice, stream));
-  CUDA_CHECK(cudaMemcpyAsync(act.targets, s.tokens + N, N * sizeof(int), cudaMemcpyHostToDevice, stream));
+  int* words = s.words;
+  auto copy = [&](void* to, const void* from, size_t bytes) {
+    std::memcpy(words, from, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(to, words, bytes, cudaMemcpyHostToDevice, stream));
+    words += bytes / sizeof(int);
+  };
+  copy(act.inputs, inputs, N * sizeof(int));
+  if (!K && targets.tokens) copy(act.targets, targets.tokens, N * sizeof(int));
+  if (targets.values) copy(act.values, targets.values, size_t(N) * K * sizeof(float));
+  if (targets.weights) copy(act.weights, targets.weights, N * sizeof(float));
+  weights_ = targets.weights ? act.weights : nullptr;
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
@@ -438,22 +464,32 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
-// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
+// act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output layer, because each
 // chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum of the
 // losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
+  if (K) return regress(act, act.values, N, dloss);
   for (int row = 0; row < N; row += act.logit_rows) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
-    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
+    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
+                  weights_ ? weights_ + row : nullptr);
     if (dloss == 0) continue;
     matmul<Real, Real>(
         {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
         {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
+}
+
+// The same for a regression head: act.losses are squared errors, of act.outputs. values nullptr: the outputs alone.
+template <class Real>
+void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, float dloss) {
+  matmul<Real, float>({.d = act.outputs, .a = act.lnf, .b = weight(HEAD_W), .m = N, .n = Kp, .k = C}, stream);
+  squared_error(act.losses, act.outputs, act.doutputs, weight(HEAD_B), values, weights_, dloss, N, K, Kp, stream);
+  if (dloss != 0) linear_backward(b.dnorm, act.doutputs, act.lnf, HEAD_W, HEAD_B, 0, N, C, Kp, K);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -552,7 +588,7 @@ void Gpt2<Real>::begin_step() {
 }
 
 template <class Real>
-void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
+void Gpt2<Real>::forward_backward(const int* inputs, const Targets& targets) {
   int B = config_.batch.micro, T = config_.model.context, N = B * T;
   Activations<Real>& act = b.training;
   phase("forward", stream);
@@ -604,13 +640,24 @@ void Gpt2<Real>::set_rope(int length) {
 }
 
 template <class Real>
-void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
+void Gpt2<Real>::losses(float* losses, const int* inputs, const Targets& targets, int B, int T) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
   upload(act, inputs, targets, N);
   forward(act, B, T, false);
   classify(act, N, 0);
   CUDA_CHECK(cudaMemcpyAsync(losses, act.losses, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::outputs(float* outputs, const int* inputs, int B, int T) {
+  Activations<Real>& act = b.evaluation;
+  upload(act, inputs, nullptr, B * T);
+  forward(act, B, T, false);
+  regress(act, nullptr, B * T, 0);
+  CUDA_CHECK(cudaMemcpy2DAsync(outputs, K * sizeof(float), act.outputs, Kp * sizeof(float), K * sizeof(float), B * T,
+                               cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 

@@ -69,7 +69,7 @@ void MetricsLog::evaluation(const char* type, const EvalReport& r) {
   if (suffix) fields.update({{"context_of", r.window}, {"suffix", r.targets}});
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
-                 {"perplexity", std::exp(r.loss)},
+                 {"perplexity", r.perplexity},
                  {"bits_per_byte", r.bits_per_byte}});
   if (suffix)
     fields["difference"] = {

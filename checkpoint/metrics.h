@@ -37,6 +37,7 @@ struct EvalReport {
   int length = 0;               // L
   int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
   double loss = 0;              // mean over all targets
+  double perplexity = NAN;      // of tokens; NaN for squared errors
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
   double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
   double last_loss = 0;         // mean over the last min(1024, L) targets of every window
@@ -47,7 +48,7 @@ struct EvalReport {
   Weights weights;
   std::vector<DataFile> data;       // the shards that the windows come from
   int64_t tokens_asked = 0;         // eval.tokens
-  int64_t tokens = 0, windows = 0;  // targets and windows used
+  int64_t tokens = 0, windows = 0;  // targets used, with labels those that have one; windows with such targets
   std::string rope_scaling;
   std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
   std::vector<double> by_position;    // [edges - 1], mean loss in each bin

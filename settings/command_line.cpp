@@ -84,6 +84,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                      "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit")
           ->type_name("FILE")
           ->check(not_empty("needs a file of prompts"));
+  auto* predict =
+      app.add_option("--predict", flags.predict,
+                     "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval")
+          ->type_name("FILE")
+          ->check(not_empty("needs the name of a file to write"));
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -96,7 +101,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, passkey, tasks, generate, generate_file, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval,    passkey, tasks,        generate, generate_file,
+                          predict, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =

@@ -35,6 +35,9 @@ struct Config {
     double mlp_ratio = 4.0;
     std::string position = "rope";  // rope | learned | none
     double rope_base = 10000;
+    struct Head {
+      int outputs = 0;  // K; 0 = the output layer of a language model
+    } head;
     int mlp_width() const;  // round(mlp_ratio * channels)
   } model;
 
@@ -44,6 +47,7 @@ struct Config {
   struct Data {
     std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files
     std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
+    std::vector<std::string> labels, val_labels;  // none: the next tokens
     bool shuffle = true;
   } data;
 
@@ -67,7 +71,8 @@ struct Config {
   } optimizer;
 
   struct Train {
-    int64_t steps = 18865;  // after loading always the number of steps, also where `tokens` was given
+    std::string label_mean = "batch";  // batch | sequence
+    int64_t steps = 18865;             // after loading always the number of steps, also where `tokens` was given
     int64_t tokens = 0;
     std::string recompute = "none";  // none | gelu | block
     int zero_stage = 1;              // 0 | 1

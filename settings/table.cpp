@@ -42,6 +42,8 @@ static const Needs
                   if (length > c.model.context) return true;
                 return false;
               }},
+    LABELS = {"data.labels or data.val_labels",
+              [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
     DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
 
@@ -77,6 +79,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
     {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
+    {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
+     "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
     {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
@@ -102,6 +106,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"data.train", &c.data.train, "", no,
      "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
     {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
+    {"data.labels", &c.data.labels, "", no,
+     "label files that say what to predict, one for each shard of data.train; none: the next tokens", may_change, of_a_rank},
+    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", may_change, of_a_rank},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -124,6 +131,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
      "instead of steps: train on at least this many; 0 = not used", may_change},
+    only_with(LABELS, {"train.label_mean", &c.train.label_mean, "batch | sequence", no,
+                       "the loss is the mean over all labels, or over the means of sequences that have any"}),
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,
      "what the backward pass computes again to save memory", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,

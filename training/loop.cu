@@ -151,7 +151,9 @@ StepResult next_gradients(Model& model, Loader& loader) {
   model.begin_step();
   for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
     const Batch& batch = loader.next();
-    model.forward_backward(batch.inputs.data(), batch.targets.data());
+    model.forward_backward(batch.inputs.data(),
+                           {batch.targets.data(), batch.weights.empty() ? nullptr : batch.weights.data(),
+                            batch.values.empty() ? nullptr : batch.values.data()});
   }
   StepResult result = model.finish(float(model.config().optimizer.grad_clip));
   for (auto* x : {&result.loss, &result.grad_norm})

@@ -45,8 +45,9 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
   const Config& config = model.config();
   if (training) {  // all micro steps have one shape; without update() only the gradients change
     std::vector<int> zeros(size_t(config.batch.micro) * config.model.context);
+    std::vector<float> values(zeros.size() * config.model.head.outputs);
     model.begin_step();
-    model.forward_backward(zeros.data(), zeros.data());
+    model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
     model.finish(float(config.optimizer.grad_clip));
   }
   for (int length : lengths)

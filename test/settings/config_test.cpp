@@ -40,7 +40,10 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "vocab": 50257,
     "mlp_ratio": 4,
     "position": "rope",
-    "rope_base": 10000
+    "rope_base": 10000,
+    "head": {
+      "outputs": 0
+    }
   },
   "attention": {
     "variant": "softmax",
@@ -64,6 +67,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "data": {
     "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
     "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
+    "labels": [],
+    "val_labels": [],
     "shuffle": true
   },
   "batch": {
@@ -86,6 +91,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "train": {
     "steps": 18865,
     "tokens": 0,
+    "label_mean": "batch",
     "recompute": "none",
     "zero_stage": 1
   },
