@@ -101,8 +101,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval,    passkey, tasks,        generate, generate_file,
-                          predict, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval, passkey, tasks, generate, generate_file, predict, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
