@@ -20,6 +20,7 @@
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/passkey.h"
@@ -77,7 +78,8 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 static void run(Flags flags, const Ranks& ranks, Links* links) {
   take_run_folder(flags);
-  bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
+  bool training = !flags.eval && !flags.passkey && !flags.diagnostics && !flags.generating,
+       dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
@@ -88,6 +90,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     return;
   }
   bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
+  config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
@@ -118,12 +121,13 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
-  if (comm.first()) report_validation(config, data, from ? from->state.train : data.train_files);
+  if (comm.first() && evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty()) {
+    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty() &&
+        comm.broadcast(missing_diagnostics(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -131,14 +135,14 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
-  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
+  Plan plan = plan_run(config, device, config.diagnoses ? config.eval.lengths : lengths, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, data.val, lengths, training, flags.passkey);
-  if (flags.eval || flags.passkey) {
+  if (flags.eval || flags.passkey || flags.diagnostics) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
     Weights weights{"random", step};
@@ -147,6 +151,11 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (flags.passkey) {
       if (!evaluate_passkey(*model, *prompt_tokenizer, prompts, weights, metrics))
         failure("a logit is not finite (bad weights, or overflow on these prompts)");
+      return;
+    }
+    if (flags.diagnostics) {
+      if (!diagnose_lengths(*model, data.val, config.eval.lengths, weights, metrics))
+        failure("the residual stream is not finite (bad weights, or overflow on these data)");
       return;
     }
     if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))

@@ -142,6 +142,8 @@ struct LayerActivations {
   float* att_stats;                      // [statistics, B, H, T]
 };
 
+static constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
+
 // What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
 template <class Real>
@@ -206,6 +208,7 @@ template <class Real>
 struct Buffers {
   float2* rope;           // [longest length, D/2]
   float* loss_sum;        // [1]
+  float* figures;         // of diagnose()
   Activations<Real> training, evaluation;
   Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
   Real* dnorm;            // [N, C]  gradient of a layernorm's output, or of the projection before a gate
@@ -237,6 +240,8 @@ struct Buffers {
       plan.rewind(shared);
     }
     evaluation.plan(plan, config, rows, false, "evaluation");
+    size_t row_figures_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
+    plan.add(&figures, config.diagnoses ? std::max(row_figures_count, GATE_FIGURES) : 0, "evaluation");
     plan.end_sharing();
   }
 };
@@ -310,6 +315,8 @@ class Gpt2 final : public Model {
   StepResult finish(float grad_clip) override;
   void update(const AdamW& settings) override;
   void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void diagnose(const int* inputs, int B, int T, int counted,
+                const std::function<void(const LayerFigures&)>& see) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -332,7 +339,7 @@ class Gpt2 final : public Model {
   void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
-  void forward(Activations<Real>& act, int B, int T, bool training);
+  void forward(Activations<Real>& act, int B, int T, bool training, const std::function<void(int)>& after_layer = {});
   void classify(Activations<Real>& act, int N, float dloss);
   void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
@@ -424,7 +431,8 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
 
 // act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
 template <class Real>
-void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
+void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
+                         const std::function<void(int)>& after_layer) {
   int N = B * T;
   embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
   for (int l = 0; l < L; l++) {
@@ -434,6 +442,7 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
     matmul<Real, Real>({.d = l + 1 < L ? act.layers[l + 1].x : act.x_final, .a = a.gelu, .b = weight(MLP_PROJ_W, l),
                         .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l),
                         .c = a.mid}, stream);
+    if (after_layer) after_layer(l);
   }
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
@@ -614,6 +623,33 @@ void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, in
   classify(act, N, 0);
   CUDA_CHECK(cudaMemcpyAsync(losses, act.losses, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
+                          const std::function<void(const LayerFigures&)>& see) {
+  int N = counted * T;
+  Activations<Real>& act = b.evaluation;
+  LayerFigures figures{0, std::vector<float>(size_t(N) * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
+  std::vector<Real> x(size_t(N) * C);
+  auto download = [&](auto& to, const auto* from) {
+    CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  upload(act, inputs, inputs, B * T);
+  forward(act, B, T, false, [&](int l) {
+    Layer& a = act.layers[l];
+    int heads = gated(GatePosition::output) ? 1 : H, width = gated(GatePosition::output) ? C : A;
+    figures.layer = l;
+    gate_figures<Real>(b.figures, {G ? a.ungated : a.att, width}, logits_of(a), gate_, N, heads, width / heads, stream);
+    download(figures.gate, b.figures);
+    attention_diagnose(b.figures, a.att, a.att_stats, a.qkv, settings_, {counted, T, H, D}, stream, learned(l));
+    download(figures.rows, b.figures);
+    download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
+    figures.x.clear();
+    for (Real value : x) figures.x.push_back(to_float(value));
+    see(figures);
+  });
 }
 
 template <class Real>

@@ -2,6 +2,7 @@
 // The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D
 // head dim, A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,14 @@
 struct StepResult {
   float loss;       // mean over the whole batch, nats
   float grad_norm;  // before clipping
+};
+
+// What diagnose() sees in a layer, on the host.
+struct LayerFigures {
+  int layer;
+  std::vector<float> rows;  // attention_diagnose()'s, of [counted, H, T]
+  std::vector<float> gate;  // gate_figures()'s, of the matrix that the gate acts on; without a gate attention's output
+  std::vector<float> x;     // [counted, T, C]  the residual stream that leaves the layer
 };
 
 class Model {
@@ -53,6 +62,10 @@ class Model {
 
   // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
   virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
+  // Computes [B, T] inputs on the host, and calls see() with each layer's figures of the first `counted` sequences. The
+  // model must have been made with config.diagnoses.
+  virtual void diagnose(const int* inputs, int B, int T, int counted,
+                        const std::function<void(const LayerFigures&)>& see) = 0;
   // Logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
   // Logits = [V] of the token that follows tokens[0..count), count <= config.model.context.

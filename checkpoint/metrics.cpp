@@ -126,8 +126,8 @@ template <class F> static void for_each_line(const std::string& path, F f) {
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
   for_each_line(path, [&](const std::string& whole, const json& line) {
-    std::string type = text_of(line, "type", "");
-    if (integer_of(line, "step", -1) <= step || (type != "train" && type != "val" && type != "skip")) kept += whole;
+    static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics"};
+    if (integer_of(line, "step", -1) <= step || !repeated.count(text_of(line, "type", ""))) kept += whole;
   });
   replace_text_file(path, kept);
 }
@@ -141,6 +141,15 @@ std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Con
         integer_of(line, "context_of", length) == eval.window(length) &&
         integer_of(line, "suffix", length) == eval.targets(length))
       lengths.insert(length);
+  });
+  return lengths;
+}
+
+std::set<int> diagnosed_lengths(const std::string& path, int64_t step) {
+  std::set<int> lengths;
+  for_each_line(path, [&](const std::string&, const json& line) {
+    if (text_of(line, "type", "") == "diagnostics" && integer_of(line, "step", -1) == step)
+      lengths.insert(static_cast<int>(integer_of(line, "length", 0)));
   });
   return lengths;
 }

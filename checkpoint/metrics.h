@@ -78,16 +78,19 @@ class MetricsLog {
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
   void passkey(const PasskeyReport& report);
+  // A line of any other type; fields begin with the step.
+  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
   std::function<void(int64_t step, const std::string& error)> failed;
 
  private:
-  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   File file_;
 };
 
-// Before a run resumes from `step`: removes the train, val and skip lines of later steps, which will be written again,
-// and a torn last line. A reader finds the old file or the new one, never a part.
+// Before a run resumes from `step`: removes the train, val, skip, groups and diagnostics lines of later steps, which will
+// be written again, and a torn last line. A reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);
+// The lengths with a diagnostics line of this step.
+std::set<int> diagnosed_lengths(const std::string& path, int64_t step);

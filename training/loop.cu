@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/state.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
@@ -38,14 +39,22 @@ static double seconds_now() {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static std::vector<int> due_lengths(const Config& config, int64_t step) {
-  bool at_end = config.eval.every > 0 && step == config.train.steps;
-  return due(config.eval.every, step) || at_end ? config.eval.lengths : std::vector<int>{};
+// every: eval.every or diagnostics.every
+static std::vector<int> due_lengths(const Config& config, int64_t every, int64_t step) {
+  bool at_end = every > 0 && step == config.train.steps;
+  return due(every, step) || at_end ? config.eval.lengths : std::vector<int>{};
 }
 
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
-  std::vector<int> lengths = due_lengths(config, step);
+  std::vector<int> lengths = due_lengths(config, config.eval.every, step);
   std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step, config.eval);
+  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
+  return lengths;
+}
+
+std::vector<int> missing_diagnostics(const Config& config, const std::string& run, int64_t step) {
+  std::vector<int> lengths = due_lengths(config, config.diagnostics.every, step);
+  std::set<int> done = diagnosed_lengths(run + "/metrics.jsonl", step);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
 }
@@ -148,7 +157,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
   int64_t saved = comm.broadcast(newest_step(path));  // 0: none yet, as when another run is continued
-  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first));
+  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first)),
+                   undiagnosed = comm.broadcast(missing_diagnostics(config, path, first));
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
@@ -188,9 +198,15 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     bool last = step == steps;
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, step), "val",
-                     {path, step, step * config.batch.tokens}, metrics, stopping);
+    Weights weights{path, step, step * config.batch.tokens};
+    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, config.eval.every, step),
+                     "val", weights, metrics, stopping);
     bool stop = stopping();
+    if (!stop && config.diagnostics.every > 0) {
+      diagnose_lengths(model, val, step == first ? undiagnosed : due_lengths(config, config.diagnostics.every, step),
+                       weights, metrics, stopping);
+      stop = stopping();
+    }
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);
       stop = stopping();

@@ -20,6 +20,9 @@ void warn_of_zero_gradients(Model& model);
 // The lengths that are still to be evaluated at the step where a run resumes: those due and not in its metrics.jsonl.
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step);
 
+// The same for diagnostics.
+std::vector<int> missing_diagnostics(const Config& config, const std::string& run, int64_t step);
+
 // Trains from `state` to the last step: steps, evaluations, samples, checkpoints and the requests of signals. Called by
 // all ranks. run: rank 0's folder; nullptr on the others, which write nothing. A failure if training diverges.
 void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val, RunDir* run,

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/passkey.h"
 #include "kernels/matmul.cuh"
@@ -51,5 +52,7 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
   for (int length : lengths)
     if (passkey) make_products_of_passkey(model, length);
     else make_products_of_evaluate(model, val, length, config.eval.tokens);
+  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
+    make_products_of_diagnostics(model, length);
   take_rank_0s();
 }
