@@ -630,26 +630,28 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
                           const std::function<void(const LayerFigures&)>& see) {
   int N = counted * T;
   Activations<Real>& act = b.evaluation;
-  LayerFigures figures{0, std::vector<float>(size_t(N) * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
+  LayerFigures figures{0, std::vector<float>(size_t(B) * T * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
   std::vector<Real> x(size_t(N) * C);
   auto download = [&](auto& to, const auto* from) {
     CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
   upload(act, inputs, inputs, B * T);
-  forward(act, B, T, false, [&](int l) {
+  settings_.kernels = Kernels::general;  // they save what attention_diagnose() reads
+  forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
     int heads = gated(GatePosition::output) ? 1 : H, width = gated(GatePosition::output) ? C : A;
     figures.layer = l;
     gate_figures<Real>(b.figures, {G ? a.ungated : a.att, width}, logits_of(a), gate_, N, heads, width / heads, stream);
     download(figures.gate, b.figures);
-    attention_diagnose(b.figures, a.att, a.att_stats, a.qkv, settings_, {counted, T, H, D}, stream, learned(l));
+    attention_diagnose(b.figures, a.att_stats, a.qkv, settings_, {B, T, H, D}, stream);
     download(figures.rows, b.figures);
     download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
     figures.x.clear();
     for (Real value : x) figures.x.push_back(to_float(value));
     see(figures);
   });
+  settings_.kernels = Kernels::automatic;
 }
 
 template <class Real>

@@ -24,7 +24,7 @@ struct StepResult {
 // What diagnose() sees in a layer, on the host.
 struct LayerFigures {
   int layer;
-  std::vector<float> rows;  // attention_diagnose()'s, of [counted, H, T]
+  std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]
   std::vector<float> gate;  // gate_figures()'s, of the matrix that the gate acts on; without a gate attention's output
   std::vector<float> x;     // [counted, T, C]  the residual stream that leaves the layer
 };

@@ -84,8 +84,8 @@ struct RowFigure {
 inline int reach_bins(int T) { return std::bit_width(unsigned(T - 1)) + 1; }
 inline int row_figures(int T) { return RowFigure::REACH + reach_bins(T); }
 
-// figures [row_figures(T), B, H, T] = of every row, in one pass over the keys. out and stats, of the sizes that
-// attention_forward() needs in training, are overwritten by it: always the general kernels, whose weights are float32.
+// figures [row_figures(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
+// attention_forward() saved, in training and with Kernels::general.
 template <class T>
-void attention_diagnose(float* figures, T* out, float* stats, const T* qkv, const AttentionSetup& settings,
-                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
+                        const AttentionShape& shape, cudaStream_t stream);

@@ -113,13 +113,12 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
 }
 
 template <class T>
-void attention_diagnose(float* figures, T* out, float* stats, const T* qkv, const AttentionSetup& settings,
-                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
+                        const AttentionShape& shape, cudaStream_t stream) {
   AttentionSetup general = settings;
   general.kernels = Kernels::general;
-  attention_forward(out, stats, qkv, general, shape, true, stream, learned);
   launchers_for(general, shape.D, TypeTag<T>(), {})
-      .diagnose({figures, stats, qkv, policy_settings(general), shape, general.qkv_stride, stream});
+      .diagnose({figures, stats, qkv, policy_settings(settings), shape, settings.qkv_stride, stream});
 }
 
 #define INSTANTIATE(T)                                                                                           \
@@ -127,7 +126,7 @@ void attention_diagnose(float* figures, T* out, float* stats, const T* qkv, cons
                                   cudaStream_t, const AttentionLearned<T>&);                                     \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \
                                    const AttentionShape&, cudaStream_t, const AttentionLearned<T>&);             \
-  template void attention_diagnose(float*, T*, float*, const T*, const AttentionSetup&, const AttentionShape&,   \
-                                   cudaStream_t, const AttentionLearned<T>&);
+  template void attention_diagnose(float*, const float*, const T*, const AttentionSetup&, const AttentionShape&, \
+                                   cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

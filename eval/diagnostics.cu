@@ -110,8 +110,9 @@ struct LayerSums {
 
 static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) << 15) + (1u << 14)); }
 
-// Adds the figures of `count` windows.
-static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int count, int T, int rank) {
+// Adds the figures of the first `count` windows of a batch.
+static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int batch, int count, int T,
+                int rank) {
   int H = config.model.heads, free_rows = config.attention.kind == Kind::lssar ? config.attention.offset_free_rows : 0;
   int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
   double* largest = &sums.largest[size_t(rank) * (LARGEST + H)];
@@ -119,7 +120,7 @@ static void add(LayerSums& sums, const LayerFigures& figures, const Config& conf
     for (int h = 0; h < H; h++) {
       double *head = &sums.heads[size_t(h) * fields], sink = 0;
       for (int t = 0; t < T; t++) {
-        auto figure = [&](int f) { return double(figures.rows[((size_t(f) * count + b) * H + h) * T + t]); };
+        auto figure = [&](int f) { return double(figures.rows[((size_t(f) * batch + b) * H + h) * T + t]); };
         double sum = figure(RowFigure::SUM), first = figure(RowFigure::FIRST), keys = figure(RowFigure::KEYS),
                zeros = figure(RowFigure::ZEROS);
         head[ALL]++;
@@ -339,7 +340,7 @@ bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std:
       for (int row = 0; row < batch; row++)  // a short last batch is filled with its last window, so all have one size
         sequences.read(window + std::min(row, here - 1), &inputs[size_t(row) * length]);
       model.diagnose(inputs.data(), batch, length, here, [&](const LayerFigures& figures) {
-        add(layers[figures.layer], figures, config, here, length, comm.rank());
+        add(layers[figures.layer], figures, config, batch, here, length, comm.rank());
       });
       if (progress) progress->update(window + here);
     }
