@@ -306,6 +306,9 @@ class Gpt2 final : public Model {
   void gather(Part part) override { store_.gather(part); }
   void scatter(Part part) override { store_.scatter(part); }
   void allocate_snapshot() override { store_.allocate_snapshot(); }
+  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) override {
+    return store_.step_squares(strips, settings);
+  }
   void take_snapshot() override { store_.take_snapshot(); }
   const float* snapshot(Part part) const override { return store_.snapshot(part); }
 

@@ -2,6 +2,7 @@
 // The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D
 // head dim, A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,6 +55,8 @@ class Model {
   virtual void forward_backward(const int* inputs, const int* targets) = 0;  // += ; [micro, context], host
   virtual StepResult finish(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
   virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to finish()'s grad_clip
+  // After update(): ParameterStore::step_squares().
+  virtual std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) = 0;
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
     update(settings);

@@ -21,6 +21,7 @@
 #include "kernels/matmul.cuh"
 #include "settings/schedule.h"
 #include "training/console.h"
+#include "training/groups.h"
 #include "training/spikes.h"
 
 static AdamW adamw_settings(const Config& config, int64_t step) {
@@ -226,7 +227,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && step == 0) warn_of_zero_gradients(model);
-    if (finite && spike.empty()) model.update(adamw_settings(config, step));
+    bool updated = finite && spike.empty();
+    if (updated) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1,
                        .steps = steps,
@@ -238,6 +240,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
     metrics.train(report);
+    if (updated && due(config.log.groups_every, step + 1))
+      write_group_norms(model, adamw_settings(config, step), metrics);
     eta.add(report.ms);
     if (!finite) {
       background.wait();
