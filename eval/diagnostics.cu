@@ -62,7 +62,7 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
   int64_t count = Sequences(config, shards, length).count();
   if (count == 0)
     user_error(
-        "config: diagnostics.start = \"document\": data.val has no %d tokens in a row that begin with %d, GPT-2's "
+        "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with %d, GPT-2's "
         "separator of documents; use diagnostics.start=any, or a shorter length%s",
         length, DOCUMENT, source_tag(source_of(config, {"diagnostics.start"})).c_str());
   return count;

@@ -59,7 +59,7 @@ class Diagnostics(Workspace):
       self.assertAlmostEqual(line["first_token"], uniform, delta=0.02 * uniform)
       self.assertAlmostEqual(line["entropy_norm"], 1, delta=1e-3)
       self.assertEqual((line["zeros"], line["sink_rate"]), (0, 0))
-      self.assertEqual(line["m_act"], float("%.6g" % (sum(layer["max"][0] for layer in line["layers"]) / 2)))
+      self.assertAlmostEqual(line["m_act"], sum(layer["max"][0] for layer in line["layers"]) / 2, delta=1e-6)
       for layer in line["layers"]:
         self.assertEqual(set(layer), LAYER)
         self.assertEqual(layer["max"], sorted(layer["max"], reverse=True))
