@@ -509,9 +509,9 @@ template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power =
   k.saved = Policy::SAVED;
   k.vectors = Policy::OUTPUTS - 1;
   k.general_float = {general_forward<float, Policy>, general_forward<float, Evaluation>,
-                     general_backward<float, Policy>, general_diagnose<float, Policy>};
+                     general_backward<float, Policy>, false, general_diagnose<float, Policy>};
   k.general_bf16 = {general_forward<bf16, Policy>, general_forward<bf16, Evaluation>, general_backward<bf16, Policy>,
-                    general_diagnose<bf16, Policy>};
+                    false, general_diagnose<bf16, Policy>};
   return true;
 }
 

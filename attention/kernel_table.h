@@ -56,8 +56,8 @@ template <class T> struct Launchers {
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
-  void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // of the general kernels alone
   bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
+  void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // of the general kernels alone
 };
 
 struct KindKernels {
