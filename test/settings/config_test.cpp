@@ -117,8 +117,14 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "depths": 11,
     "examples": ""
   },
+  "diagnostics": {
+    "every": 0,
+    "tokens": 65536,
+    "start": "any"
+  },
   "log": {
-    "every": 1
+    "every": 1,
+    "groups_every": 0
   }
 })"));
 }
@@ -395,7 +401,7 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
 TEST(Config, ResolvedJsonOfSomeSections) {
   EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}).dump(2),
             "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
-            "  \"log\": {\n    \"every\": 1\n  }\n}");
+            "  \"log\": {\n    \"every\": 1,\n    \"groups_every\": 0\n  }\n}");
 }
 
 TEST(Config, PrintShowsValueAndOrigin) {
