@@ -21,6 +21,7 @@
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/passkey.h"
@@ -80,7 +81,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
   bool predicting = !flags.predict.empty();
-  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.generating && !predicting,
+  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.diagnostics && !flags.generating &&
+                  !predicting,
        dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
@@ -92,13 +94,15 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
-  if (predicting != (config.model.head.outputs > 0) && (predicting || flags.passkey || flags.generating || !flags.tasks.empty())
+  if (predicting != (config.model.head.outputs > 0) &&
+      (predicting || flags.passkey || flags.generating || !flags.tasks.empty()))
     user_error("config: model.head.outputs = %d: %s  [%s]", config.model.head.outputs,
                predicting ? "--predict needs a model with outputs"
                           : "--passkey, --tasks and --generate need a model of tokens",
                config.file.c_str());
   if (predicting) config.eval.lengths = {config.model.context};
   bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
+  config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
@@ -138,13 +142,14 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
-  if (comm.first()) report_validation(config, data, from ? from->state.train : data.train_files);
+  if (comm.first() && evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty() &&
-        comm.broadcast(missing_tasks(config, place.run, steps)).empty()) {
+        comm.broadcast(missing_tasks(config, place.run, steps)).empty() &&
+        comm.broadcast(missing_diagnostics(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -153,7 +158,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
   std::vector<int> planned = task_lengths(config, tasks);
-  planned.insert(planned.end(), lengths.begin(), lengths.end());
+  if (evaluates || flags.passkey || config.diagnoses)
+    planned.insert(planned.end(), config.eval.lengths.begin(), config.eval.lengths.end());
   if (!file_prompts.empty()) planned.push_back(longest_text(file_prompts, config));
   Plan plan = plan_run(config, device, planned, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
@@ -180,6 +186,11 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
       std::iota(all.begin(), all.end(), 0);
       if (!evaluate_tasks(*model, tasks, all, weights, metrics, config.task.samples))
         failure("a log-likelihood is not finite (bad weights, or overflow on these examples)");
+      return;
+    }
+    if (flags.diagnostics) {
+      if (!diagnose_lengths(*model, data.val, config.eval.lengths, weights, metrics))
+        failure("the residual stream is not finite (bad weights, or overflow on these data)");
       return;
     }
     if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))

@@ -150,6 +150,8 @@ struct LayerActivations {
   float* att_stats;                      // [statistics, B, H, T]
 };
 
+static constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
+
 // What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
 template <class Real>
@@ -222,6 +224,7 @@ template <class Real>
 struct Buffers {
   float2* rope;           // [longest length, D/2]
   float* loss_sum;        // [1]
+  float* figures;         // of diagnose()
   Activations<Real> training, evaluation;
   Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
   Real* dnorm;            // [N, C]  gradient of a layernorm's output, or of the projection before a gate
@@ -253,6 +256,8 @@ struct Buffers {
       plan.rewind(shared);
     }
     evaluation.plan(plan, config, rows, false, "evaluation");
+    size_t row_figures_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
+    plan.add(&figures, config.diagnoses ? std::max(row_figures_count, GATE_FIGURES) : 0, "evaluation");
     plan.end_sharing();
   }
 };
@@ -317,6 +322,9 @@ class Gpt2 final : public Model {
   void gather(Part part) override { store_.gather(part); }
   void scatter(Part part) override { store_.scatter(part); }
   void allocate_snapshot() override { store_.allocate_snapshot(); }
+  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) override {
+    return store_.step_squares(strips, settings);
+  }
   void take_snapshot() override { store_.take_snapshot(); }
   const float* snapshot(Part part) const override { return store_.snapshot(part); }
 
@@ -327,6 +335,8 @@ class Gpt2 final : public Model {
   void update(const AdamW& settings) override;
   void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
+  void diagnose(const int* inputs, int B, int T, int counted,
+                const std::function<void(const LayerFigures&)>& see) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -349,7 +359,7 @@ class Gpt2 final : public Model {
   void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
-  void forward(Activations<Real>& act, int B, int T, bool training);
+  void forward(Activations<Real>& act, int B, int T, bool training, const std::function<void(int)>& after_layer = {});
   void classify(Activations<Real>& act, int N, float dloss);
   void regress(Activations<Real>& act, const float* values, int N, float dloss);
   void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
@@ -450,7 +460,8 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
 
 // act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
 template <class Real>
-void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
+void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
+                         const std::function<void(int)>& after_layer) {
   int N = B * T;
   embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
   for (int l = 0; l < L; l++) {
@@ -460,6 +471,7 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
     matmul<Real, Real>({.d = l + 1 < L ? act.layers[l + 1].x : act.x_final, .a = a.gelu, .b = weight(MLP_PROJ_W, l),
                         .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l),
                         .c = a.mid}, stream);
+    if (after_layer) after_layer(l);
   }
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
@@ -659,6 +671,35 @@ void Gpt2<Real>::outputs(float* outputs, const int* inputs, int B, int T) {
   CUDA_CHECK(cudaMemcpy2DAsync(outputs, K * sizeof(float), act.outputs, Kp * sizeof(float), K * sizeof(float), B * T,
                                cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
+                          const std::function<void(const LayerFigures&)>& see) {
+  int N = counted * T;
+  Activations<Real>& act = b.evaluation;
+  LayerFigures figures{0, std::vector<float>(size_t(B) * T * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
+  std::vector<Real> x(size_t(N) * C);
+  auto download = [&](auto& to, const auto* from) {
+    CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  upload(act, inputs, inputs, B * T);
+  settings_.kernels = Kernels::general;  // they save what attention_diagnose() reads
+  forward(act, B, T, true, [&](int l) {
+    Layer& a = act.layers[l];
+    int heads = gated(GatePosition::output) ? 1 : H, width = gated(GatePosition::output) ? C : A;
+    figures.layer = l;
+    gate_figures<Real>(b.figures, {G ? a.ungated : a.att, width}, logits_of(a), gate_, N, heads, width / heads, stream);
+    download(figures.gate, b.figures);
+    attention_diagnose(b.figures, a.att_stats, a.qkv, settings_, {B, T, H, D}, stream);
+    download(figures.rows, b.figures);
+    download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
+    figures.x.clear();
+    for (Real value : x) figures.x.push_back(to_float(value));
+    see(figures);
+  });
+  settings_.kernels = Kernels::automatic;
 }
 
 template <class Real>

@@ -93,18 +93,22 @@ class MetricsLog {
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
   void passkey(const PasskeyReport& report);
   void task(const TaskReport& report);
+  // A line of any other type; fields begin with the step.
+  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
   std::function<void(int64_t step, const std::string& error)> failed;
 
  private:
-  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   File file_;
 };
 
-// Before a run resumes from `step`: removes the train, val, skip and task lines of later steps, which will be written
-// again, and a torn last line. It leaves the task lines of checkpoints, which --tasks wrote. A reader finds the old file or the new one, never a part.
+// Before a run resumes from `step`: removes what was written while training after it (train, val, skip, groups,
+// diagnostics and task lines), which will be written again, and a torn last line. What was asked of checkpoints stays. A
+// reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);
-// The tasks with a line of this step that was written while training.
+// The lengths with a diagnostics line of this step that was written while training.
+std::set<int> diagnosed_lengths(const std::string& path, int64_t step);
+// The same of tasks.
 std::set<std::string> evaluated_tasks(const std::string& path, int64_t step);

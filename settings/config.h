@@ -124,14 +124,22 @@ struct Config {
     std::string samples;  // "" = none
   } task;
 
+  struct Diagnostics {
+    int64_t every = 0;  // 0 = never
+    int64_t tokens = 65536;
+    std::string start = "any";  // any | document
+  } diagnostics;
+
   struct Log {
     int64_t every = 1;
+    int64_t groups_every = 0;  // 0 = never
   } log;
 
   // Not settings, but where they came from.
   std::string file;                            // as the user named it
   std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
   std::vector<std::string> warnings;           // complete sentences, to be printed once
+  bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as

@@ -182,7 +182,16 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"task.samples", &c.task.samples, "", no,
      "file to which --tasks writes the log-likelihoods, as JSON lines; empty: none", may_change, of_a_rank},
 
+    {"diagnostics.every", &c.diagnostics.every, "[0, 1e9]", no,
+     "steps between diagnostics of attention (--diagnostics); 0 = never", may_change},
+    {"diagnostics.tokens", &c.diagnostics.tokens, "[1, 1e15]", no, "validation tokens of diagnostics, at each length",
+     may_change},
+    {"diagnostics.start", &c.diagnostics.start, "any | document", no,
+     "where their windows begin: anywhere, as in training, or at a 50256, GPT-2's separator of documents", may_change},
+
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
+    {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,
+     "steps between norms of gradients, weights and updates by group of parameters; 0 = never", may_change},
   };
   for (ConfigRow& row : rows)
     if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/passkey.h"
 #include "eval/tasks.h"
@@ -54,5 +55,7 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
     if (passkey) make_products_of_passkey(model, length);
     else make_products_of_evaluate(model, val, length, config.eval.tokens);
   make_products_of_tasks(model, tasks);
+  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
+    make_products_of_diagnostics(model, length);
   take_rank_0s();
 }

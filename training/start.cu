@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "data/tokenizer.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "training/products.h"
 
@@ -110,11 +111,11 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   Data data;
   if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
   Config checked = config;
-  if (flags.passkey) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // its prompts are no validation tokens
-  if (evaluates || flags.passkey)
+  if (!evaluates) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other questions have their own tokens
+  if (evaluates || flags.passkey || config.diagnoses)
     check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
-  if (evaluates) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
+  if (evaluates || config.diagnoses) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
   auto label = [&](std::vector<Shard>& shards, const std::vector<std::string>& patterns, const char* key) {
     int outputs = config.model.head.outputs;
     if (outputs > 0 && patterns.empty())
@@ -126,6 +127,8 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   if (evaluates && flags.predict.empty()) label(data.val, config.data.val_labels, "data.val_labels");
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
+  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
+    check_diagnostics(config, data.val, length);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
   return data;

@@ -132,8 +132,14 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "max_length": 0,
     "samples": ""
   },
+  "diagnostics": {
+    "every": 0,
+    "tokens": 65536,
+    "start": "any"
+  },
   "log": {
-    "every": 1
+    "every": 1,
+    "groups_every": 0
   }
 })"));
 }
@@ -410,7 +416,7 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
 TEST(Config, ResolvedJsonOfSomeSections) {
   EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}).dump(2),
             "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
-            "  \"log\": {\n    \"every\": 1\n  }\n}");
+            "  \"log\": {\n    \"every\": 1,\n    \"groups_every\": 0\n  }\n}");
 }
 
 TEST(Config, PrintShowsValueAndOrigin) {
