@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does a model that reads orbits learn the force behind them, and does the kind of attention matter?
 #
-#   bash scripts/newton.sh mini     two bodies, small models, three seeds: under 15 minutes on two free cores
+#   bash scripts/newton.sh mini     two bodies, small models, three seeds: planned for 15 minutes on two free cores
 #   bash scripts/newton.sh full     a million systems of up to ten planets, GPT-2 124M, two seeds: hours on a GPU
 #
 # For each variant and seed: trains on orbits (configs/newton_SIZE.json), tunes that model to predict the force
