@@ -298,21 +298,23 @@ def clipped(run):
   return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
 
 
-def spikes(values):
-  """(share of values that are a spike, values in the window, deviations), or None if there are too few of them: OLMo 2's
-  spike score. A spike lies at least 7 standard deviations above the mean of the 1000 values before it; of fewer than 2000
-  values, 6 above that of 128. The first values, without a whole window before them, are not scored."""
-  window, deviations = (1000, 7) if len(values) >= 2000 else (128, 6)
-  if len(values) <= window:
+def spike_score(values):
+  """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them, window,
+  limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes; None if there
+  are too few. The first `window` values are not scored."""
+  window, limit = (1000, 7) if len(values) >= 2000 else (128, 6)
+  if len(values) <= window or None in values:
     return None
-  found, shift = 0, values[0]  # sums of differences to a value of their size lose no digits
-  total, squares = (sum((v - shift) ** power for v in values[:window]) for power in (1, 2))
+  spikes, base = 0, values[0]
+  total = sum(x - base for x in values[:window])
+  squares = sum((x - base) ** 2 for x in values[:window])
   for old, new in zip(values, values[window:]):
-    mean = total / window
-    found += new - shift - mean >= deviations * math.sqrt(max(squares / window - mean ** 2, 0)) and new - shift > mean
+    average = total / window
+    deviation = math.sqrt(max(0.0, squares / window - average * average))
+    spikes += abs(new - base - average) >= limit * deviation > 0
     total += new - old
-    squares += (new - shift) ** 2 - (old - shift) ** 2
-  return found / (len(values) - window), window, deviations
+    squares += (new - base) ** 2 - (old - base) ** 2
+  return spikes / (len(values) - window), window, limit
 
 
 def differing(runs):

@@ -11,6 +11,7 @@ date is that of the newest line. Damaged lines are skipped.
 import argparse
 import base64
 import collections
+import contextlib
 import html
 import io
 import json
@@ -289,9 +290,14 @@ def lines_table(runs, kind, keys, columns):
 
 
 def task_columns(runs):
+  """By length (acc_norm), or where a task has no such score, acc."""
   names = sorted({name for run in runs for (name,) in newest(run, "task", ["task"])})
-  score = lambda name: lambda run: metrics.finite(newest(run, "task", ["task"]).get((name,), {}).get("acc"))
-  return [Column(name, score(name), "{:.1%}", max) for name in names]
+
+  def score(name):
+    lines = {run: newest(run, "task", ["task"]).get((name,), {}) for run in runs}
+    key = "acc_norm" if any(metrics.finite(line.get("acc_norm")) is not None for line in lines.values()) else "acc"
+    return Column(f"{name} {key}", lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
+  return [score(name) for name in names]
 
 
 def tasks(runs, baseline):
@@ -301,34 +307,28 @@ def tasks(runs, baseline):
   return [table] if table else [Text("./train RUN --tasks measures it.", "missing")]
 
 
-def exact(line):
-  """The share of exact answers over all depths of a passkey line, or None."""
-  values = metrics.numbers(line.get("exact"))
+def mean(values):
+  """Of a list in a line; None if it is none, or has a null."""
+  values = metrics.numbers(values)
   return statistics.mean(values) if values and None not in values else None
 
 
 def passkey_columns(runs):
   found = sorted({(int(length), form) for run in runs for form, length in newest(run, "passkey", ["form", "length"]) if length.isdigit()})
-  score = lambda key: lambda run: exact(newest(run, "passkey", ["form", "length"]).get(key, {}))
+  score = lambda key: lambda run: mean(newest(run, "passkey", ["form", "length"]).get(key, {}).get("exact"))
   return [Column(f"passkey at {length}", score((form, str(length))), "{:.1%}", max) for length, form in found]
 
 
 def passkeys(runs, baseline):
-  shown, rows = [], []
+  table, shown = lines_table(runs, "passkey", ["form", "length", "trials"], {
+      "exact %": ("exact", lambda values: percent(mean(values))), "standard error": ("stderr", percent),
+      "nll": ("nll", lambda values: number(mean(values))), "rank": ("rank", lambda values: number(mean(values), "%.2f")),
+      "control %": ("control", percent)}), []
   for run in runs:
-    for (form, length), line in newest(run, "passkey", ["form", "length"]).items():
-      mean = lambda key: statistics.mean(v) if (v := metrics.numbers(line.get(key))) and None not in v else None
-      rows.append([run.label, form, length, str(line.get("trials", "-")), percent(mean("exact")), percent(line.get("stderr")),
-                   number(mean("nll")), number(mean("rank"), "%.2f"), percent(line.get("control"))])
-    try:
+    with contextlib.suppress(UserError):  # no lines, or none that is whole
       shown += [(run.label, form, cells) for form, cells in sorted(passkey.results(run).items())]
-    except UserError:
-      continue  # no lines, or none that is whole
-  if not rows:
-    return [Text("./train RUN --passkey measures it.", "missing")]
-  return [plot.markdown(["run", "form", "length", "keys per depth", "exact %", "standard error", "nll", "rank", "control %"], rows),
-          *(as_png(f"passkey_{i // 3 + 1}", "Exact answers by length and depth of the key, and by distance.", passkey.draw(shown[i:i + 3]))
-            for i in range(0, len(shown), 3))]
+  return [table, *(as_png(f"passkey_{i // 3 + 1}", "Exact answers by length and depth of the key, and by distance.", passkey.draw(shown[i:i + 3]))
+                   for i in range(0, len(shown), 3))] if table else [Text("./train RUN --passkey measures it.", "missing")]
 
 
 def diagnostics_columns(runs):
@@ -364,9 +364,9 @@ def stability(runs, baseline):
     return [Text("./train CONFIG.json trains.", "missing")]
   rows, score = [], lambda found: "-" if found is None else "%.2f (%d sd, %d steps)" % (100 * found[0], found[2], found[1])
   for run in runs:
-    norms, why = each(run.lines, "grad_norm"), sweep.judged(run) if run.row and run.train() and run.config.get("eval") else ""
+    norms, why = each(run.lines, "grad_norm"), sweep.judged(run)
     broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None]
-    rows.append([run.label, score(metrics.spikes([loss for _, loss in run.train()])), score(metrics.spikes(norms)),
+    rows.append([run.label, score(metrics.spike_score([loss for _, loss in run.train()])), score(metrics.spike_score(norms)),
                  number(max(norms, default=None)), percent(metrics.clipped(run)), str(sum(entry["type"] == "skip" for entry in run.lines)),
                  f"loss not finite at step {broken[0]}" if broken else why or "no"])
   style = plot.looks(runs)

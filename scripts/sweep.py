@@ -145,8 +145,9 @@ def note_file(name):
 
 
 def main_length(run):
-  lengths = run.config["eval"]["lengths"]
-  return run.context() if run.context() in lengths else min(lengths)
+  """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
+  lengths = metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
+  return run.context() if run.context() in lengths else min(lengths, default=None)
 
 
 def initial_loss(run):
@@ -154,12 +155,12 @@ def initial_loss(run):
 
 
 def judged(run):
-  """Why the losses of a complete run say that it has diverged, or ""."""
-  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row[main_length(run)].loss
-  if len(losses) < JUDGED:
+  """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
+  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row.get(main_length(run))
+  if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
-  if first is not None and last > first - 0.5:
-    return "the validation loss ended at %.3f, from %.3f" % (last, first)
+  if first is not None and last.loss > first - 0.5:
+    return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
   width = len(losses) // 20
   sums = [0.0, *itertools.accumulate(losses)]
   *earlier, end = [(b - a) / width for a, b in zip(sums, sums[width:])]
@@ -318,7 +319,7 @@ def grid(result):
     for column in columns if by_length else [entry["labels"][x]]:
       losses, capped, diverged = row[column]
       loss = entry["losses"].get(column) if by_length else entry["loss"]
-      if entry["state"] == "complete":
+      if entry["state"] == "complete" and loss is not None:
         losses[entry["seed"]] = loss
       if entry["state"] in ("complete", "diverged") and entry["initial"] is not None:
         capped[entry["seed"]] = entry["initial"] if loss is None else min(loss, entry["initial"])
@@ -326,19 +327,13 @@ def grid(result):
   return rows
 
 
-def mean_and(values, spread="%s ± %s", digits="%.3f"):
-  values = list(values)
-  if len(values) < 2:
-    return digits % values[0] if values else "-"
-  return spread % (digits % statistics.mean(values), "%.3f" % statistics.stdev(values))
-
-
 def cell_text(cell, seeds):
-  missing = f" ({len(cell.losses)} of {seeds} seeds)" if len(cell.losses) + cell.diverged < seeds else ""
-  diverged = (f"{cell.diverged} diverged" if cell.losses or cell.diverged < seeds > 1 else "diverged") if cell.diverged else ""
-  if cell.losses:
-    return mean_and(cell.losses.values()) + missing + (f" ({diverged})" if diverged else "")
-  return diverged or "-"
+  values = list(cell.losses.values())
+  if not values:
+    return "diverged" if cell.diverged else "-"
+  return ("%.3f" % statistics.mean(values) + (" ± %.3f" % statistics.stdev(values) if len(values) > 1 else "")
+          + (f" ({len(values)} of {seeds} seeds)" if len(values) + cell.diverged < seeds else "")
+          + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
 
 
 def sensitivity(row):
@@ -398,25 +393,19 @@ def note(result):
 
 # ---------------------------------------------------------------------------------------------------------- the chart
 
-def numeric(labels):
-  try:
-    return [float(label) for label in labels]
-  except ValueError:
-    return None
-
-
 def draw(result, axes, ticker):
   rows, kind = grid(result), result["chart"]
   columns = list(next(iter(rows.values())))
-  numbers = numeric(columns)
-  places = numbers if numbers and kind != "bars" else list(range(len(columns)))
+  try:
+    places = list(range(len(columns))) if kind == "bars" else [float(column) for column in columns]
+  except ValueError:  # names
+    places, kind = list(range(len(columns))), "lines"
   for number, (label, row) in enumerate(rows.items()):
     look = {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(label)}
     cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
     at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
     spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in cells]
-    even = sensitivity(row) if kind == "lr" else None
-    if even is not None:
+    if kind == "lr" and (even := sensitivity(row)) is not None:
       look["label"] += " (sensitivity %.3f)" % even
     if kind == "bars":
       width = 0.8 / len(rows)
@@ -436,17 +425,16 @@ def draw(result, axes, ticker):
   elif kind == "lr":
     axes.set_xscale("log")
     x += "; a cross at the top: some run diverged" if any(cell.diverged for row in rows.values() for cell in row.values()) else ""
-  if kind == "bars":
-    means = [statistics.mean(cell.losses.values()) for row in rows.values() for cell in row.values() if cell.losses]
-    gap = max(means, default=1) - min(means, default=0)
-    axes.set_ylim(min(means, default=0) - 0.5 * gap - 1e-3, max(means, default=1) + 0.3 * gap + 1e-3)
+  elif kind == "bars":  # losses differ little: from 0 they would all look alike
+    means = [statistics.mean(cell.losses.values()) for row in rows.values() for cell in row.values() if cell.losses] or [0, 1]
+    gap = max(means) - min(means) + 1e-3
+    axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
   if kind != "lengths":
     axes.xaxis.set_major_locator(ticker.FixedLocator(places))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
     axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
-  seeds = len(result["seeds"])
-  spread = {"lengths": "standard deviation", "bars": "standard deviation"}.get(kind, "range")
+  seeds, spread = len(result["seeds"]), "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
            title=f"mean and {spread} of {seeds} seeds" if seeds > 1 else "one seed")
   axes.legend(fontsize=8.5)

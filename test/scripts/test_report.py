@@ -196,9 +196,9 @@ class Report(ScriptTest):
     self.make_run(name, [*lines(), '{"type":"passkey","step":8}', '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
                          '{"type":"task","step":8,"task":{"a":1},"acc":"high"}', '{"type":"train","st'])
     self.report("a", name, "--markdown", "md")
-    columns = ("loss at 16", "piqa", "passkey at 16", "passkey at 128")
+    columns = ("loss at 16", "piqa acc_norm", "passkey at 16", "passkey at 128")
     self.assertEqual([[row[column] for column in columns] for row in self.summary().values()],
-                     [["1.750", "62.5%", "75.0%", "25.0%"], ["1.750", "-", "-", "-"]])
+                     [["1.750", "50.0%", "75.0%", "25.0%"], ["1.750", "-", "-", "-"]])
     rows = [row for table in self.page.tables for row in table]
     self.assertIn(["a", "compact", "16", "5", "75.0", "3.0", "1.500", "0.75", "0.0"], rows)
     self.assertIn(["a", "piqa", "40", "62.5", "1.2", "50.0", "50.0", "-0.070"], rows)

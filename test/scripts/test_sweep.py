@@ -238,13 +238,13 @@ class Judgement(ScriptTest):
   def test_clipped_and_spikes(self):
     self.assertEqual(metrics.clipped(self.run_of([0.5, 1.5, 1.0, 2.0], 6, 3)), 0.5)
     values = [1.0 + i % 2 for i in range(328)]  # mean 1.5, deviation 0.5
-    self.assertEqual(metrics.spikes(values), (0.0, 128, 6))
+    self.assertEqual(metrics.spike_score(values), (0.0, 128, 6))
     values[200], values[300] = 4.4, 4.51  # the first, 5.8 deviations above, widens the second's window
-    self.assertEqual(metrics.spikes(values)[0], 0.0)
+    self.assertEqual(metrics.spike_score(values)[0], 0.0)
     values[200] = 1.0
-    self.assertEqual(metrics.spikes(values)[0], 1 / 200)
-    self.assertIsNone(metrics.spikes(values[:128]))
-    self.assertEqual(metrics.spikes([1e6 + i % 2 for i in range(2000)] + [1e6 + 4.01]), (1 / 1001, 1000, 7))
+    self.assertEqual(metrics.spike_score(values)[0], 1 / 200)
+    self.assertIsNone(metrics.spike_score(values[:128]))
+    self.assertEqual(metrics.spike_score([1e6 + i % 2 for i in range(2000)] + [1e6 + 4.01]), (1 / 1001, 1000, 7))
 
 
 class Tables(unittest.TestCase):
