@@ -515,11 +515,9 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                           stream);
-    // 5  attention
+    // 5 and 4  attention; rotation, norms, scale
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, settings_, {B, T, H, D}, stream,
-                       learned(l));
-    // 4  rotation, norms, scale
-    prepare_backward(dqkv, a.qkv, a.qk_norms, b.rope, settings_, {B, T, H, D}, stream, learned(l), b.workspace);
+                       learned(l), Prepared{b.rope, a.qk_norms});
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <string>
 
 #include "attention/settings.h"
@@ -61,8 +62,16 @@ template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
 
-// Writes dqkv from the forward's inputs and outputs.
+// What prepare_forward() took and left besides q and k, as in prepare.cuh; either may be nullptr.
+struct Prepared {
+  const float2* rope;
+  const float* norms;
+};
+
+// Writes dqkv from the forward's inputs and outputs. With `prepared`, gradients of q and k are those of
+// prepare_forward()'s inputs, as prepare_backward() makes them: by that or, where Hopper's kernels can, before they are
+// rounded and stored. The latter saves a reading and a writing of both, of prepared q and k too with a norm.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
-                        const AttentionLearned<T>& learned = {});
+                        const AttentionLearned<T>& learned = {}, const std::optional<Prepared>& prepared = {});

@@ -105,17 +105,26 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup&
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
-                        const AttentionLearned<T>& learned) {
+                        const AttentionLearned<T>& learned, const std::optional<Prepared>& prepared) {
   attention_check(settings, shape.D);
-  launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace})
-      .backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned), learned.dsink,
-                 policy_settings(settings), shape, settings.qkv_stride, settings.spare_multiprocessors, stream});
+  const Launchers<T>& launchers = launchers_for(settings, shape.D, TypeTag<T>(), {dqkv, dout, out, qkv, workspace});
+  Preparation<T> preparation;
+  // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
+  // ssmax's scale is a sum over rows that prepare_backward() makes.
+  if (prepared && launchers.undoes_preparation && (shape.D == 64 || shape.D == 128) && settings.scale != Scale::ssmax)
+    preparation = {true, prepared->rope, prepared->norms, settings.qk_norm, row_scale<T>(settings, shape.D, nullptr)};
+  launchers.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
+                      learned.dsink, policy_settings(settings), shape, settings.qkv_stride,
+                      settings.spare_multiprocessors, stream, preparation});
+  if (prepared && !preparation.undo)
+    prepare_backward(dqkv, qkv, prepared->norms, prepared->rope, settings, shape, stream, learned, workspace);
 }
 
 #define INSTANTIATE(T)                                                                                           \
   template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,      \
                                   cudaStream_t, const AttentionLearned<T>&);                                     \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \
-                                   const AttentionShape&, cudaStream_t, const AttentionLearned<T>&);
+                                   const AttentionShape&, cudaStream_t, const AttentionLearned<T>&,              \
+                                   const std::optional<Prepared>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -40,11 +40,11 @@ template <class Policy, class Tile> struct QueryRows {
   }
   // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
   // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
-  __device__ __forceinline__ void weigh(const Policy& policy) {
+  template <int KEYS> __device__ __forceinline__ void weigh(const Policy& policy) {
     if constexpr (Policy::RESCALES) {
       float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
 #pragma unroll
-      for (int n = 1; n < N; n++)
+      for (int n = 1; n < KEYS / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           top[half] = fmaxf(top[half], z[n][2 * half]);
@@ -57,7 +57,7 @@ template <class Policy, class Tile> struct QueryRows {
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
-      for (int n = 0; n < N; n++) {
+      for (int n = 0; n < KEYS / 8; n++) {
         float low[OUTPUTS], high[OUTPUTS];
         policy.weigh(z[n][2 * half], constants[half], sums[half], low);
         policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
@@ -69,8 +69,8 @@ template <class Policy, class Tile> struct QueryRows {
         }
       }
   }
-  __device__ __forceinline__ void pack() {
-    if constexpr (OVERLAP) pack_weights(weights[0], z);
+  template <int KEYS> __device__ __forceinline__ void pack() {
+    if constexpr (OVERLAP) pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
   }
   __device__ __forceinline__ void scale(int output, const float (&by)[2]) {
     for_elements<DIM / 8>([&](int n, int half, int c) { outputs[output][n][2 * half + c] *= by[half]; });
@@ -81,8 +81,9 @@ template <class Policy, class Tile> struct QueryRows {
     }
   }
   // Starts outputs += weights x values, as a group of products.
-  __device__ __forceinline__ void start_outputs(const bf16* values) {
-    for (int output = 0; output < OUTPUTS; output++) start_sums<Tile>(outputs[output], weights[output], values);
+  template <int KEYS> __device__ __forceinline__ void start_outputs(const bf16* values) {
+    for (int output = 0; output < OUTPUTS; output++)
+      start_sums<Tile>(outputs[output], first_rows<KEYS / 16>(weights[output]), values);
     wgmma_commit();
   }
 };
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
                                     float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
   using Rows = QueryRows<Policy, Tile>;
-  constexpr int DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
+  constexpr int DIM = Tile::DIM, STREAM = Tile::STREAM, OUTPUTS = Policy::OUTPUTS;
   constexpr bool TWO_SWEEPS = Policy::SWEEPS == 2, OVERLAP = Rows::OVERLAP;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(rows.z);
       stages.free(keys_number);
     };
-    auto mask = [&](int step) { mask_later<Tile>(rows.z, step * Tile::STREAM, block_row, mine); };
+    auto mask = [&](int step) { mask_later(rows.z, step * Tile::STREAM, block_row, mine); };
     stages.await_held(number);
 
     // First of two sweeps
@@ -155,38 +156,47 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     scores_of(keys_tile(0));
     if (mine.consumer == 0) stagger<Tile>();
     mask(0);
-    rows.weigh(policy);
-    rows.pack();
+    rows.template weigh<STREAM>(policy);
+    rows.template pack<STREAM>();
 
-    // Scores of a step, beside the outputs of the step before
-    for (int step = 1; step < own_steps; step++) {
+    // Scores of a step and weights of its first KEYS keys, beside the outputs of the step before
+    auto score_step = [&]<int KEYS>(int step) {
       const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
       wgmma_fence(rows.z, rows.outputs, rows.weights);
       start_scores<Tile>(rows.z, queries, keys);
       wgmma_commit();
-      rows.start_outputs(values);
+      rows.template start_outputs<STREAM>(values);
 
       // Weights, while the outputs are summed
       if constexpr (OVERLAP) wgmma_wait<1>(rows.z);
       else wgmma_wait<0>(rows.z, rows.outputs, rows.weights);
       stages.free(keys_tile(step));
-      mask(step);
-      rows.weigh(policy);
+      mask_later(first_rows<KEYS / 8>(rows.z), step * STREAM, block_row, mine);
+      rows.template weigh<KEYS>(policy);
       if constexpr (OVERLAP) {
         if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(rows.z);
         wgmma_wait<0>(rows.outputs, rows.weights);
       }
       stages.free(values_tile(step - 1));
       rows.rescale_outputs();
-      rows.pack();
-    }
+      rows.template pack<KEYS>();
+    };
+    // The first consumer's queries see only half of the tile that begins with them. (Scores of that half alone would
+    // save more, but ptxas makes products of different sizes wait for each other.)
+    bool half_last = STREAM == Tile::HELD && mine.consumer == 0 && own_steps > 1;
+    for (int step = 1; step < own_steps - half_last; step++) score_step.template operator()<STREAM>(step);
+    if (half_last) score_step.template operator()<BOX>(own_steps - 1);
 
     // Outputs of the last step
     int last_values_tile = keys_tile(own_steps) - 1;
     const bf16* values = stages.await(last_values_tile);
-    wgmma_fence(rows.outputs, rows.weights);
-    rows.start_outputs(values);
-    wgmma_wait<0>(rows.outputs, rows.weights);
+    auto last_outputs = [&]<int KEYS>() {
+      wgmma_fence(rows.outputs, rows.weights);
+      rows.template start_outputs<KEYS>(values);
+      wgmma_wait<0>(rows.outputs, rows.weights);
+    };
+    if (half_last) last_outputs.template operator()<BOX>();
+    else last_outputs.template operator()<STREAM>();
     stages.free(last_values_tile);
 
     // Tiles that only the other consumer uses
@@ -236,7 +246,8 @@ template <class Policy, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
-                                          const float* rows, PolicySettings settings, Shape shape, int B) {
+                                          const float* rows, PolicySettings settings, Shape shape, int B,
+                                          Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -338,8 +349,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // Results, through the buffers of keys and values
     int b = head / shape.H, h = head % shape.H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     store_rows<Tile>(dqkv, b, row, 2 * shape.H + h, values, dv);
+    undo_preparation<Tile>(dk, preparation, keys, 1, b, h, block_row, shape);
+    store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     stages.free_held(number);
   });
 }
@@ -350,7 +362,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
                                              const __grid_constant__ TensorMap qkv, const float* rows,
-                                             PolicySettings settings, Shape shape, int B) {
+                                             PolicySettings settings, Shape shape, int B,
+                                             Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -396,7 +409,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
       wgmma_wait<1>(z);
-      mask_later<Tile>(z, step * STREAM, block_row, mine);
+      mask_later(z, step * STREAM, block_row, mine);
 
       // P, in place of z, while dP is summed
       if constexpr (Policy::FROM_WEIGHT) {
@@ -428,7 +441,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip_pair(streamed);
 
     // The result, through the queries' buffer
-    store_rows<Tile>(dqkv, head / shape.H, block_row + mine.consumer * BOX, head % shape.H, queries, dq);
+    int b = head / shape.H, h = head % shape.H;
+    undo_preparation<Tile>(dq, preparation, queries, 0, b, h, block_row, shape);
+    store_rows<Tile>(dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(number);
   });
 }
@@ -481,18 +496,19 @@ template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
     using Keys = KeysTile<Policy, DIM>;
     LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
-           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B,
+           c.preparation);
     using Queries = QueriesTile<DIM>;
     LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
            hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
-           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B);
+           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B, c.preparation);
   });
 }
 
 template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   KindKernels& k = kernels_of(kind, power);
   k.hopper_D = 128;
-  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>};
+  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>, true};
   return true;
 }
 

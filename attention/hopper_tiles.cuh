@@ -179,12 +179,18 @@ template <class Tile> __device__ __forceinline__ int steps_to(int end, int T) {
 }
 
 // Scores of the block's queries, from block_row on, with keys from j0 on: z = -inf where the key comes after the query.
-template <class Tile>
-__device__ __forceinline__ void mask_later(float (&z)[Tile::N][4], int j0, int block_row, const HopperFragment& mine) {
-  if (j0 + Tile::STREAM - 1 <= block_row + mine.first) return;
-  for_elements<Tile::N>([&](int n, int half, int c) {
+template <int N>
+__device__ __forceinline__ void mask_later(float (&z)[N][4], int j0, int block_row, const HopperFragment& mine) {
+  if (j0 + 8 * N - 1 <= block_row + mine.first) return;
+  for_elements<N>([&](int n, int half, int c) {
     if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
   });
+}
+
+// The first M rows of an array in registers.
+template <int M, int N, class X> __device__ __forceinline__ X (&first_rows(X (&array)[N][4]))[M][4] {
+  static_assert(M <= N);
+  return reinterpret_cast<X(&)[M][4]>(array);
 }
 
 // Starts z = held rows x streamed rows, summed over all channels, without a commit. held: the consumer's first row.
@@ -198,12 +204,12 @@ __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16*
   }
 }
 
-// Starts sums += weights x streamed rows, without a commit.
-template <class Tile>
-__device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[Tile::K][4],
+// Starts sums += weights x the first 16 K streamed rows, without a commit.
+template <class Tile, int K>
+__device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[K][4],
                                            const bf16* streamed) {
 #pragma unroll
-  for (int k = 0; k < Tile::K; k++)
+  for (int k = 0; k < K; k++)
     wgmma(sums, weights[k], columns_operand(streamed, Tile::STREAM * TILE_ROW_BYTES) + k * 128);
 }
 
@@ -218,6 +224,66 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
   for (int n = 0; n < N; n++)
 #pragma unroll
     for (int half = 0; half < 2; half++) keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
+}
+
+// In a thread's gradients of prepared rows of q (part 0) or k (1), undoes what prepare_forward() did, as
+// prepare_backward() does. held: the prepared rows. The head has DIM channels, so those that RoPE turns together, half
+// a head apart, belong to one thread. Rows from T on, which nobody stores, take the numbers of the last row.
+template <class Tile>
+__device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], const Preparation<bf16>& done,
+                                                 const bf16* held, int part, int b, int h, int block_row,
+                                                 const Shape& shape) {
+  constexpr int N = Tile::DIM / 8, HALF = N / 2;
+  if (!done.undo) return;
+  HopperFragment mine;
+  float alpha[2], inverse[2];
+  const float2* angles[2];
+  for (int half = 0; half < 2; half++) {
+    int t = min(block_row + mine.row(half), shape.T - 1);
+    alpha[half] = part == 0 ? done.scale(t, h) : 1;
+    inverse[half] = done.norms ? done.norms[((size_t(b) * shape.T + t) * 2 + part) * shape.H + h] : 1;
+    angles[half] = done.rope + size_t(t) * (Tile::DIM / 2);
+  }
+  auto scale = [&](int n, int half, int c) { return alpha[half] * inverse[half] * d[n][2 * half + c]; };
+  if (done.qk_norm == QkNorm::none) {
+    for_elements<N>([&](int n, int half, int c) { d[n][2 * half + c] = scale(n, half, c); });
+  } else {
+    struct alignas(4) Pair {
+      bf16 x[2];
+    } prepared[N][2];
+    float dots[2] = {}, along[2];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const bf16* tile = held + n / 8 * Tile::HELD * TILE_COLUMNS;
+        int place = tile_place(mine.row(0) % BOX, mine.column(n % 8)) + half * 8 * TILE_COLUMNS;  // rows 8 apart: alike
+        prepared[n][half] = *reinterpret_cast<const Pair*>(tile + place);
+#pragma unroll
+        for (int c = 0; c < 2; c++) dots[half] += to_float(prepared[n][half].x[c]) * d[n][2 * half + c];
+      }
+    for (int half = 0; half < 2; half++) {
+      for (int mask = 1; mask < 4; mask *= 2) dots[half] += shuffle_xor(dots[half], mask);
+      along[half] = gradient_along(done.qk_norm, dots[half], alpha[half], inverse[half], Tile::DIM);
+    }
+    for_elements<N>([&](int n, int half, int c) {
+      d[n][2 * half + c] = scale(n, half, c) - along[half] * to_float(prepared[n][half].x[c]);
+    });
+  }
+  if (!done.rope) return;
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+#pragma unroll
+    for (int n = 0; n < HALF; n++) {
+      // cosine and sine of two channels
+      Pack<float> angle = load16(reinterpret_cast<const float*>(angles[half] + mine.column(n)));
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        float u = d[n][2 * half + c], v = d[n + HALF][2 * half + c], cosine = angle[2 * c], sine = angle[2 * c + 1];
+        d[n][2 * half + c] = u * cosine + v * sine;
+        d[n + HALF][2 * half + c] = v * cosine - u * sine;
+      }
+    }
 }
 
 // Writes the sums to the consumer's 64 rows, from `row` on, of a head of a tensor. They pass through `held`, the

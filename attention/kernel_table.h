@@ -1,7 +1,7 @@
 // The kernels that a build has. The files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu in instances/ enter theirs
 // here when the program starts, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up.
 #pragma once
-#include "attention/attention.h"
+#include "attention/prepare.cuh"
 
 // The settings that a policy may use, the same for a whole launch.
 struct PolicySettings {
@@ -25,7 +25,7 @@ template <class T> struct ForwardCall {
 // Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 
-// dqkv =, dsink [H] += (or nullptr). workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
+// dqkv =, dsink [H] += (or nullptr); preparation: see Launchers. workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
 template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;
@@ -38,12 +38,14 @@ template <class T> struct BackwardCall {
   AttentionShape shape;
   int qkv_stride, spare_multiprocessors;
   cudaStream_t stream;
+  Preparation<T> preparation;
 };
 
 template <class T> struct Launchers {
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
+  bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
 };
 
 struct KindKernels {

@@ -9,35 +9,8 @@
 
 namespace {
 
-constexpr float L2_EPS = 1e-12f, RMS_EPS = 1e-6f;
+constexpr float RMS_EPS = 1e-6f;
 constexpr int THREADS = 128;
-
-// alpha_i = constant x (ln i)^log_power x (s_h)^learned: every scale is one of these products.
-template <class T> struct RowScale {
-  float constant;
-  bool log_rows;
-  const T* learned;  // [H] or nullptr
-  __device__ float operator()(int t, int h) const {
-    float alpha = constant;
-    if (log_rows) alpha *= logf(float(t + 1));
-    if (learned) alpha *= to_float(learned[h]);
-    return alpha;
-  }
-};
-
-template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
-  double root = 1 / std::sqrt(double(D)), constant = 0;
-  bool log_rows = false;
-  switch (s.scale) {
-    case Scale::rsqrt_d: constant = root; break;
-    case Scale::logd_logn: constant = std::log(double(D)), log_rows = true; break;
-    case Scale::logn: constant = root / std::log(double(s.context)), log_rows = true; break;
-    case Scale::ssmax: constant = root, log_rows = true; break;
-    case Scale::number: constant = float(s.scale_number); break;
-  }
-  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows,
-          s.scale == Scale::ssmax ? ssmax_scale : nullptr};
-}
 
 // The row that a group of lanes works on. Groups past the end get the last row but touch no q or k: they only take part
 // in the shuffles, which need all lanes. (If they read the row, they would race with the group that writes it.)
@@ -144,8 +117,6 @@ __global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope,
   else forward_row<1>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
 }
 
-// With y = norm(R x) and x' = alpha y as the forward left it: dy = alpha dx', d(R x) = (dy - y (y . dy) [/ D for rms])
-// / length. y . dy = x' . dx', so y itself is not needed; where alpha is 0 so is the gradient.
 template <int W, class T>
 __device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
                              bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
@@ -153,9 +124,7 @@ __device__ void backward_row(T* dx, const T* x, float inverse, const float2* ang
   if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles require
     float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, angles, lanes), lanes.count);
     if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
-    if (qk_norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
-    if (qk_norm == QkNorm::rms) along = dot / D;
-    along = alpha == 0 ? 0 : along * inverse / alpha;
+    along = gradient_along(qk_norm, dot, alpha, inverse, D);
   }
   if (inside) scale_and_rotate<W, -1>(dx, x, alpha * inverse, along, angles, D, lanes);
 }
@@ -204,6 +173,20 @@ int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 25
 dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes, THREADS)); }
 
 }  // namespace
+
+template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
+  double root = 1 / std::sqrt(double(D)), constant = 0;
+  bool log_rows = false;
+  switch (s.scale) {
+    case Scale::rsqrt_d: constant = root; break;
+    case Scale::logd_logn: constant = std::log(double(D)), log_rows = true; break;
+    case Scale::logn: constant = root / std::log(double(s.context)), log_rows = true; break;
+    case Scale::ssmax: constant = root, log_rows = true; break;
+    case Scale::number: constant = float(s.scale_number); break;
+  }
+  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows,
+          s.scale == Scale::ssmax ? ssmax_scale : nullptr};
+}
 
 // Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
 template <class T>
@@ -268,6 +251,7 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
 }
 
 #define INSTANTIATE(T)                                                                                                 \
+  template RowScale<T> row_scale(const AttentionSetup&, int, const T*);                                                \
   template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&, cudaStream_t, \
                                 const AttentionLearned<T>&);                                                           \
   template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSetup&,                     \

@@ -15,6 +15,40 @@ std::vector<float2> rope_table(int length, int D, double base, RopeScaling scali
 // For AttentionSetup::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
+// alpha_i = constant x (ln i)^log_rows x s_h: every scale is one of these products.
+template <class T> struct RowScale {
+  float constant;
+  bool log_rows;
+  const T* learned;  // s [H] or nullptr
+  __device__ float operator()(int t, int h) const {
+    float alpha = constant;
+    if (log_rows) alpha *= logf(float(t + 1));
+    if (learned) alpha *= to_float(learned[h]);
+    return alpha;
+  }
+};
+template <class T> RowScale<T> row_scale(const AttentionSetup& settings, int D, const T* ssmax_scale);
+
+// The backward pass of a row: with y = norm(R x) and x' = alpha y as the forward left it, dy = alpha dx' and d(R x) =
+// (dy - y (y . dy) [/ D for rms]) / length = alpha / length dx' - along x'. y . dy = x' . dx', so y itself is not
+// needed; where alpha is 0 so is the gradient. Returns `along`; inverse = 1 / length.
+constexpr float L2_EPS = 1e-12f;
+__device__ inline float gradient_along(QkNorm norm, float dot, float alpha, float inverse, int D) {
+  float along = 0;
+  if (norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
+  if (norm == QkNorm::rms) along = dot / D;
+  return alpha == 0 ? 0 : along * inverse / alpha;
+}
+
+// What prepare_forward() did to q and k, for kernels that undo it in the gradients that they store.
+template <class T> struct Preparation {
+  bool undo = false;
+  const float2* rope = nullptr;
+  const float* norms = nullptr;
+  QkNorm qk_norm = QkNorm::none;
+  RowScale<T> scale = {};
+};
+
 // rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
 template <class T>
 void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,

@@ -30,8 +30,8 @@ RATES = {
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)
     "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
 }
-# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.31 and 0.39
-# (softmax), 0.50 and 0.40 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
+# Attention at D 64, T 1024: TFLOP/s forward and backward by FlashAttention's count (2 and 5 products): 0.31 and 0.38
+# (softmax), 0.49 and 0.39 (lssar) of the bounds that kernel_table.py --count prints. FlashAttention-3's forward keeps
 # 0.29 of the same bound. Each began as a share of its bound, for kernels with more instructions or waits, and grew by:
 # softmax forward  280 x 1.03: two chains of maxima instead of one, 3 to 5%
 # softmax backward 245 x 1.04 x 1.05: half the waits of dK dV, by 128 queries a step (7% of four products in seven), and
@@ -39,12 +39,13 @@ RATES = {
 # lssar forward    115 x 1.22: 25 instructions a score for 33; fewer do not shorten the start and end of a row tile
 # lssar backward   135 x 1.22: 45 instructions a score for 65. That alone would be 1.44, but dQ's exponentials now take
 #                  2048 of its 2612 cycles, and nothing makes them overlap fully with the rest
-ATTENTION = {"softmax": (288, 267), "lssar": (140, 165)}
+# backward         x 0.97 and 0.98: rope's backward in the epilogues takes 13 us (lssar 16) of each kernel where nothing
+#                  hides it. Half of that is assumed
+ATTENTION = {"softmax": (288, 260), "lssar": (140, 162)}
 # FlashAttention-3's at this size (public): forward 265. Backward 363 without a mask; 225 to 290 of it should remain with
 # one, less if it is to be deterministic: 300 is generous.
 FLASH_ATTENTION_3 = 265, 300
 PRODUCTS = {"lssar": (4, 7)}  # of T x T x D per head that are done, forward and backward; other kinds (2, 7)
-NORMED = ("lssa", "lssar", "softmax_qknorm")  # kinds that normalise q and k
 
 GAP = 1e-6            # s between two launches of a full queue (public: 1 to 2 us)
 CHUNK = 1 << 30       # logits of a chunk, at most (train_gpt2.cu)
@@ -63,7 +64,6 @@ def launches(m):
   forward, _ = PRODUCTS.get(m.kind, (2, 7))
   square = N * m.context * A  # FLOPs of one causal product of scores or sums, all heads
   o2 = 4 * N * A if m.kind == "lssar" else 0
-  normed = m.kind in NORMED
   chunks = -(-N * V // CHUNK)
   rows, tiles = N / chunks, -(-N // (128 * chunks)) * -(-C // 256)  # of a chunk; tiles of 128 x 256
   # Layernorm's backward sums both projections' biases. For these two a step uses whichever was measured to be faster: a
@@ -102,9 +102,10 @@ def launches(m):
       product("attention's projection, dinput", "K 768", C, A),
       Launch("rows: dO . O", each, 2 * N * A * s),
       *([Launch("rows: dO . O2, in the same launch", each, o2)] if o2 else []),
+      # Rope, norms and scale are undone in registers, before dK and dQ are rounded (heads of 64 and 128 channels). Their
+      # table, 4 N A bytes for each kernel, comes from the L2.
       Launch("attention, dK dV", each, 6 * N * A * s, 4 * square, "backward"),
       Launch("attention, dQ", each, 5 * N * A * s, 3 * square, "backward"),
-      Launch("rope, norms, backward", each, (6 if normed else 4) * N * A * s),
       dweight("q, k, v", C, 3 * A),
       product("q, k, v, dinput", "K 2304", 3 * A, C),
       *[Launch(f"bias of {name}", each, N * width * s) for name, width in biases.items()],

@@ -24,7 +24,7 @@ template <auto kernel, class Tile> static void backward(const BackwardCall<bf16>
   shape.row_pitch = workspace_rows(c.shape.T);
   LAUNCH(kernel, hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
          qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
-         B);
+         B, c.preparation);
 }
 template <class Policy, class Tile> static void keys(const BackwardCall<bf16>& c) {
   backward<attention_backward_keys_hopper_kernel<Policy, Tile>, Tile>(c);

@@ -369,6 +369,80 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
   }
 }
 
+// attention_backward() with Prepared. Hopper's kernels undo the preparation of heads of 64 and 128 channels themselves,
+// unless ssmax's scale needs sums over rows: within the bounds of float64. Otherwise the bits are prepare_backward()'s.
+template <class T> void check_prepared(AttentionSetup s, const AttentionShape& shape, bool rotate, int extra = 0) {
+  s.kernels = family;
+  s.qkv_stride = 3 * shape.H * shape.D + extra;
+  std::string name = describe(s, shape) + (rotate ? " rope" : "");
+  auto qkv = random_normal<T>(shape.qkv_size(), 1), dout = random_normal<T>(shape.out_size(), 2);
+  auto scales = s.scale == Scale::ssmax ? random_normal<T>(shape.H, 3, 0.1f, 0.43f) : std::vector<T>();
+  auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
+  size_t row = 3 * size_t(shape.H) * shape.D, rows = size_t(shape.B) * shape.T;
+  std::vector<T> apart(rows * s.qkv_stride, from_float<T>(7));
+  for (size_t n = 0; n < rows; n++) std::copy_n(qkv.begin() + n * row, row, apart.begin() + n * s.qkv_stride);
+  DeviceArray<T> x(apart), out(shape.out_size()), d(dout), scale(scales);
+  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), norms(2 * shape.rows());
+  DeviceArray<float2> angles(rope);
+  DeviceArray<char> workspace(attention_backward_workspace(shape));
+  AttentionLearned<T> learned;
+  if (!scales.empty()) learned.ssmax_scale = scale;
+  Prepared prepared{rotate ? angles.get() : nullptr, s.qk_norm == QkNorm::none ? nullptr : norms.get()};
+  prepare_forward<T>(x, norms, prepared.rope, s, shape, nullptr, learned);
+  attention_forward<T>(out, stats, x, s, shape, true, nullptr, learned);
+  auto gradients = [&](bool at_once, bool& launched) {
+    DeviceArray<T> dx(apart);
+    DeviceArray<float> dscale(std::vector<float>(scales.size(), 0.5f));
+    if (!scales.empty()) learned.dssmax_scale = dscale;
+    profile_start();
+    attention_backward<T>(dx, d, out, stats, x, workspace, s, shape, nullptr, learned,
+                          at_once ? std::optional(prepared) : std::nullopt);
+    launched = false;
+    for (const ProfileLine& line : profile_collect()) launched |= line.name == "prepare_backward_kernel";
+    if (!at_once) prepare_backward<T>(dx, x, prepared.norms, prepared.rope, s, shape, nullptr, learned, workspace);
+    return std::pair(dx.download(), dscale.download());
+  };
+  bool launched, launched_apart;
+  auto result = gradients(true, launched), expected = gradients(false, launched_apart);
+  bool undone = family == Kernels::hopper && (shape.D == 64 || shape.D == 128) && scales.empty();
+  EXPECT_EQ(launched, !undone) << name;
+  EXPECT_FALSE(launched_apart) << name;
+  if (!undone) {
+    expect_same_bits(name + " dqkv", result.first, expected.first);
+    expect_same_bits(name + " dscale", result.second, expected.second);
+    return;
+  }
+  std::vector<T> dqkv;
+  for (size_t n = 0; n < rows; n++) {
+    auto from = result.first.begin() + n * s.qkv_stride;
+    dqkv.insert(dqkv.end(), from, from + row);
+    for (int e = 0; e < extra; e++) EXPECT_EQ(to_float(from[row + e]), 7) << name << ": written beside row " << n;
+  }
+  auto reference = [&]<class P>(P) {
+    auto wide = widen<P>(qkv);
+    auto dprepared = ref_attention_backward<P>(s, shape, ref_prepare<P>(s, shape, wide, rope), widen<P>(dout));
+    return ref_prepare_backward<P>(s, shape, wide, dprepared, rope);
+  };
+  auto exact = reference(Exact());
+  auto naive = reference(Naive<T>());
+  for (int part = 0; part < 3; part++)
+    expect_close(format("%s d%c", name.c_str(), "qkv"[part]), part_of(shape, dqkv, part), part_of(shape, exact, part),
+                 part_of(shape, naive, part), u<T>);
+}
+
+TYPED_TEST(AttentionTest, PreparedQueriesAndKeys) {
+  using T = typename TypeParam::T;
+  for (int D : {64, 128, 32}) {
+    if (!has_kernels(D)) continue;
+    check_prepared<T>({}, {2, 70, 2, D}, true, D);
+    check_prepared<T>({}, {1, 130, 1, D}, false);
+    check_prepared<T>({{.qk_norm = QkNorm::rms, .scale = Scale::logn}}, {1, 70, 3, D}, true);
+    check_prepared<T>({{.kind = Kind::lssar, .qk_norm = QkNorm::l2, .scale = Scale::logd_logn, .power = 3}},
+                      {1, 200, 2, D}, true);
+    check_prepared<T>({{.qk_norm = QkNorm::l2, .scale = Scale::ssmax}}, {1, 70, 2, D}, true);
+  }
+}
+
 TYPED_TEST(AttentionTest, Sinks) {
   for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({{.sink = sink}}, {2, 70, 3, 36});
 }
