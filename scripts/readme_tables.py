@@ -45,7 +45,8 @@ def main():
   elif sources[0].endswith(".json"):
     with open(sources[0], encoding="utf-8") as file:
       result = json.load(file)
-    content = f"{sweep.table(result)}\n\n{sweep.note(result)}"
+    differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
+    content = "\n\n".join(filter(None, (sweep.table(result), differences, sweep.note(result))))
   else:
     content = plot.table([metrics.Run(folder) for folder in sources])
   replace_block(name, content)
