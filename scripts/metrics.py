@@ -207,7 +207,7 @@ class Run:
     if over == "step":
       return lambda step: step
     at, hours = {0: 0.0}, 0.0
-    for entry in self.lines:
+    for entry in (entry for entry in self.lines if entry["type"] == "train"):
       hours += (finite(entry.get("ms")) or 0) / 3.6e6
       at[entry["step"]] = hours if over == "hours" else finite(entry.get("tokens")) or 0
     return lambda step: at.get(step, math.nan)

@@ -16,6 +16,7 @@ import html
 import io
 import json
 import os
+import re
 import statistics
 import time
 
@@ -93,8 +94,16 @@ def by_seed(runs):
 def group_label(runs):
   if len(runs) == 1:
     return runs[0].label
-  names = {run.label.replace(str(run.config.get("seed")), "*") for run in runs}
+  names = {re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % run.config.get("seed"), "*", run.label) for run in runs}
   return f"{names.pop() if len(names) == 1 else runs[0].label} ({len(runs)} seeds)"
+
+
+def number(value, text="{:.3f}".format):
+  return "-" if metrics.finite(value) is None else text(value) if abs(value) < 1e15 else "%.3g" % value
+
+
+def percent(value):
+  return number(value, lambda share: "%.1f" % (100 * share))
 
 
 def loss_at(length):
@@ -135,7 +144,7 @@ def unfair(runs):
   keys = [key for key in metrics.differing(runs) if not key.startswith(FAIR)]
   result = ["The runs differ in more than attention and seed: %s." % ", ".join(
       f"{key} ({', '.join(sorted({str(config.get(key, '-')) for config in configs.values()})[:6])})" for key in keys)] if keys else []
-  for title, values in (("Parameters", {run.start.get("parameters") for run in runs} - {None}),
+  for title, values in (("Parameters", {metrics.finite(run.start.get("parameters")) for run in runs} - {None}),
                         ("Trained tokens", {last(run, "tokens") for run in runs} - {None})):
     if len(values) > 1:
       result.append(f"{title} differ: from {min(values):,} to {max(values):,}.")
@@ -179,10 +188,10 @@ def legend_below(axes, labels):
 
 
 def runs_section(runs, baseline):
-  rows = [[run.label, f"{number:,}" if (number := run.start.get("parameters")) else "-",
-           "%.3g" % flops if (flops := metrics.finite(run.start.get("flops_per_token"))) else "-",
-           str(run.step()), f"{tokens:,}" if (tokens := last(run, "tokens")) else "-",
-           "%.3g" % hours if (hours := trained_hours(run)) else "-", str(run.start.get("device", "-")),
+  rows = [[run.label, number(run.start.get("parameters"), "{:,.0f}".format),
+           number(run.start.get("flops_per_token"), "{:.3g}".format),
+           str(run.step()), number(last(run, "tokens"), "{:,.0f}".format),
+           number(trained_hours(run), "{:.3g}".format), str(run.start.get("device", "-")),
            str(run.start.get("commit", "-")), " ".join(f"{k} {v}" for k, v in metrics.section(run.start, "versions").items())] for run in runs]
   notes = [Text(run.note()) for run in runs if run.note()]
   return [plot.markdown(["run", "parameters", "FLOPs per token", "step", "tokens", "hours", "device", "commit", "versions"], rows),
@@ -274,14 +283,6 @@ def contexts(runs, baseline):
   return [*blocks, figure("contexts", "Loss of the same targets by context.", draw, 1, len(runs) / 2)]
 
 
-def percent(value):
-  return "-" if metrics.finite(value) is None else "%.1f" % (100 * value)
-
-
-def number(value, digits="%.3f"):
-  return "-" if metrics.finite(value) is None else (digits if abs(value) < 1e4 else "%.3g") % value
-
-
 def lines_table(runs, kind, keys, columns):
   """The newest lines of a type as a table, or None without any. columns: {title: (field, its text)}."""
   rows = [[run.label, *found, *(text(line.get(field)) for field, text in columns.values())]
@@ -322,7 +323,7 @@ def passkey_columns(runs):
 def passkeys(runs, baseline):
   table, shown = lines_table(runs, "passkey", ["form", "length", "trials"], {
       "exact %": ("exact", lambda values: percent(mean(values))), "standard error": ("stderr", percent),
-      "nll": ("nll", lambda values: number(mean(values))), "rank": ("rank", lambda values: number(mean(values), "%.2f")),
+      "nll": ("nll", lambda values: number(mean(values))), "rank": ("rank", lambda values: number(mean(values), "{:.2f}".format)),
       "control %": ("control", percent)}), []
   for run in runs:
     with contextlib.suppress(UserError):  # no lines, or none that is whole
@@ -351,7 +352,7 @@ def sweeps(results):
 
 
 def speed(runs, baseline):
-  rows = [[run.label, f"{middle(run, 'tokens_per_s') or 0:,.0f}", number(middle(run, "ms"), "%.1f"), percent(middle(run, "mfu")),
+  rows = [[run.label, number(middle(run, "tokens_per_s"), "{:,.0f}".format), number(middle(run, "ms"), "{:.1f}".format), percent(middle(run, "mfu")),
            str(run.start.get("device", "-"))] for run in runs if middle(run, "tokens_per_s")]
   if not rows:
     return [Text("./train CONFIG.json trains.", "missing")]

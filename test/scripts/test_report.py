@@ -134,13 +134,13 @@ class Report(ScriptTest):
     self.assertEqual(bold, ["1.750", "1.875", "2.250", "1,004"])  # the lowest losses; the fastest
 
   def test_seeds_are_one_row(self):
-    names = [self.make_run(f"x_{variant}_{seed}", lines(base + seed / 10, [("attention", {"variant": variant})], seed=seed))
+    names = [self.make_run(f"x_{variant}_{seed}_1a2b", lines(base + seed / 10, [("attention", {"variant": variant})], seed=seed))
              for variant, base in (("softmax", 1.0), ("lssar", 1.5)) for seed in (1, 2)]
     self.report(*names)
     self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
-                     {"x_softmax_* (2 seeds)": "1.400 ± 0.071", "x_lssar_* (2 seeds)": "1.900 ± 0.071"})
+                     {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.071", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.071"})
     paired, = (table for table in self.page.tables if table[0][:2] == ["difference", "seeds"])
-    self.assertEqual(paired[1], ["x_lssar_* (2 seeds) - x_softmax_* (2 seeds)", "2", "+0.500 ± 0.000", "+0.500 ± 0.000"])
+    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "2", "+0.500 ± 0.000", "+0.500 ± 0.000"])
     self.assertEqual(self.warnings(), [])
 
   def test_paired_windows(self):
@@ -178,6 +178,7 @@ class Report(ScriptTest):
       entry["loss"], entry["ms"] = (5.5 - step if step < 5 else 1.5), 72000.0
     for step, entry in enumerate(slow[1:9], 1):
       entry["loss"] = 5.5 - step / 2
+    fast.insert(6, {"type": "skip", "step": 5, "reason": "spike", "skipped": 1})  # has no tokens
     self.make_run("slow", slow)
     self.make_run("fast", fast)
     self.report("slow", "fast")
