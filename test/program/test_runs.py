@@ -98,7 +98,10 @@ class Training(Workspace):
     self.assertRegex(done.stdout, r"step\s+4/4 \| loss \d+\.\d+ \| norm \d+\.\d+ \| lr \d\.\d+e-\d+ \| .* ms \| "
                                   r".* tok/s")
     start, *rest = self.metrics()
-    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions"})
+    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions", "parameters",
+                                  "flops_per_token"})
+    self.assertEqual(start["parameters"], sum(math.prod(shape) for _, shape, _ in read_safetensors(self.model()).values()))
+    self.assertGreater(start["flops_per_token"], 6 * start["parameters"])
     self.assertEqual(start["type"], "start")
     self.assertEqual(start["config"]["model"]["channels"], 16)
     self.assertEqual(start["config"]["optimizer"]["beta2"], 0.95)
