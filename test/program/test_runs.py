@@ -531,8 +531,10 @@ class Sweeps(Workspace):
       process = self.start("--set", "eval.every=60", "--results", "killed.json")
       try:
         process.wait(chance.uniform(0.1, 0.4) * duration)
-        self.assertLess(kills, 5, "it was never killed")
-        break
+        if kills < 5:
+          break  # complete
+        duration /= 2  # the machine has become faster: it was never killed
+        shutil.rmtree(self.path("runs"))
       except subprocess.TimeoutExpired:
         process.kill()  # the run saves and ends, perhaps while the next sweep waits for it
         kills -= 1
