@@ -86,8 +86,9 @@ ifeq ($(BACKEND),cpu)
   COMMON := $(BUILD)/common.h
   CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
   COMPILE_CU := $(CXX_CU) -include $(COMMON) -x c++
-  # what reads JSON and command lines compiles in two thirds of the time so; the layer's own files have hot loops
-  COMPILE_CPP := $(CXX_CPU:-O3=-O1)
+  # what reads JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the layer's own
+  # files have hot loops
+  COMPILE_CPP := $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(CXX_CPU)))
   $(BUILD)/emulation/cpu/%.cpp.o: COMPILE_CPP := $(CXX_CPU)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
@@ -105,14 +106,14 @@ else
   # private: not for what they depend on, the list of flags
   $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o $(BUILD)/bench/hopper_%.cu.o: \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
-  COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE) -I$(CUDA_HOME)/include
+  COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 ifeq ($(BACKEND),ptx)
   NVCC_FLAGS += -no-compress
   # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
-  $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+  $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -O3 -march=$(MARCH) -ffp-contract=off -frounding-math
   LINK := $(CXX)
   LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 endif
@@ -174,9 +175,10 @@ check-asan:                        ## the kernels and readers under AddressSanit
 	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
-# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, and, under
-# ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's, Hopper's and the planted races.
-FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar")
+# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, two of the tensor-core
+# kernels' four head sizes, and, under ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's,
+# the gate's, Hopper's and the planted races.
+FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM="64 128")
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
@@ -218,7 +220,7 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel,
 	@python3 scripts/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention (all with FULL=1)
+cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention and two head sizes (all with FULL=1)
 	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(FEW_KINDS) build/cuda/train
 clean:                             ## remove build/ and ./train
 	rm -rf build train

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/signals.h"
 #include "base/text.h"
@@ -23,6 +24,7 @@
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/passkey.h"
+#include "eval/tasks.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
@@ -76,14 +78,25 @@ static void dump_gradients(Model& model, Loader& loader, const std::string& file
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Standard output; all that is printed from here on goes to standard error instead.
+static std::FILE* taken_stdout() {
+  std::fflush(stdout);
+  std::FILE* out = fdopen(dup(STDOUT_FILENO), "w");
+  if (!out || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) failure("cannot redirect standard output");
+  return out;
+}
+
 static void run(Flags flags, const Ranks& ranks, Links* links) {
+  std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
-  bool training = !flags.eval && !flags.passkey && !flags.generating, dumping = !flags.dump_gradients.empty();
+  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.generating,
+       dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
+  if (!flags.tasks.empty()) config.task.names = split(flags.tasks, ',');
   if (flags.print_config) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
@@ -92,7 +105,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
-    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config);
+    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
+                  config.generate.prompt);
   std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
   if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
   if (real_run) watch_signals();
@@ -101,8 +115,15 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   Data data = open_data(flags, config, training, evaluates);
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  std::vector<Task> tasks;
+  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) tasks = open_tasks(config);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
   std::vector<PasskeyPrompt> prompts;
+  std::vector<FilePrompt> file_prompts;
+  if (!flags.generate_file.empty()) {
+    prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+    file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
+  }
   if (flags.passkey) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
@@ -115,7 +136,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
-  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files));
+  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, tasks));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
@@ -124,7 +145,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty()) {
+    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty() &&
+        comm.broadcast(missing_tasks(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -132,14 +154,18 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
-  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
+  std::vector<int> planned = task_lengths(config, tasks);
+  planned.insert(planned.end(), lengths.begin(), lengths.end());
+  if (!file_prompts.empty()) planned.push_back(longest_text(file_prompts, config));
+  Plan plan = plan_run(config, device, planned, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
+  if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
   if (flags.generating) return generate_text(*model);
-  agree_on_products(*model, data.val, lengths, training, flags.passkey);
-  if (flags.eval || flags.passkey) {
+  agree_on_products(*model, data.val, lengths, tasks, training, flags.passkey);
+  if (!training) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
     Weights weights{"random", step};
@@ -148,6 +174,13 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (flags.passkey) {
       if (!evaluate_passkey(*model, *prompt_tokenizer, prompts, weights, metrics))
         failure("a logit is not finite (bad weights, or overflow on these prompts)");
+      return;
+    }
+    if (!flags.tasks.empty()) {
+      std::vector<int> all(tasks.size());
+      std::iota(all.begin(), all.end(), 0);
+      if (!evaluate_tasks(*model, tasks, all, weights, metrics, config.task.samples))
+        failure("a log-likelihood is not finite (bad weights, or overflow on these examples)");
       return;
     }
     if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
@@ -179,7 +212,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   state.config = config;
   state.tokenizer = tokenizer;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-  train(*model, device, loader, data.val, run_dir.get(), state, metrics);
+  train(*model, device, loader, data.val, tasks, run_dir.get(), state, metrics);
 }
 
 // Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.

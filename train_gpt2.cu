@@ -629,12 +629,16 @@ void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, cons
   }
 }
 
+int next_token_length(const Config& config, int count) {
+  return count <= config.model.context ? config.model.context : int(round_up(count, 64));
+}
+
 template <class Real>
 void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
-  // What follows cannot influence what precedes it, and one length means one set of matrix shapes.
-  std::vector<int> padded(config_.model.context, 0);
+  // What follows cannot influence what precedes it, and few lengths mean few sets of matrix shapes.
+  std::vector<int> padded(next_token_length(config_, count), 0);
   std::memcpy(padded.data(), tokens, count * sizeof(int));
-  row_logits(logits, padded.data(), 1, config_.model.context, {count - 1});
+  row_logits(logits, padded.data(), 1, int(padded.size()), {count - 1});
 }
 
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {

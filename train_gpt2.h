@@ -55,7 +55,7 @@ class Model {
   virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
   // Logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
-  // Logits = [V] of the token that follows tokens[0..count), count <= config.model.context.
+  // Logits = [V] of the token that follows tokens[0..count), in a pass of next_token_length(config, count) rows.
   virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
 };
 
@@ -68,6 +68,8 @@ MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int ev
 // Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training,
                                   Comm& comm = Comm::alone());
+
+int next_token_length(const Config& config, int count);
 
 size_t snapshot_bytes(const Config& config);  // of host memory
 

@@ -109,6 +109,25 @@ void MetricsLog::passkey(const PasskeyReport& r) {
          {"weights", r.weights.path}});
 }
 
+void MetricsLog::task(const TaskReport& r) {
+  write(r.weights.step, "task",
+        {{"step", r.weights.step},
+         {"tokens", r.weights.tokens},
+         {"task", r.task},
+         {"n", r.examples},
+         {"acc", r.acc},
+         {"acc_norm", r.acc_norm},
+         {"acc_bytes", r.acc_bytes},
+         {"acc_norm_tokens", r.acc_norm_tokens},
+         {"stderr", r.standard_error},
+         {"margin", r.margin},
+         {"chance", r.chance},
+         {"max_length", r.max_length},
+         {"cut", r.cut},
+         {"xxh64", r.checksum},
+         {"weights", r.weights.path}});
+}
+
 static int64_t integer_of(const json& line, const char* key, int64_t absent) {
   auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : absent;
@@ -130,11 +149,17 @@ template <class F> static void for_each_line(const std::string& path, F f) {
   if (lines.bad()) failure("cannot read %s", path.c_str());
 }
 
+// Of the weights of a run as it trained, not of a checkpoint.
+static bool is_task_of_training(const json& line) {
+  return text_of(line, "type", "") == "task" && text_of(line, "weights", "").find("/step_") == std::string::npos;
+}
+
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
   for_each_line(path, [&](const std::string& whole, const json& line) {
     std::string type = text_of(line, "type", "");
-    if (integer_of(line, "step", -1) <= step || (type != "train" && type != "val" && type != "skip")) kept += whole;
+    bool again = type == "train" || type == "val" || type == "skip" || is_task_of_training(line);
+    if (integer_of(line, "step", -1) <= step || !again) kept += whole;
   });
   replace_text_file(path, kept);
 }
@@ -150,4 +175,12 @@ std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Con
       lengths.insert(length);
   });
   return lengths;
+}
+
+std::set<std::string> evaluated_tasks(const std::string& path, int64_t step) {
+  std::set<std::string> tasks;
+  for_each_line(path, [&](const std::string&, const json& line) {
+    if (is_task_of_training(line) && integer_of(line, "step", -1) == step) tasks.insert(text_of(line, "task", ""));
+  });
+  return tasks;
 }

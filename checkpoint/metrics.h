@@ -67,6 +67,19 @@ struct PasskeyReport {
   double standard_error = 0;                     // of the mean of exact over all depths
 };
 
+// What one benchmark measured; eval/tasks.h says what the accuracies are.
+struct TaskReport {
+  Weights weights;
+  std::string task, checksum;  // of its file
+  int64_t examples = 0;
+  int max_length = 0;
+  int64_t cut = 0;  // completions whose context was shortened to fit max_length
+  double acc = 0, acc_norm = 0, acc_bytes = 0, acc_norm_tokens = 0;  // shares; NaN where the file lacks the lengths
+  double standard_error = 0;                                         // of acc; NaN for a single example
+  double margin = 0;  // mean of the right completion's log-likelihood per character less that of the best other one
+  double chance = 0;  // mean of 1 / completions
+};
+
 class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
@@ -80,6 +93,7 @@ class MetricsLog {
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
   void passkey(const PasskeyReport& report);
+  void task(const TaskReport& report);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
   std::function<void(int64_t step, const std::string& error)> failed;
 
@@ -88,8 +102,10 @@ class MetricsLog {
   File file_;
 };
 
-// Before a run resumes from `step`: removes the train, val and skip lines of later steps, which will be written again,
-// and a torn last line. A reader finds the old file or the new one, never a part.
+// Before a run resumes from `step`: removes the train, val, skip and task lines of later steps, which will be written
+// again, and a torn last line. It leaves the task lines of checkpoints, which --tasks wrote. A reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);
+// The tasks with a line of this step that was written while training.
+std::set<std::string> evaluated_tasks(const std::string& path, int64_t step);

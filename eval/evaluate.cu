@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numbers>
 #include <numeric>
 
@@ -20,6 +21,22 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
     rows = std::max(rows, size_t(batch_of(config, length, windows)) * length);
   }
   return rows;
+}
+
+int prompt_batch(const Config& config, int length) {
+  return std::min(64, int(eval_rows(config, {length}) / size_t(length)));
+}
+
+void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text) {
+  std::string tag = source_tag(source_of(config, {key}));
+  if (std::filesystem::exists(path))
+    user_error("config: %s = \"%s\" exists; name a new file, or remove it first%s", key, path.c_str(), tag.c_str());
+  try {
+    write_text_file(path, text);
+  } catch (const Failure& error) {
+    user_error("config: %s = \"%s\": %s; name a file in a folder that exists%s", key, path.c_str(), error.what(),
+               tag.c_str());
+  }
 }
 
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {

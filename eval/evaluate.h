@@ -30,6 +30,9 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
 
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);
+// How many prompts of this length are computed at once, however many there are: at most 64, whose logits fit the host's
+// memory.
+int prompt_batch(const Config& config, int length);
 
 // Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). In mode
 // suffix, the shortest of eval.lengths comes first, for the differences to it; if it is not among `lengths`, it is not
@@ -38,3 +41,6 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths);
 bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
                       const std::function<bool()>& stop = {});
+
+// Writes a file that the setting `key` names. A user_error if it exists or cannot be created.
+void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text);

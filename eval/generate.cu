@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/progress.h"
 #include "base/signals.h"
+#include "base/text.h"
 
 int sample(const float* logits, int count, double temperature, int top_k, double uniform) {
   if (temperature == 0) return int(std::max_element(logits, logits + count) - logits);
@@ -35,26 +41,32 @@ void check_vocabulary(const std::vector<int>& tokens, const Config& config) {
           config.generate.tokenizer.c_str(), token, config.model.vocab);
 }
 
-std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config) {
-  std::vector<int> tokens = tokenizer.encode(config.generate.prompt);
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt) {
+  std::vector<int> tokens = tokenizer.encode(prompt);
   if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
   check_vocabulary(tokens, config);
   return tokens;
 }
 
+// Appends the next token, given the last `window` of those before.
+static void extend(Model& model, std::vector<int>& tokens, int window, const Config::Generate& settings,
+                   std::mt19937_64& random) {
+  const Config::Model& m = model.config().model;
+  int count = std::min(int(tokens.size()), window);
+  std::vector<float> logits(m.vocab);
+  model.next_token_logits(logits.data(), tokens.data() + tokens.size() - count, count);
+  double uniform = double(random() >> 11) * 0x1p-53;
+  tokens.push_back(sample(logits.data(), m.vocab, settings.temperature, settings.top_k, uniform));
+}
+
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print, const std::function<bool()>& stop) {
-  const Config::Model& m = model.config().model;
-  std::vector<int> tokens = prompt_tokens(tokenizer, model.config());
+  std::vector<int> tokens = prompt_tokens(tokenizer, model.config(), settings.prompt);
   std::mt19937_64 random(seed);
-  std::vector<float> logits(m.vocab);
   std::string text;  // decoded but not printed yet
   print(settings.prompt);
   for (int i = 0; i < settings.tokens && !(stop && stop()); i++) {
-    int count = int(std::min<size_t>(tokens.size(), m.context));
-    model.next_token_logits(logits.data(), tokens.data() + tokens.size() - count, count);
-    double uniform = double(random() >> 11) * 0x1p-53;
-    tokens.push_back(sample(logits.data(), m.vocab, settings.temperature, settings.top_k, uniform));
+    extend(model, tokens, model.config().model.context, settings, random);
     text += tokenizer.decode({tokens.back()});
     // Hold back an incomplete character: up to 3 bytes whose lead byte announces more.
     size_t lead = text.size();
@@ -80,4 +92,63 @@ void generate_text(Model& model) {
   };
   generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
   std::printf("\n");
+}
+
+std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config) {
+  std::vector<FilePrompt> prompts;
+  int number = 0;
+  for (const std::string& line : split(read_text_file(path, "--generate-file", size_t(1) << 32), '\n')) {
+    std::string where = format("%s, line %d", path.c_str(), ++number);
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    nlohmann::json fields = parse_json(line, "--generate-file", where);
+    if (!fields.is_object() || !fields.contains("prompt") || !fields["prompt"].is_string())
+      user_error("--generate-file: %s is not a JSON object with a text \"prompt\", which every line must be",
+                 where.c_str());
+    FilePrompt prompt{prompt_tokens(tokenizer, config, fields["prompt"]), ""};
+    size_t tokens = prompt.tokens.size() + size_t(config.generate.tokens), context = size_t(config.model.context);
+    if (config.model.position == "learned" && tokens > context)
+      user_error(
+          "--generate-file: %s: a prompt of %zu tokens and generate.tokens = %d are beyond the %zu positions that "
+          "model.position = \"learned\" has (model.context); shorten the prompt, or use a model with \"rope\" or "
+          "\"none\"",
+          where.c_str(), prompt.tokens.size(), config.generate.tokens, context);
+    fields.erase("prompt");
+    prompt.others = fields.dump();
+    prompts.push_back(std::move(prompt));
+  }
+  if (prompts.empty()) user_error("--generate-file: %s has no lines", path.c_str());
+  return prompts;
+}
+
+int longest_text(const std::vector<FilePrompt>& prompts, const Config& config) {
+  size_t longest = 0;
+  for (const FilePrompt& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
+  return next_token_length(config, int(longest) + config.generate.tokens);
+}
+
+void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<FilePrompt>& prompts, std::FILE* out) {
+  if (!model.comm().first()) return;
+  const Config& config = model.config();
+  const Config::Generate& settings = config.generate;
+  ProgressBar progress("prompts", int64_t(prompts.size()));
+  for (size_t i = 0; i < prompts.size(); i++) {
+    std::vector<int> tokens = prompts[i].tokens;
+    int before = int(tokens.size()), most = before + settings.tokens;
+    std::mt19937_64 random(config.seed + i);
+    std::string text;
+    size_t end = std::string::npos;
+    model.set_rope(most);
+    while (int(tokens.size()) < most && end == std::string::npos) {
+      extend(model, tokens, most, settings, random);
+      if (tokens.back() == tokenizer.end_of_text()) break;
+      text = tokenizer.decode({tokens.begin() + before, tokens.end()});
+      if (!settings.stop.empty()) end = text.find(settings.stop);
+    }
+    nlohmann::ordered_json line = nlohmann::ordered_json::parse(prompts[i].others);
+    line["completion"] = valid_utf8(text.substr(0, end));
+    std::string written = line.dump() + "\n";
+    if (std::fwrite(written.data(), 1, written.size(), out) != written.size() || std::fflush(out) != 0)
+      failure("standard output: not everything could be written (is its disk full?)");
+    progress.update(int64_t(i + 1));
+  }
 }

@@ -1,6 +1,7 @@
 // Text from a prompt, one token at a time. The network reruns over the last `context` tokens for every token: simple,
 // and fast enough for samples during training.
 #pragma once
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@
 // The tokens from which a text starts: those of the prompt or, if it is empty, end-of-text (GPT-2) or a newline
 // (bytes).
 // A user_error if a token is not in the model's vocabulary.
-std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config);
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt);
 
 // A user_error if a token is not in the model's vocabulary.
 void check_vocabulary(const std::vector<int>& tokens, const Config& config);
@@ -22,6 +23,20 @@ void check_vocabulary(const std::vector<int>& tokens, const Config& config);
 // stop, if given, is called before every token; true ends the text early.
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print, const std::function<bool()>& stop = {});
+
+// A line of --generate-file.
+struct FilePrompt {
+  std::vector<int> tokens;
+  std::string others;  // its fields but for "prompt", as a JSON object
+};
+// Reads a file of JSON objects, one a line, each with a text "prompt". A user_error names the line that is something else,
+// that has tokens beyond the model's vocabulary, or whose text would be longer than learned positions.
+std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config);
+// The tokens of the longest prompt with its completion, rounded up: the length for the memory plan.
+int longest_text(const std::vector<FilePrompt>& prompts, const Config& config);
+// Writes each line's other fields with the completion, as JSON lines. A completion has at most generate.tokens tokens and
+// ends before generate.stop and before the end of a document; the model sees all of the text. Only rank 0 works.
+void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<FilePrompt>& prompts, std::FILE* out);
 
 // Prints a text as the settings generate.* ask for; a request to stop ends it early. Only rank 0 prints.
 void generate_text(Model& model);

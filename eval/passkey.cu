@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -127,11 +126,7 @@ std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Con
 
 void write_passkey_prompts(const Tokenizer& tokenizer, const Config& config,
                            const std::vector<PasskeyPrompt>& prompts) {
-  const std::string& path = config.passkey.examples;
-  if (path.empty()) return;
-  if (std::filesystem::exists(path))
-    user_error("config: passkey.examples = \"%s\" exists; name a new file, or remove it first%s", path.c_str(),
-               source_tag(source_of(config, {"passkey.examples"})).c_str());
+  if (config.passkey.examples.empty()) return;
   std::string text;
   for (const PasskeyPrompt& prompt : prompts) {
     if (prompt.control) continue;
@@ -144,12 +139,7 @@ void write_passkey_prompts(const Tokenizer& tokenizer, const Config& config,
                 .dump() +
             "\n";
   }
-  try {
-    write_text_file(path, text);
-  } catch (const Failure& error) {
-    user_error("config: passkey.examples = \"%s\": %s; name a file in a folder that exists%s", path.c_str(),
-               error.what(), source_tag(source_of(config, {"passkey.examples"})).c_str());
-  }
+  write_new_file(config, "passkey.examples", config.passkey.examples, text);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -175,17 +165,12 @@ PasskeyScore passkey_score(const float* logits, int V, const int* key, int key_t
   return score;
 }
 
-// How many prompts are computed at once, however many there are: the logits of 64 fit the host's memory.
-static int batch_of(const Config& config, int length) {
-  return std::min(64, int(eval_rows(config, {length}) / size_t(length)));
-}
-
 std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenizer,
                                          const std::vector<PasskeyPrompt>& prompts,
                                          const std::function<void(size_t)>& done) {
   const Config& config = model.config();
   Comm& comm = model.comm();
-  int length = prompts[0].length, batch = batch_of(config, length), V = config.model.vocab;
+  int length = prompts[0].length, batch = prompt_batch(config, length), V = config.model.vocab;
   std::vector<PasskeyScore> scores(prompts.size());  // each is zero on all ranks but one, so their sum is exact
   model.set_rope(length);
   for (size_t first = size_t(comm.rank()) * batch; first < prompts.size(); first += size_t(comm.size()) * batch) {
@@ -213,7 +198,7 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
 }
 
 void make_products_of_passkey(Model& model, int length) {
-  int batch = batch_of(model.config(), length);
+  int batch = prompt_batch(model.config(), length);
   std::vector<int> zeros(size_t(batch) * length);
   std::vector<float> logits(model.config().model.vocab);
   model.row_logits(logits.data(), zeros.data(), batch, length, {0});

@@ -1,4 +1,5 @@
 """What several scripts need: ending with a message, folders for what they write, and ./train. Standard library only."""
+import array
 import contextlib
 import json
 import os
@@ -94,6 +95,26 @@ def _whole_files(folder, pattern, overwrite):
       os.replace(os.path.join(temporary, name), os.path.join(folder, name))
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def encode(args, texts):
+  """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and args.train. Those of GPT-2 begin
+  with the token that separates documents."""
+  if args.tokenizer == "bytes":
+    return [array.array("H", list(text.encode())) for text in texts]
+  if not args.tokenizer_dir:
+    raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocabulary files")
+  command = [os.path.abspath(args.train), "--encode", args.tokenizer_dir]
+  try:
+    done = subprocess.run(command, input="<|endoftext|>".join(texts).encode(), capture_output=True)
+  except OSError as error:
+    raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
+  if done.returncode:
+    raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
+        " ".join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
+  tokens = array.array("H", done.stdout)
+  starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
+  return [tokens[start:end] for start, end in zip(starts, starts[1:])]
 
 
 def train(program, *flags, folder=None):

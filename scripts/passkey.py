@@ -21,12 +21,10 @@ import random
 import re
 import string
 import struct
-import subprocess
-import sys
 
 import metrics
 import plot
-from common import Failure, UserError, run, whole_files
+from common import Failure, UserError, encode, run, whole_files
 from prepare_text import HEADER_INTS, MAGIC, VERSION
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
@@ -49,23 +47,6 @@ def passkey(rng, most_after, most):
 def repeat(rng, most):
   period = "".join(rng.choices(string.ascii_lowercase + string.digits, k=rng.randint(12, 49)))
   return period * (most // len(period) + 1)
-
-
-def encode(args, texts):
-  """The tokens of each text."""
-  if args.tokenizer == "bytes":
-    return [array.array("H", list(text.encode())) for text in texts]
-  command = [os.path.abspath(args.train), "--encode", args.tokenizer_dir]
-  try:
-    done = subprocess.run(command, input="<|endoftext|>".join(texts).encode(), capture_output=True)
-  except OSError as error:
-    raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
-  if done.returncode:
-    raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
-        " ".join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
-  tokens = array.array("H", done.stdout)
-  starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
-  return [tokens[start:end] for start, end in zip(starts, starts[1:])]
 
 
 def samples(args, rng, count, repeats):
@@ -108,8 +89,6 @@ def make(args):
     raise UserError("--length %d x --samples %d are too many tokens for a shard (at most 2147483647)" % (args.length, args.samples))
   if not re.fullmatch(r"[\w.+-]+", args.name):
     raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
-  if args.tokenizer == "gpt2" and not args.tokenizer_dir:
-    raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocabulary files")
   rng = random.Random(args.seed)
   shards = {"%s_%s_000000.bin" % (args.name, split): samples(args, rng, count, repeats) for split, count, repeats in (
       ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}

@@ -128,6 +128,14 @@ static const Rule RULES[] = {
      if (c.eval.rope_scaling != RopeScaling::ntk || c.model.head_dim > 2) return "";
      return format("needs model.head_dim > 2, not %d", c.model.head_dim);
    }},
+  {"task.max_length", {"model.position", "model.context"}, [](const Config& c) -> std::string {
+     if (c.model.position != "learned" || c.task.max_length <= c.model.context) return "";
+     return format("is beyond the %d positions that model.position = \"learned\" has (model.context); only \"rope\" and "
+                   "\"none\" go further", c.model.context);
+   }},
+  {"task.every", {"task.names"}, [](const Config& c) -> std::string {
+     return c.task.every == 0 || !c.task.names.empty() ? "" : "needs task.names, the benchmarks to run";
+   }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";
      return "is too small for float32; use 1e-30 or more, or 0 for no clipping";
@@ -182,7 +190,9 @@ static void check_batch(const Config& c, int ranks) {
 // Warns about keys that were changed but have no effect. Samples and evaluations may also be asked for by flags.
 static void warn_without_effect(Config& c, bool trains) {
   for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c)) {
-    if (!trains && (change.key.starts_with("generate.") || change.key.starts_with("eval."))) continue;
+    if (!trains &&
+        (change.key.starts_with("generate.") || change.key.starts_with("eval.") || change.key.starts_with("task.")))
+      continue;
     if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c))
       c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", change.key.c_str(), change.is.c_str(),
                                   needs->what, source_tag(source_of(c, {change.key.c_str()})).c_str()));

@@ -70,10 +70,20 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
   auto* passkey = app.add_flag("--passkey", flags.passkey,
                                "measure how far back a hidden key is found, and exit; weights as --eval");
+  auto* tasks =
+      app.add_option("--tasks", flags.tasks,
+                     "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval")
+          ->type_name("NAME,...")
+          ->check(not_empty("needs a list of benchmarks, as in hellaswag,piqa"));
   app.add_option("--lengths", flags.lengths, "lengths for --eval or --passkey [eval.lengths]")
       ->type_name("1024,2048,...")
       ->check(not_empty("needs a list of lengths, as in 1024,2048"));
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
+  auto* generate_file =
+      app.add_option("--generate-file", flags.generate_file,
+                     "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit")
+          ->type_name("FILE")
+          ->check(not_empty("needs a file of prompts"));
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -86,7 +96,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, passkey, generate, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval, passkey, tasks, generate, generate_file, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
@@ -128,7 +138,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   if (!flags.lengths.empty() && !flags.eval && !flags.passkey)
     user_error("command line: --lengths requires --eval or --passkey; see ./train --help");
   flags.resuming = resume->count() > 0;
-  flags.generating = generate->count() > 0;
+  flags.generating = generate->count() + generate_file->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;

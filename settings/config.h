@@ -100,6 +100,7 @@ struct Config {
     int top_k = 0;
     std::string tokenizer = "gpt2";  // gpt2 | bytes
     std::string tokenizer_dir;
+    std::string stop;  // "" = none
   } generate;
 
   struct Passkey {
@@ -108,6 +109,15 @@ struct Config {
     int depths = 11;
     std::string examples;  // "" = none
   } passkey;
+
+  struct Task {
+    int64_t every = 0;               // 0 = never
+    std::vector<std::string> names;  // of files in dir, without .bin
+    std::string dir = "data/tasks";
+    int64_t limit = 0;    // 0 = all
+    int max_length = 0;   // 0 = context
+    std::string samples;  // "" = none
+  } task;
 
   struct Log {
     int64_t every = 1;

@@ -35,6 +35,7 @@ static const Needs
     ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
     SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
                [](const Config& c) { return c.generate.every > 0; }},
+    TASKS = {"task.every > 0 (--tasks names its own)", [](const Config& c) { return c.task.every > 0; }},
     LONGER = {"a length beyond model.context in eval.lengths, or in --lengths",
               [](const Config& c) {
                 for (int length : c.eval.lengths)
@@ -153,6 +154,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
     {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
      "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
+    {"generate.stop", &c.generate.stop, "", no, "text that ends a completion of --generate-file; empty: none", may_change},
 
     {"passkey.form", &c.passkey.form, "landmark | compact", no, "form of the prompts of --passkey (eval/passkey.h)",
      may_change},
@@ -160,6 +162,16 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"passkey.depths", &c.passkey.depths, "[2, 1001]", no, "depths of the key, evenly from 0 to 1", may_change},
     {"passkey.examples", &c.passkey.examples, "", no, "file to write the prompts to, as JSON lines; empty: none",
      may_change, of_a_rank},
+
+    {"task.every", &c.task.every, "[0, 1e9]", no, "steps between rounds of task.names; 0 = never", may_change},
+    only_with(TASKS, {"task.names", &c.task.names, "", no,
+                      "benchmarks to run while training: files NAME.bin of scripts/prepare_tasks.py", may_change}),
+    {"task.dir", &c.task.dir, "", no, "folder of these files", may_change, of_a_rank},
+    {"task.limit", &c.task.limit, "[0, 1e9]", no, "run only this many examples of each, the first; 0 = all", may_change},
+    {"task.max_length", &c.task.max_length, "[1, 16777216]", "model.context",
+     "tokens of an example; longer ones lose the first tokens of their context", may_change},
+    {"task.samples", &c.task.samples, "", no,
+     "file to which --tasks writes the log-likelihoods, as JSON lines; empty: none", may_change, of_a_rank},
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
   };

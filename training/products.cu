@@ -6,6 +6,7 @@
 
 #include "eval/evaluate.h"
 #include "eval/passkey.h"
+#include "eval/tasks.h"
 #include "kernels/matmul.cuh"
 
 static void print(const MatmulChoices::Taken& taken, const DeviceInfo& device, const std::string& from) {
@@ -34,8 +35,8 @@ void take_products(const Checkpoint& from, const DeviceInfo& device) {
 
 // Each rank measures by itself, and its times differ from the others'. Generated text is left out: rank 0 alone writes
 // it, so what it chooses there changes no other rank's bits.
-void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths, bool training,
-                       bool passkey) {
+void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths,
+                       const std::vector<Task>& tasks, bool training, bool passkey) {
   Comm& comm = model.comm();
   MatmulChoices* choices = matmul_choices();
   if (!choices || comm.size() == 1) return;
@@ -51,5 +52,6 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
   for (int length : lengths)
     if (passkey) make_products_of_passkey(model, length);
     else make_products_of_evaluate(model, val, length, config.eval.tokens);
+  make_products_of_tasks(model, tasks);
   take_rank_0s();
 }

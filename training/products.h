@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "data/shards.h"
+#include "data/task_file.h"
 #include "train_gpt2.h"
 #include "training/device.h"
 
@@ -17,8 +18,8 @@ void use_product_cache(const DeviceInfo& device, bool remeasure);
 void take_products(const Checkpoint& from, const DeviceInfo& device);
 
 // Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes
-// each matrix product of the run once: those of a micro step, if training, and of an evaluation (or, with passkey, of
-// --passkey) at these lengths. The state stays as it is, but for the gradients. A rank whose GPU is of another kind than
+// each matrix product of the run once: those of a micro step, if training, of an evaluation (or, with passkey, of
+// --passkey) at these lengths, and of these tasks. The state stays as it is, but for the gradients. A rank whose GPU is of another kind than
 // rank 0's keeps its own choices.
-void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths, bool training,
-                       bool passkey);
+void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths,
+                       const std::vector<Task>& tasks, bool training, bool passkey);

@@ -273,7 +273,7 @@ class BadFlags(Workspace):
 
   def test_flags_that_need_or_exclude_others(self):
     self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
-    modes = (["--eval"], ["--passkey"], ["--generate", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
+    modes = (["--eval"], ["--passkey"], ["--tasks", "a"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
     for one, other in itertools.combinations(modes, 2):
       self.bad(*one, *other, names=[one[0], other[0], "excludes"])
 
@@ -290,7 +290,7 @@ class BadFlags(Workspace):
 
   def test_closed_input_and_output(self):
     self.ok("--print-config")
-    for flags in ("--encode .", "config.json --print-config", "config.json --generate x"):
+    for flags in ("--encode .", "config.json --print-config", "config.json --generate x", "config.json --generate-file x"):
       done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" {flags} >&-'], cwd=self.folder, capture_output=True, text=True)
       self.assertEqual((done.returncode, done.stderr), (1, "standard output is closed\n"))
     done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" config.json <&- >&- 2>&-'], cwd=self.folder)

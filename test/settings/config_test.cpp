@@ -109,13 +109,22 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "temperature": 1,
     "top_k": 0,
     "tokenizer": "gpt2",
-    "tokenizer_dir": ""
+    "tokenizer_dir": "",
+    "stop": ""
   },
   "passkey": {
     "form": "landmark",
     "trials": 20,
     "depths": 11,
     "examples": ""
+  },
+  "task": {
+    "every": 0,
+    "names": [],
+    "dir": "data/tasks",
+    "limit": 0,
+    "max_length": 0,
+    "samples": ""
   },
   "log": {
     "every": 1

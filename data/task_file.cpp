@@ -1,0 +1,119 @@
+#include "data/task_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <span>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/text.h"
+
+namespace {
+
+constexpr int32_t task_magic = 20240522;
+constexpr size_t header_bytes = 256 * sizeof(int32_t), most_examples = 65535;
+constexpr int most_choices = 26, mark = 65535;
+
+const char* const make_it = "make it with scripts/prepare_tasks.py";
+
+std::string tasks_in(const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (auto& entry : std::filesystem::directory_iterator(dir, error))
+    if (entry.path().extension() == ".bin") names.push_back(entry.path().stem());
+  std::sort(names.begin(), names.end());
+  std::string list;
+  for (const std::string& name : names) append_item(list, name);
+  return list.empty() ? "no tasks" : shortened(list, 400);
+}
+
+// Takes an example's numbers from the front. where: begins the text of an error.
+class Numbers {
+ public:
+  Numbers(std::span<const uint16_t> numbers, const std::string& where) : rest_(numbers), where_(where) {}
+  int next(const char* what, int least, int most) {
+    if (rest_.empty()) bad(format("ends before its %s", what));
+    int value = rest_[0];
+    rest_ = rest_.subspan(1);
+    if (value < least || value > most) bad(format("has %d as its %s, not %d to %d", value, what, least, most));
+    return value;
+  }
+  std::vector<int> tokens(const char* what, int vocab) {
+    size_t count = size_t(next(what, 1, 65535));
+    if (count > rest_.size()) bad(format("ends within its %s", what));
+    std::vector<int> tokens(rest_.begin(), rest_.begin() + count);
+    rest_ = rest_.subspan(count);
+    int largest = *std::max_element(tokens.begin(), tokens.end());
+    if (largest >= vocab)
+      user_error(
+          "%s has token %d, but model.vocab = %d allows 0 to %d; make it with the tokenizer of the training data "
+          "(scripts/prepare_tasks.py --tokenizer)",
+          where_.c_str(), largest, vocab, vocab - 1);
+    return tokens;
+  }
+  void end() const {
+    if (!rest_.empty()) bad(format("has %zu bytes beyond its last field", 2 * rest_.size()));
+  }
+
+ private:
+  [[noreturn]] void bad(const std::string& problem) const {
+    user_error("%s %s; %s", where_.c_str(), problem.c_str(), make_it);
+  }
+  std::span<const uint16_t> rest_;
+  std::string where_;
+};
+
+TaskExample read_example(Numbers numbers, int number, int vocab, bool has_lengths) {
+  TaskExample example;
+  numbers.next("mark", mark, mark);
+  numbers.next("size", 0, 65535);  // known already
+  numbers.next("number", number, number);
+  example.gold = numbers.next("right completion", 0, most_choices - 1);
+  example.choices.resize(size_t(numbers.next("number of completions", std::max(2, example.gold + 1), most_choices)));
+  example.context = numbers.tokens("context", vocab);
+  for (TaskChoice& choice : example.choices) choice.tokens = numbers.tokens("completions", vocab);
+  for (TaskChoice& choice : example.choices) {
+    if (!has_lengths) break;
+    choice.characters = numbers.next("characters", 1, 65535);
+    choice.bytes = numbers.next("bytes", choice.characters, 65535);
+  }
+  numbers.end();
+  return example;
+}
+
+}  // namespace
+
+Task read_task(const std::string& dir, const std::string& name, int vocab, int64_t limit) {
+  std::string path = dir + "/" + name + ".bin", where = "task " + name + ": " + path;
+  const char* w = where.c_str();
+  std::error_code error;
+  if (name.empty() || name.find('/') != std::string::npos || !std::filesystem::is_regular_file(path, error))
+    user_error("task %s: there is no file %s; task.dir = \"%s\" has %s; scripts/prepare_tasks.py makes others",
+               shortened(name).c_str(), shortened(path, 200).c_str(), dir.c_str(), tasks_in(dir).c_str());
+  std::string bytes = read_text_file(path, w, header_bytes + most_examples * 65535);
+  int32_t header[4] = {};
+  if (bytes.size() >= header_bytes) std::memcpy(header, bytes.data(), sizeof header);
+  if (header[0] != task_magic || header[1] < 1 || header[1] > 2)
+    user_error("%s does not begin as a task file of version 1 or 2; %s", w, make_it);
+  if (header[2] < 1 || header[2] > int(most_examples))
+    user_error("%s says that it has %d examples, not 1 to %zu; %s", w, header[2], most_examples, make_it);
+  Task task{name, header[1] == 2, sampled_checksum(path), {}};
+  std::string_view rest = std::string_view(bytes).substr(header_bytes);
+  for (int number = 0; number < header[2]; number++) {
+    uint16_t start[2] = {};  // the mark and the size
+    std::memcpy(start, rest.data(), std::min(rest.size(), sizeof start));
+    if (start[1] % 2 != 0 || start[1] < sizeof start || start[1] > rest.size())
+      user_error("%s has %zu bytes left for example %d of %d, which takes %d; %s", w, rest.size(), number, header[2],
+                 start[1], make_it);
+    std::vector<uint16_t> numbers(start[1] / 2);
+    std::memcpy(numbers.data(), rest.data(), start[1]);
+    rest.remove_prefix(start[1]);
+    std::string example = where + format(", example %d", number);
+    task.examples.push_back(read_example({numbers, example}, number, vocab, task.has_lengths));
+  }
+  if (!rest.empty()) user_error("%s has %zu bytes beyond its last example; %s", w, rest.size(), make_it);
+  if (limit > 0 && limit < int64_t(task.examples.size())) task.examples.resize(size_t(limit));
+  return task;
+}

@@ -1,0 +1,33 @@
+// Benchmarks: questions with completions to choose from, in the files that scripts/prepare_tasks.py writes. A header of 256
+// int32 ([0] = 20240522, [1] = version, [2] = number of examples, [3] = bytes of the longest example), then for each example
+// these uint16, all little-endian:
+//   65535, its bytes in all, its number from 0, the number of the right completion, completions c (2 to 26);
+//   n > 0, tokens[n] of the context; c times: m > 0, tokens[m] of a completion;
+//   in version 2, c times: characters and UTF-8 bytes of a completion's text, without the space before it.
+// Version 1 is the format of llm.c's evaluations.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct TaskChoice {
+  std::vector<int> tokens;
+  int characters = 0, bytes = 0;  // 0 in version 1
+};
+
+struct TaskExample {
+  std::vector<int> context;
+  int gold;  // the right one of the choices
+  std::vector<TaskChoice> choices;
+};
+
+struct Task {
+  std::string name;
+  bool has_lengths;      // version 2
+  std::string checksum;  // of the file
+  std::vector<TaskExample> examples;
+};
+
+// Reads and checks the whole file dir/name.bin and keeps its first `limit` examples (0: all). A user_error names the
+// file, what is wrong in it and where; for a name without a file, the files that are there.
+Task read_task(const std::string& dir, const std::string& name, int vocab, int64_t limit);

@@ -1,0 +1,210 @@
+#include "eval/tasks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/progress.h"
+#include "base/text.h"
+#include "eval/evaluate.h"
+
+namespace {
+
+int max_length(const Config& config) {
+  return config.task.max_length > 0 ? config.task.max_length : config.model.context;
+}
+
+struct Row {  // one completion
+  const TaskExample* example;
+  const TaskChoice* choice;
+  size_t place;  // among the log-likelihoods
+  int size() const { return int(example->context.size() + choice->tokens.size()); }
+};
+
+// The rows by the length of their batches: that of their inputs, rounded up so that matrix products have few shapes.
+std::map<int, std::vector<Row>> rows_of(const Task& task, int most) {
+  std::map<int, std::vector<Row>> rows;
+  size_t place = 0;
+  for (const TaskExample& example : task.examples)
+    for (const TaskChoice& choice : example.choices) {
+      Row row{&example, &choice, place++};
+      rows[std::min((row.size() - 1 + 63) / 64 * 64, most)].push_back(row);
+    }
+  return rows;
+}
+
+// Writes a row's inputs [length] and targets [length], padded with zeros, and returns the number of inputs.
+int fill(const Row& row, int most, int* inputs, int* targets) {
+  std::vector<int> tokens = row.example->context;
+  tokens.insert(tokens.end(), row.choice->tokens.begin(), row.choice->tokens.end());
+  if (row.size() > most + 1) tokens.erase(tokens.begin(), tokens.end() - (most + 1));
+  std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  std::copy(tokens.begin() + 1, tokens.end(), targets);
+  return int(tokens.size()) - 1;
+}
+
+// The number of the largest value / size(choice), the first among equals.
+template <class Size> size_t best(const TaskExample& example, const double* values, Size size) {
+  size_t best = 0;
+  auto scaled = [&](size_t i) { return values[i] / double(size(example.choices[i])); };
+  for (size_t i = 1; i < example.choices.size(); i++)
+    if (scaled(i) > scaled(best)) best = i;
+  return best;
+}
+
+std::string sample_text(const Task& task, const std::vector<double>& likelihoods) {
+  std::string text;
+  size_t place = 0;
+  for (size_t number = 0; number < task.examples.size(); number++) {
+    const TaskExample& example = task.examples[number];
+    nlohmann::ordered_json line = {{"task", task.name}, {"example", number}, {"gold", example.gold}};
+    for (const TaskChoice& choice : example.choices) {
+      line["loglikelihood"].push_back(likelihoods[place++]);
+      line["tokens"].push_back(choice.tokens.size());
+      if (task.has_lengths) line["characters"].push_back(choice.characters);
+    }
+    text += line.dump() + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Task> open_tasks(const Config& config) {
+  std::vector<Task> tasks;
+  for (const std::string& name : config.task.names) {
+    tasks.push_back(read_task(config.task.dir, name, config.model.vocab, config.task.limit));
+    for (const TaskExample& example : tasks.back().examples)
+      for (const TaskChoice& choice : example.choices)
+        if (choice.tokens.size() > size_t(max_length(config)))
+          user_error(
+              "task %s: example %td has a completion of %zu tokens, but task.max_length = %d; raise it, or "
+              "model.context "
+              "where positions are learned",
+              name.c_str(), &example - tasks.back().examples.data(), choice.tokens.size(), max_length(config));
+  }
+  return tasks;
+}
+
+std::vector<int> task_lengths(const Config& config, const std::vector<Task>& tasks) {
+  std::vector<int> lengths;
+  if (!tasks.empty()) lengths.push_back(max_length(config));  // of the rotation
+  for (const Task& task : tasks)
+    for (auto& [length, rows] : rows_of(task, max_length(config))) lengths.push_back(length);
+  return lengths;
+}
+
+std::optional<std::vector<double>> task_likelihoods(Model& model, const Task& task, const std::function<bool()>& stop) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
+  std::map<int, std::vector<Row>> by_length = rows_of(task, max_length(config));
+  size_t all = 0, done = 0;
+  for (auto& [length, rows] : by_length) all += rows.size() * size_t(length);
+  std::vector<double> likelihoods;  // each is zero on all ranks but one, so their sum is exact
+  for (const TaskExample& example : task.examples) likelihoods.resize(likelihoods.size() + example.choices.size());
+  std::unique_ptr<ProgressBar> progress;
+  if (comm.first()) progress = std::make_unique<ProgressBar>(task.name, int64_t(all));
+  model.set_rope(max_length(config));
+  bool stopped = false;
+  for (auto& [length, rows] : by_length) {
+    size_t batch = size_t(prompt_batch(config, length));
+    for (size_t begin = 0; begin < rows.size() && !stopped; begin += size_t(comm.size()) * batch) {
+      if (stop && (stopped = stop())) break;
+      size_t first = begin + size_t(comm.rank()) * batch;
+      if (first >= rows.size()) continue;
+      size_t count = std::min(batch, rows.size() - first);
+      // A short last batch is filled up with zeros.
+      std::vector<int> inputs(batch * length, 0), targets(inputs.size(), 0), ends(count);
+      std::vector<float> losses(inputs.size());
+      for (size_t i = 0; i < count; i++)
+        ends[i] = fill(rows[first + i], max_length(config), &inputs[i * length], &targets[i * length]);
+      model.losses(losses.data(), inputs.data(), targets.data(), int(batch), length);
+      for (size_t i = 0; i < count; i++) {
+        const float* end = &losses[i * length] + ends[i];
+        likelihoods[rows[first + i].place] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
+      }
+      if (progress) progress->update(int64_t(done + (first + count) * size_t(length)));
+    }
+    done += rows.size() * size_t(length);
+  }
+  model.set_rope(config.model.context);
+  if (stopped) return std::nullopt;
+  comm.all_reduce_sum(likelihoods.data(), likelihoods.size());
+  return likelihoods;
+}
+
+void make_products_of_tasks(Model& model, const std::vector<Task>& tasks) {
+  for (const Task& task : tasks)
+    for (auto& [length, rows] : rows_of(task, max_length(model.config()))) {
+      int batch = prompt_batch(model.config(), length);
+      std::vector<int> zeros(size_t(batch) * length);
+      std::vector<float> losses(zeros.size());
+      model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
+    }
+}
+
+TaskReport task_report(const Task& task, const std::vector<double>& likelihoods, int max_length) {
+  TaskReport report;
+  report.task = task.name;
+  report.checksum = task.checksum;
+  report.examples = int64_t(task.examples.size());
+  report.max_length = max_length;
+  const double* values = likelihoods.data();
+  for (const TaskExample& example : task.examples) {
+    size_t gold = size_t(example.gold);
+    auto right = [&](auto size) { return best(example, values, size) == gold; };
+    auto per_character = [&](size_t i) { return values[i] / example.choices[i].characters; };
+    report.acc += right([](const TaskChoice&) { return 1; });
+    report.acc_norm += right([](const TaskChoice& choice) { return choice.characters; });
+    report.acc_bytes += right([](const TaskChoice& choice) { return choice.bytes; });
+    report.acc_norm_tokens += right([](const TaskChoice& choice) { return choice.tokens.size(); });
+    report.chance += 1 / double(example.choices.size());
+    double other = -INFINITY;
+    for (size_t i = 0; i < example.choices.size(); i++) {
+      const Row row{&example, &example.choices[i], 0};
+      report.cut += row.size() > max_length + 1;
+      if (i != gold) other = std::max(other, per_character(i));
+    }
+    report.margin += per_character(gold) - other;
+    values += example.choices.size();
+  }
+  double n = double(report.examples);
+  for (double* sum :
+       {&report.acc, &report.acc_norm, &report.acc_bytes, &report.acc_norm_tokens, &report.margin, &report.chance})
+    *sum /= n;
+  if (!task.has_lengths) report.acc_norm = report.acc_bytes = report.margin = NAN;
+  report.standard_error = std::sqrt(std::max(0.0, report.acc * (1 - report.acc)) / (n - 1));
+  return report;
+}
+
+bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vector<int>& numbers,
+                    const Weights& weights, MetricsLog& metrics, const std::string& samples,
+                    const std::function<bool()>& stop) {
+  if (numbers.empty()) return true;
+  bool first = model.comm().first(), finite = true;
+  std::string text;
+  if (first && !samples.empty()) write_new_file(model.config(), "task.samples", samples, text);
+  std::printf(
+      "tasks, step %lld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
+      (long long)weights.step, "");
+  for (int number : numbers) {
+    const Task& task = tasks[size_t(number)];
+    std::optional<std::vector<double>> likelihoods = task_likelihoods(model, task, stop);
+    if (!likelihoods) return finite;
+    TaskReport r = task_report(task, *likelihoods, max_length(model.config()));
+    r.weights = weights;
+    std::printf("%-20s | %5.1f %5.1f | %5.1f  %5.1f  %5.1f |  %5.1f | %7.4f | %8lld%s\n", r.task.c_str(), 100 * r.acc,
+                100 * r.standard_error, 100 * r.acc_norm, 100 * r.acc_bytes, 100 * r.acc_norm_tokens, 100 * r.chance,
+                r.margin, (long long)r.examples,
+                r.cut ? format(", %lld completions with a shortened context", (long long)r.cut).c_str() : "");
+    std::fflush(stdout);
+    metrics.task(r);
+    for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
+    if (first && !samples.empty()) write_text_file(samples, text += sample_text(task, *likelihoods));
+  }
+  return finite;
+}

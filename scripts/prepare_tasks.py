@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Makes the benchmarks of ./train --tasks from the files of their authors.
+
+    python3 scripts/prepare_tasks.py --task hellaswag --input hellaswag_val.jsonl --tokenizer-dir DIR
+    python3 scripts/prepare_tasks.py --task hellaswag arc_easy arc_challenge piqa sciq --download --tokenizer-dir DIR
+    python3 scripts/prepare_tasks.py --task mmlu --input test/*.csv --dev dev/*.csv --shots 5 --tokenizer-dir DIR
+
+Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/task_file.h). Needs Python 3.8; for GPT-2 tokens
+./train, for Parquet and --download the package pyarrow. The tasks:
+
+  hellaswag, arc_easy, arc_challenge, piqa, sciq   the prompts of lm-eval
+  mmlu                                             the letters A to D are the completions
+  mmlu_continuation                                the answers' texts are the completions
+  hellaswag_llmc, mmlu_llmc                        the prompts of llm.c, whose acc_norm is our acc_norm_tokens
+
+Inputs are JSONL, JSON arrays or Parquet with the fields of the data sets on the Hugging Face hub or of the authors; for
+piqa also the .lst file with the labels, for mmlu .csv, whose names tell the subject. .gz and .zst are unpacked. --download
+takes the hub's Parquet files, of the split that is usually reported.
+
+Exit code 2: something to fix; 1: something failed.
+"""
+import argparse
+import array
+import csv
+import http.client
+import io
+import json
+import os
+import re
+import struct
+import urllib.error
+import urllib.request
+
+from common import Failure, UserError, encode, run, whole_files
+from prepare_text import kind_of, unpacked
+
+MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/task_file.h
+HUB = "https://huggingface.co"
+BLOCK = 1000  # examples whose texts are made into tokens at once
+
+
+# ---------------------------------------------------------------------------------------------------------- prompts
+
+# Each returns the context, the completions and the number of the right one for a row of the data set.
+
+def wikihow(text):
+  """Without the marks that HellaSwag's articles left in its texts."""
+  return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def hellaswag(row):
+  if "ctx_a" not in row:
+    raise ValueError('it has no "ctx_a": take the original file, or --task hellaswag_llmc')
+  context = "%s: %s %s" % (row["activity_label"], row["ctx_a"], row["ctx_b"].capitalize())
+  return wikihow(context), [wikihow(ending) for ending in row["endings"]], int(row["label"])
+
+
+def hellaswag_llmc(row):
+  return row["ctx"], row["endings"], int(row["label"])
+
+
+def arc(row):
+  question = row["question"]
+  if isinstance(question, dict):  # the authors' form
+    question, choices = question["stem"], question["choices"]
+    texts, labels = [choice["text"] for choice in choices], [choice["label"] for choice in choices]
+  else:
+    texts, labels = row["choices"]["text"], row["choices"]["label"]
+  return "Question: %s\nAnswer:" % question, texts, labels.index(row["answerKey"])
+
+
+def piqa(row):
+  return "Question: %s\nAnswer:" % row["goal"], [row["sol1"], row["sol2"]], int(row["label"])
+
+
+def sciq(row):
+  context = "%s\nQuestion: %s\nAnswer:" % (row["support"].lstrip(), row["question"])
+  return context, [row[name] for name in ("distractor1", "distractor2", "distractor3", "correct_answer")], 3
+
+
+def mmlu(row):
+  options = "".join("\n%s. %s" % option for option in zip("ABCD", row["choices"]))
+  return "%s%s\nAnswer:" % (row["question"].strip(), options), list("ABCD"), row["answer"]
+
+
+def mmlu_continuation(row):
+  return "Question: %s\nAnswer:" % row["question"].strip(), row["choices"], row["answer"]
+
+
+def mmlu_llmc(row):
+  return "Question: %s\n\nAnswer:" % row["question"], row["choices"], row["answer"]
+
+
+# name: (prompt, data set, configuration and split on the hub, first line of the prompts of a subject)
+MMLU = ("cais/mmlu", "all", "test")
+TASKS = {
+    "hellaswag": (hellaswag, "Rowan/hellaswag", "default", "validation", ""),
+    "hellaswag_llmc": (hellaswag_llmc, "Rowan/hellaswag", "default", "validation", ""),
+    "arc_easy": (arc, "allenai/ai2_arc", "ARC-Easy", "test", ""),
+    "arc_challenge": (arc, "allenai/ai2_arc", "ARC-Challenge", "test", ""),
+    "piqa": (piqa, "baber/piqa", "default", "validation", ""),
+    "sciq": (sciq, "allenai/sciq", "default", "test", ""),
+    "mmlu": (mmlu, *MMLU, "The following are multiple choice questions (with answers) about %s.\n\n"),
+    "mmlu_continuation": (mmlu_continuation, *MMLU, "The following are questions (with answers) about %s.\n\n"),
+    "mmlu_llmc": (mmlu_llmc, *MMLU, ""),
+}
+
+
+def prompt(task, row, shots=()):
+  """The context behind solved examples, the completions, the number of the right one."""
+  make, *_, heading = TASKS[task]
+  context, completions, gold = make(row)
+  solved = ""
+  for shot in shots:
+    question, answers, right = make(shot)
+    solved += "%s %s\n\n" % (question, answers[right])
+  if heading:
+    heading %= row["subject"].replace("_", " ")
+  if not 2 <= len(completions) <= 26 or not 0 <= gold < len(completions) or not all(completions):
+    raise ValueError("it has %d completions, the right one is number %d; none may be empty" % (len(completions), gold))
+  if "<|endoftext|>" in "\n".join([heading + solved + context, *completions]).encode().decode():
+    raise ValueError("it has the text <|endoftext|>, which is a token of its own; remove it")
+  return heading + solved + context, completions, gold
+
+
+def examples(task, rows, dev=(), shots=0):
+  """prompt() of each row, as a list. shots: how many of the first rows of `dev` of the same subject to show."""
+  by_subject, made = {}, []
+  for row in dev:
+    by_subject.setdefault(row["subject"], []).append(row)
+  for number, row in enumerate(rows):
+    try:
+      shown = by_subject.get(row["subject"], [])[:shots] if shots else []
+      if len(shown) < shots:
+        raise ValueError("--dev has only %d examples of its subject, %s" % (len(shown), row["subject"]))
+      made.append(prompt(task, row, shown))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+      what = "it lacks %s" % error if isinstance(error, KeyError) else error
+      raise UserError("%s, example %d: %s; is this the right input?" % (task, number, what))
+  return made
+
+
+# ------------------------------------------------------------------------------------------------------------ input
+
+def parquet_rows(name, stream):
+  try:
+    import pyarrow
+    from pyarrow import parquet
+  except ImportError as error:
+    raise UserError("%s: %s; python3 -m pip install pyarrow, or give JSONL" % (name, error))
+  data = io.BytesIO(stream.read())
+  try:
+    return parquet.read_table(data).to_pylist()
+  except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
+
+
+def csv_rows(name, stream):
+  """MMLU's, without a header: question, four answers, letter."""
+  subject = re.sub(r"_(test|dev|val)\.csv$", "", os.path.basename(re.sub(r"\.(gz|zst)$", "", name)))
+  for number, fields in enumerate(csv.reader(io.TextIOWrapper(stream, "utf-8", newline="")), 1):
+    if len(fields) != 6 or fields[5] not in tuple("ABCD"):
+      raise UserError("%s, row %d: not a question, four answers and a letter A to D" % (name, number))
+    yield {"question": fields[0], "choices": fields[1:5], "answer": "ABCD".index(fields[5]), "subject": subject}
+
+
+def json_rows(name, stream):
+  text = stream.read().decode()
+  if text.lstrip().startswith("["):
+    return json.loads(text)
+  return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def rows_of(names):
+  """The rows of the files, as dictionaries. The lines of .lst are the labels of the other files' rows."""
+  rows, labels = [], []
+  for name in names:
+    try:
+      with open(name, "rb") as raw, unpacked(name, raw) as stream:
+        kind = kind_of(name)
+        if kind == ".lst":
+          labels += [int(line) for line in stream.read().split()]
+        else:
+          rows += {".parquet": parquet_rows, ".csv": csv_rows}.get(kind, json_rows)(name, stream)
+    except OSError as error:
+      raise UserError("%s cannot be read: %s" % (name, error.strerror))
+    except (ValueError, RecursionError, csv.Error) as error:
+      raise UserError("%s is damaged, or not what its name says: %s" % (name, error))
+  if labels and len(labels) != len(rows):
+    raise UserError("%s: %d labels for %d examples" % (" ".join(names), len(labels), len(rows)))
+  return [{**row, "label": label} for row, label in zip(rows, labels)] if labels else rows
+
+
+def download(args, task, split):
+  """The rows of a data set's split on the hub."""
+  _, repository, configuration, *_ = TASKS[task]
+  url = "%s/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/%s/%s/0000.parquet" % (
+      args.base_url.rstrip("/"), repository, configuration, split)
+  try:
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "plusgpt"}), timeout=60) as response:
+      return parquet_rows(url, response)
+  except urllib.error.HTTPError as error:
+    raise UserError("%s: the server answered %d %s; check --base-url, or give --input" % (url, error.code, error.reason))
+  except (http.client.HTTPException, OSError, ValueError) as error:
+    raise Failure("%s: %s; run the same command again" % (url, error))
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+
+def texts_of(context, completions):
+  """The context without the spaces at its end, and the whole text with each completion."""
+  return [context.rstrip()] + ["%s %s" % (context, completion) for completion in completions]
+
+
+def tokens_of(args, made):
+  """(tokens of the context, [tokens of each completion]) of each example."""
+  for begin in range(0, len(made), BLOCK):
+    texts = [texts_of(context, completions) for context, completions, _ in made[begin:begin + BLOCK]]
+    flat = [text for example in texts for text in example if text]
+    tokens = iter(encode(args, flat))
+    for example in texts:
+      found = [next(tokens) if text else None for text in example]
+      separator = found[1][:1] if args.tokenizer == "gpt2" else array.array("H")
+      context, *wholes = [ids[len(separator):] if ids else separator or array.array("H", b"\n\0") for ids in found]
+      skip = len(context) if example[0] else 0
+      yield context, [whole[skip:] for whole in wholes]
+
+
+def packed(task, number, context, completions, gold, lengths):
+  """An example as the bytes of the file."""
+  numbers = [MARK, 0, number, gold, len(completions), len(context), *context]
+  for tokens in completions:
+    if not tokens:
+      raise UserError("%s, example %d: a completion has no token of its own" % (task, number))
+    numbers += [len(tokens), *tokens]
+  numbers += [length for pair in lengths for length in pair]
+  numbers[1] = 2 * len(numbers)
+  if max(numbers) > MOST:
+    raise UserError("%s, example %d takes %d bytes, or has a length beyond %d: more than the format can hold" % (
+        task, number, numbers[1], MOST))
+  return struct.pack("<%dH" % len(numbers), *numbers)
+
+
+def write(args, task, made, path):
+  """Writes a task file and returns its longest row, in tokens."""
+  if not 1 <= len(made) <= MOST:
+    raise UserError("%s: there are %d examples; the format holds 1 to %d" % (task, len(made), MOST))
+  version = 1 if task.endswith("_llmc") else 2
+  longest, longest_row = 0, 0
+  with open(path, "wb") as file:
+    file.write(bytes(4 * HEADER_INTS))
+    for number, (context, completions) in enumerate(tokens_of(args, made)):
+      texts = made[number][1] if version == 2 else []
+      block = packed(task, number, context, completions, made[number][2], [(len(text), len(text.encode())) for text in texts])
+      file.write(block)
+      longest = max(longest, len(block))
+      longest_row = max(longest_row, len(context) + max(map(len, completions)))
+    file.seek(0)
+    file.write(struct.pack("<4i", MAGIC, version, len(made), longest))
+    file.flush()
+    os.fsync(file.fileno())
+  return longest_row
+
+
+def parse_arguments():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--task", nargs="+", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument("--input", nargs="+", metavar="FILE", help="files with the examples of one task")
+  source.add_argument("--download", action="store_true", help="take the data sets from the Hugging Face hub")
+  parser.add_argument("--dev", nargs="+", metavar="FILE", help="mmlu: files with the examples to show, for --shots")
+  parser.add_argument("--shots", type=int, default=0, metavar="K", help="mmlu: solved examples before each question [0]")
+  parser.add_argument("--base-url", default=HUB, metavar="URL", help="server of --download [%(default)s]")
+  parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
+  parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  parser.add_argument("--out", default="data/tasks", metavar="DIR", help="[%(default)s]")
+  parser.add_argument("--overwrite", action="store_true", help="replace files of the same name")
+  args = parser.parse_args()
+  if args.input and len(args.task) > 1:
+    raise UserError("--input: give one --task at a time")
+  if args.shots < 0 or (args.shots and any(not task.startswith("mmlu") for task in args.task)):
+    raise UserError("--shots %d: only the mmlu tasks have examples to show" % args.shots)
+  if args.input and bool(args.shots) != bool(args.dev):
+    raise UserError("--shots and --dev need each other")
+  return args
+
+
+def main():
+  args = parse_arguments()
+  for task in args.task:
+    name = "%s_%dshot" % (task, args.shots) if args.shots else task
+    rows = rows_of(args.input) if args.input else download(args, task, TASKS[task][3])
+    dev = [] if not args.shots else rows_of(args.dev) if args.dev else download(args, task, "dev")
+    made = examples(task, rows, dev, args.shots)
+    with whole_files(args.out, re.compile(re.escape(name) + r"\.bin"), args.overwrite) as folder:
+      longest = write(args, task, made, os.path.join(folder, name + ".bin"))
+    chance = sum(1 / len(completions) for _, completions, _ in made) / len(made)
+    print("%s  %d examples, at most %d tokens; chance %.1f%%" % (
+        os.path.join(args.out, name + ".bin"), len(made), longest, 100 * chance))
+
+
+if __name__ == "__main__":
+  run(main, "the unfinished task was not written")

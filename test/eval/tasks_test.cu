@@ -1,0 +1,113 @@
+// Benchmarks: log-likelihoods against float64 sums over logits, accuracies of log-likelihoods that are known.
+#include "eval/tasks.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "eval/evaluate.h"
+#include "test/data/task_bytes.h"
+#include "test/model/small_model.h"
+#include "test/support/temp_dir.h"
+
+namespace {
+
+// Contexts of 1 to 140 tokens of a vocabulary of 61, with 2 to 5 completions of 1 to 9 tokens.
+std::vector<TaskExample> random_examples(int count) {
+  std::vector<TaskExample> examples;
+  std::vector<int> sizes = random_ints(1000, 5, 1 << 20);
+  auto next = [&, at = size_t(0)](int below) mutable { return sizes[at++ % sizes.size()] % below; };
+  for (int i = 0; i < count; i++) {
+    TaskExample example{random_ints(1 + next(140), 100 + i, 61), 0, {}};
+    for (int c = 2 + next(4); c > 0; c--)
+      example.choices.push_back({random_ints(1 + next(9), 1000 + 9 * i + c, 61), 1, 1});
+    examples.push_back(example);
+  }
+  return examples;
+}
+
+// A completion's log-likelihood from the logits of one row after the other.
+double plain_likelihood(Model& model, const TaskExample& example, const TaskChoice& choice, size_t most) {
+  std::vector<int> tokens = example.context;
+  tokens.insert(tokens.end(), choice.tokens.begin(), choice.tokens.end());
+  if (tokens.size() > most + 1) tokens.erase(tokens.begin(), tokens.end() - (most + 1));
+  double sum = 0;
+  for (size_t at = tokens.size() - choice.tokens.size(); at < tokens.size(); at++) {
+    std::vector<float> logits(61);
+    model.row_logits(logits.data(), tokens.data(), 1, int(at), {int(at) - 1});
+    double all = 0;
+    for (float x : logits) all += std::exp(double(x));
+    sum += logits[tokens[at]] - std::log(all);
+  }
+  return sum;
+}
+
+TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
+  Task task{"x", true, "", random_examples(12)};
+  for (std::string batch : {"1", "5", "100"})
+    for (int most : {9, 70, 200}) {
+      Config config = small_config("fp32", {"eval.batch=" + batch, "attention.variant=lssar",
+                                            "task.max_length=" + std::to_string(most), "eval.rope_scaling=yarn"});
+      std::vector<int> lengths = task_lengths(config, {task});
+      auto model = make_model(config, eval_rows(config, lengths), std::max(most, 11), false);
+      randomise(*model, 5);
+      std::vector<double> likelihoods = *task_likelihoods(*model, task);
+      model->set_rope(most);
+      size_t place = 0;
+      for (const TaskExample& example : task.examples)
+        for (const TaskChoice& choice : example.choices) {
+          double plain = plain_likelihood(*model, example, choice, size_t(most));
+          // fp32: some 10 roundings of 2^-24 of numbers up to a token's loss, in both, and those of the model itself
+          EXPECT_NEAR(likelihoods[place], plain, 1e-5 * std::abs(plain)) << batch << " " << most << "," << place;
+          place++;
+        }
+      EXPECT_EQ(place, likelihoods.size());
+      if (batch == "5") continue;
+      EXPECT_FALSE(task_likelihoods(*model, task, [] { return true; }));
+    }
+}
+
+TEST(Tasks, ReportOfKnownLikelihoods) {
+  std::vector<int> five(5, 1);
+  Task task{"x",
+            true,
+            "sum",
+            {{{1, 1, 1}, 0, {{{1, 1}, 2, 4}, {{1}, 4, 4}}},                     // -2, -3
+             {{1}, 1, {{{1}, 1, 1}, {five, 10, 10}}},                           // -2, -4: right per character and token
+             {{1}, 0, {{{1}, 3, 3}, {{1}, 3, 3}, {{1}, 3, 3}}},                 // -1, -1, -1: the first
+             {{1}, 2, {{{1}, 1, 1}, {{1}, 1, 1}, {{1}, 1, 1}, {{1}, 2, 1}}}}};  // -4, -3, -3, -5
+  std::vector<double> values = {-2, -3, -2, -4, -1, -1, -1, -4, -3, -3, -5};
+  TaskReport r = task_report(task, values, 3);
+  EXPECT_EQ(r.task, "x");
+  EXPECT_EQ(r.checksum, "sum");
+  EXPECT_EQ(r.examples, 4);
+  EXPECT_EQ(r.max_length, 3);
+  EXPECT_EQ(r.cut, 2);                    // 3 + 2 and 1 + 5 tokens, of which the last is not seen
+  EXPECT_EQ(r.acc, 2 / 4.0);              // 0, 2
+  EXPECT_EQ(r.acc_norm, 2 / 4.0);         // per character: -1, -.75; -2, -.4; equal; -4, -3, -3, -2.5
+  EXPECT_EQ(r.acc_bytes, 3 / 4.0);        // per byte: -.5, -.75; -2, -.4; equal; -4, -3, -3, -5
+  EXPECT_EQ(r.acc_norm_tokens, 3 / 4.0);  // -1, -3; -2, -.8; equal; the first of -3
+  EXPECT_DOUBLE_EQ(r.chance, (1 / 2.0 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) / 4);
+  EXPECT_DOUBLE_EQ(r.margin, (-0.25 + 1.6 + 0 - 0.5) / 4);
+  EXPECT_DOUBLE_EQ(r.standard_error, std::sqrt(0.25 / 3));
+  task.has_lengths = false;
+  r = task_report(task, values, 3);
+  EXPECT_EQ(r.acc, 2 / 4.0);
+  EXPECT_EQ(r.acc_norm_tokens, 3 / 4.0);
+  for (double unknown : {r.acc_norm, r.acc_bytes, r.margin}) EXPECT_TRUE(std::isnan(unknown));
+  task.examples.resize(1);
+  EXPECT_TRUE(std::isnan(task_report(task, values, 3).standard_error));
+}
+
+TEST(Tasks, CompletionsMustFit) {
+  TempDir files;
+  write_file(files / "x.bin", task_bytes(random_examples(12), 2));
+  Config config = small_config("fp32", {"task.names=x", "task.dir=" + files.path, "task.max_length=9"});
+  EXPECT_EQ(open_tasks(config)[0].examples.size(), 12u);
+  config.task.max_length = 5;
+  expect_user_error([&] { open_tasks(config); }, {"task x", "example ", " tokens", "task.max_length = 5", "raise it"});
+  config.task.limit = 3;
+  EXPECT_EQ(task_lengths(config, {Task{"x", true, "", random_examples(3)}}), (std::vector<int>{5, 5}));
+}
+
+}  // namespace
