@@ -42,7 +42,8 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   int ranks = model.comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
-                {{"backend", on_cpu ? "cpu" : "cuda"}});
+                {{"backend", on_cpu ? "cpu" : "cuda"}}, parameter_count(model.config()),
+                flops_per_token(model.config()));
   return metrics;
 }
 

@@ -35,11 +35,18 @@ void MetricsLog::write(int64_t step, const char* type, const ordered_json& field
 }
 
 void MetricsLog::start(const std::string& commit, const std::string& command, const ordered_json& config,
-                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
+                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
+                       int64_t parameters, double flops_per_token) {
   ordered_json list = ordered_json::object();
   for (auto& [name, version] : versions) list[name] = version;
   write(0, "start",
-        {{"commit", commit}, {"command", command}, {"config", config}, {"device", device}, {"versions", list}});
+        {{"commit", commit},
+         {"command", command},
+         {"config", config},
+         {"device", device},
+         {"versions", list},
+         {"parameters", parameters},
+         {"flops_per_token", flops_per_token}});
 }
 
 void MetricsLog::train(const TrainReport& r) {

@@ -85,9 +85,11 @@ class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
   explicit MetricsLog(const std::string& path);  // appends; a torn last line is dropped first
-  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ...
+  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ... parameters, flops_per_token: of
+  // the model, the operations those of training.
   void start(const std::string& commit, const std::string& command, const nlohmann::ordered_json& config,
-             const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions);
+             const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
+             int64_t parameters, double flops_per_token);
   void train(const TrainReport& report);
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run

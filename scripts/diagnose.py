@@ -46,7 +46,7 @@ def table(runs, length):
     rows.append([run.label, str(d.step), number(d.first_token, "%.3f"), number(d.sink_rate, "%.1f"), number(d.m_act, "%.4g"),
                  number(d.entropy_norm, "%.3f"), number(d.gate, "%.3f"), number(d.zeros, "%.3f"), spikes(run, "loss"),
                  spikes(run, "grad_norm")])
-  return "at length %d:\n\n" % length + plot.markdown(
+  return plot.markdown(
       ["run", "step", "first token", "sink rate %", "M-Act", "entropy / uniform", "gate", "zeros", "loss spikes %", "norm spikes %"], rows)
 
 
@@ -136,7 +136,7 @@ def main():
     if not run.diagnostics:
       raise UserError("%s holds no diagnostics; run ./train %s --diagnostics" % (metrics.metrics_file(run.folder), run.folder))
   length = chosen_length(runs, args.length)
-  print(table(runs, length))
+  print("at length %d:\n" % length, table(runs, length), sep="\n")
   path = args.out or os.path.join(runs[0].folder, "diagnostics.png")
   draw(runs, length, path)
   print("\npicture: " + path)

@@ -181,7 +181,8 @@ def metrics_file(run):
 class Run:
   """A run's metrics.jsonl.
 
-  start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. own: the evaluation that says
+  start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
+  other types, unchecked but for their step. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
@@ -194,7 +195,7 @@ class Run:
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, found, diagnostics = {}, {}, [], [], {}
+    self.start, self.config, self.lines, self.others, found, diagnostics = {}, {}, [], {}, [], {}
     latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
@@ -211,6 +212,8 @@ class Run:
             diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
+          elif count(entry["step"]) >= 0:
+            self.others.setdefault(entry["type"], []).append(entry)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
     self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
@@ -250,6 +253,16 @@ class Run:
     """(step, loss) of every step."""
     return [(entry["step"], entry["loss"]) for entry in self.lines
             if entry["type"] == "train" and finite(entry.get("loss")) is not None]
+
+  def axis(self, over):
+    """The function from a step to where it lies: itself for "step", or the "tokens" and the "hours" of training until then."""
+    if over == "step":
+      return lambda step: step
+    at, hours = {0: 0.0}, 0.0
+    for entry in (entry for entry in self.lines if entry["type"] == "train"):
+      hours += (finite(entry.get("ms")) or 0) / 3.6e6
+      at[entry["step"]] = hours if over == "hours" else finite(entry.get("tokens")) or 0
+    return lambda step: at.get(step, math.nan)
 
   def curve(self):
     """(step, loss) of validation at the trained length."""
@@ -328,6 +341,13 @@ def difference(one, other):
   gaps = [a - b for a, b in zip(one.groups, other.groups)]
   mean = sum(n * gap for n, gap in zip(sizes, gaps)) / windows
   return mean, math.sqrt(sum(n * (gap - mean) ** 2 for n, gap in zip(sizes, gaps)) / (groups - 1) / windows)
+
+
+def clipped(run):
+  """The share of its updates whose gradient was clipped; None if none could be."""
+  limit = finite(section(run.config, "optimizer").get("grad_clip"))
+  norms = [entry["grad_norm"] for entry in run.lines if finite(entry.get("grad_norm")) is not None]
+  return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
 
 
 def differing(runs):

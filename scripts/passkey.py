@@ -23,6 +23,7 @@ import re
 import string
 import struct
 
+import metrics
 import plot
 from common import Failure, UserError, encode, run, whole_files
 from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, NO_LABEL, VERSION
@@ -124,25 +125,20 @@ def make(args):
 
 # ---------------------------------------------------------------------------------------------------------- picture
 
-def results(folder):
-  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any."""
-  path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
+def results(run):
+  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any. A UserError if none has."""
   steps = {}
-  with open(path, encoding="utf-8", errors="replace") as lines:
-    for line in lines:
-      try:
-        entry = json.loads(line)
-        if entry["type"] != "passkey":
-          continue
-        step, form, length = int(entry["step"]), str(entry["form"]), int(entry["length"])
-        cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
-      except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        continue  # a damaged line
-      if cells:
-        steps.setdefault(step, {}).setdefault(form, {})[length] = cells
+  for entry in run.others.get("passkey", []):
+    try:
+      step, form, length = entry["step"], str(entry["form"]), int(entry["length"])
+      cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
+    except (ValueError, KeyError, TypeError, OverflowError):
+      continue  # a damaged line
+    if cells:
+      steps.setdefault(step, {}).setdefault(form, {})[length] = cells
   if not steps:
     raise UserError("%s holds no results of --passkey; run ./train %s --passkey, for a model of bytes with "
-                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (path, os.path.dirname(path)))
+                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (run.path, run.folder))
   return steps[max(steps)]
 
 
@@ -152,6 +148,7 @@ def heat_map(axes, by_length, title):
   share = [[next((exact for at, exact, _ in by_length[length] if at == depth), float("nan")) for length in lengths]
            for depth in depths]
   image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+  axes.grid(False)
   axes.set_facecolor("#c8c8c8")  # cells that were not measured
   axes.set(title=title, xlabel="length (tokens)", ylabel="depth of the key (0: the beginning)")
   axes.set_xticks(range(len(lengths)), lengths)
@@ -164,9 +161,8 @@ def heat_map(axes, by_length, title):
   return image
 
 
-def picture(args):
-  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
-           for folder in args.runs for form, by_length in sorted(results(folder).items())]
+def draw(shown):
+  """The figure of [(label, form, what results() has of it)]: heat maps, and the share by distance."""
   pyplot, ticker = plot.load_pyplot()
   figure, panels = pyplot.subplots(1, len(shown) + 1, figsize=(4.5 * (len(shown) + 1), 4.5), constrained_layout=True)
   for number, (label, form, by_length) in enumerate(shown):
@@ -183,8 +179,14 @@ def picture(args):
                  ylim=(-0.03, 1.03))
   plot.length_axis(panels[-1], ticker)
   panels[-1].legend(frameon=False)
+  return figure
+
+
+def picture(args):
+  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
+           for folder in args.runs for form, by_length in sorted(results(metrics.Run(folder)).items())]
   path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
-  figure.savefig(path, dpi=150)
+  draw(shown).savefig(path, dpi=150)
   print(path)
 
 
