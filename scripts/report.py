@@ -31,8 +31,8 @@ Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", 
 Figure = collections.namedtuple("Figure", "name caption png wide")
 Column = collections.namedtuple("Column", "title value digits better", defaults=(None,))  # value(run): a number or None; better: min, max
 
-FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.", "diagnostics.", "eval.every", "batch.micro",
-        "train.recompute", "train.zero_stage")  # may differ between runs that are compared
+FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.", "diagnostics.",
+        "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ between runs that are compared
 UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 STYLE = """
 :root { color-scheme: light }
