@@ -21,9 +21,11 @@
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/passkey.h"
+#include "eval/predict.h"
 #include "eval/tasks.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
@@ -40,18 +42,9 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   int ranks = model.comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
   metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
-                {{"backend", on_cpu ? "cpu" : "cuda"}});
+                {{"backend", on_cpu ? "cpu" : "cuda"}}, parameter_count(model.config()),
+                flops_per_token(model.config()));
   return metrics;
-}
-
-static void check_folder_of(const std::string& file) {
-  std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  std::error_code ignored;
-  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
-    user_error("command line: --dump-gradients %s: there is no folder %s; create it first", file.c_str(),
-               folder.c_str());
-  if (std::filesystem::is_directory(file, ignored))
-    user_error("command line: --dump-gradients %s is a folder; name a file", file.c_str());
 }
 
 static StepResult one_step(Model& model, Loader& loader) {
@@ -88,7 +81,9 @@ static std::FILE* taken_stdout() {
 static void run(Flags flags, const Ranks& ranks, Links* links) {
   std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
-  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.generating,
+  bool predicting = !flags.predict.empty();
+  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.diagnostics && !flags.generating &&
+                  !predicting,
        dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
@@ -100,7 +95,15 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     std::fputs(print_config(config).c_str(), stdout);
     return;
   }
-  bool evaluates = flags.eval || (training && !dumping && config.eval.every > 0);
+  if (predicting != (config.model.head.outputs > 0) &&
+      (predicting || flags.passkey || flags.generating || !flags.tasks.empty()))
+    user_error("config: model.head.outputs = %d: %s  [%s]", config.model.head.outputs,
+               predicting ? "--predict needs a model with outputs"
+                          : "--passkey, --tasks and --generate need a model of tokens",
+               config.file.c_str());
+  if (predicting) config.eval.lengths = {config.model.context};
+  bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
+  config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   attention_check(config.attention, config.model.head_dim);
   if (generates)  // not at the first sample, hours later
@@ -128,7 +131,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
     if (ranks.rank == 0) write_passkey_prompts(*prompt_tokenizer, config, prompts);
   }
-  if (dumping) check_folder_of(flags.dump_gradients);
+  if (dumping) check_output_file("--dump-gradients", flags.dump_gradients);
+  if (predicting) check_output_file("--predict", flags.predict);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
@@ -139,13 +143,14 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
-  if (comm.first()) report_validation(config, data, from ? from->state.train : data.train_files);
+  if (comm.first() && evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
     if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty() &&
-        comm.broadcast(missing_tasks(config, place.run, steps)).empty()) {
+        comm.broadcast(missing_tasks(config, place.run, steps)).empty() &&
+        comm.broadcast(missing_diagnostics(config, place.run, steps)).empty()) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
@@ -154,7 +159,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   int micro_before = from ? from->state.config.batch.micro : 0;
   std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
   std::vector<int> planned = task_lengths(config, tasks);
-  planned.insert(planned.end(), lengths.begin(), lengths.end());
+  if (evaluates || flags.passkey || config.diagnoses)
+    planned.insert(planned.end(), config.eval.lengths.begin(), config.eval.lengths.end());
   if (!file_prompts.empty()) planned.push_back(longest_text(file_prompts, config));
   Plan plan = plan_run(config, device, planned, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
@@ -164,6 +170,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, data.val, lengths, tasks, training, flags.passkey);
+  if (predicting) return predict(*model, data.val, flags.predict);
   if (!training) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
@@ -182,6 +189,11 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
         failure("a log-likelihood is not finite (bad weights, or overflow on these examples)");
       return;
     }
+    if (flags.diagnostics) {
+      if (!diagnose_lengths(*model, data.val, config.eval.lengths, weights, metrics))
+        failure("the residual stream is not finite (bad weights, or overflow on these data)");
+      return;
+    }
     if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
       failure("a loss is not finite (bad weights, or overflow on these data)");
     return;
@@ -192,7 +204,9 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                            .rank = comm.rank(),
                            .ranks = comm.size(),
                            .shuffle = config.data.shuffle,
-                           .seed = config.seed});
+                           .seed = config.seed,
+                           .outputs = config.model.head.outputs,
+                           .by_sequence = config.train.label_mean == "sequence"});
   if (from) loader.seek(step);
   if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
   if (flags.dry_run) return dry_run(*model, loader, data, !from);

@@ -74,6 +74,7 @@ void ParameterStore::plan(MemoryPlan& plan, bool training) {
   plan.add(&moment1_, layout_.own, "moments");
   plan.add(&moment2_, layout_.own, "moments");
   plan.add(&square_sums_, square_sums_count(layout_.allocated), "workspace");
+  plan.add(&step_sums_, 3 * STEP_SUM_BLOCKS, "workspace");
   plan.add(&norm_, 1, "workspace");
   plan.add(&scale_, 1, "workspace");
 }
@@ -132,6 +133,25 @@ void ParameterStore::update(const AdamW& settings) {
   if (!layout_.zero) return;
   if (rounds_) gather_shares(rounded_);
   else gather_shares(masters_);
+}
+
+std::array<double, 3> ParameterStore::step_squares(const std::vector<Strip>& strips, const AdamW& settings) {
+  zero(step_sums_, 3 * STEP_SUM_BLOCKS, stream_);
+  for (const Strip& strip : strips)
+    for (const Share& own : own_) {
+      size_t end = own.begin + own.size, strip_end = strip.offset + (strip.rows - 1) * strip.stride + strip.columns;
+      if (strip_end <= own.begin || strip.offset >= end) continue;
+      ptrdiff_t shift = ptrdiff_t(own.at) - ptrdiff_t(own.begin);
+      add_step_sums(step_sums_, strip, own.begin, end, gradients_, masters_ + (rounds_ ? shift : 0), moment1_ + shift,
+                    moment2_ + shift, settings, stream_);
+    }
+  std::vector<float> sums(3 * STEP_SUM_BLOCKS);
+  CUDA_CHECK(cudaMemcpyAsync(sums.data(), step_sums_, sums.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  CUDA_CHECK(cudaStreamSynchronize(stream_));
+  std::array<double, 3> squares{};
+  for (size_t n = 0; n < sums.size(); n++) squares[n % 3] += sums[n];
+  if (layout_.zero) comm_.all_reduce_sum(squares.data(), squares.size());
+  return squares;
 }
 
 // ---- Values in and out

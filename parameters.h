@@ -99,6 +99,9 @@ class ParameterStore {
   const float* clip(float largest);    // after comm.before(stream): the norm of all gradients, [1] on the device;
                                        // update() scales them down to the norm `largest`, 0: never
   void update(const AdamW& settings);  // on the stream after a snapshot's copy
+  // After update(settings) and before the next step: the squares of add_step_sums(), over all elements of some strips of
+  // the arrays and all ranks; the host waits. All ranks.
+  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings);
 
   void init_random(uint64_t seed);                                   // as the table says; all ranks
   void read(const Tensor& tensor, Part part, float* out) const;      // out = [shape] on the host, which waits
@@ -134,6 +137,7 @@ class ParameterStore {
   bf16* rounded_ = nullptr;                        // [allocated]; none in fp32
   float* gradients_ = nullptr;                     // [allocated]
   float *moment1_ = nullptr, *moment2_ = nullptr;  // [own]
+  float* step_sums_;                               // [STEP_SUM_BLOCKS, 3]
   float *square_sums_, *norm_, *scale_;            // [blocks of NORM_BLOCK], [1], [1]: of the gradients, for clipping
   size_t unreduced_ = 0;                           // buckets of this step that are not being reduced yet
   float* snapshot_ = nullptr;                      // pinned [parameters, moment1, moment2][total]

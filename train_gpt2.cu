@@ -1,18 +1,18 @@
 // GPT-2: what it is and what its gradient is, written by hand. Read from top to bottom:
 //   Parameters   the table of everything that is learned, and how a row of qkv is laid out
-//   Memory       the activations that the forward pass leaves for the backward pass
 //   The model    what holds these together; on a first reading, only the names
 //   Forward      a layer in eleven steps, the network, the loss
 //   Backward     the same eleven steps from the last to the first
 //   The step     micro steps, clipping, update
 //   Evaluation   losses and logits alone
-// parameters.h says where the parameters lie and how several ranks divide them, kernels/ and attention/ what each step
-// computes.
+// activations.h lists what the forward pass leaves for the backward pass; parameters.h says where the parameters lie and
+// how several ranks divide them, kernels/ and attention/ what each step computes.
 //
 // Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
-// vocabulary, N = B*T rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients
-// of parameters and the optimizer's state are float32. Computation runs on one stream, which the host waits for only to
-// report; collectives and snapshots for checkpoints have streams of their own.
+// vocabulary, K outputs of a regression head, Kp the same padded, Z logits of a learned bias, G of a gate, N = B*T rows.
+// Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
+// optimizer's state are float32. Computation runs on one stream, which the host waits for only to report; collectives
+// and snapshots for checkpoints have streams of their own.
 #include "train_gpt2.h"
 
 // Lines are broken by hand here, as in a formula: a product takes two lines at most.
@@ -22,6 +22,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "activations.h"
 #include "attention/bias.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/bias.cuh"
@@ -31,6 +32,7 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/squared_error.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parameters
@@ -39,13 +41,13 @@ enum Parameter : int {
   WTE, WPE,
   LN1_W, LN1_B, QKV_W, DECAY_W, GATE_W, QKV_B, DECAY_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
-  LNF_W, LNF_B
+  LNF_W, LNF_B, HEAD_W, HEAD_B
 };
-
-static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // The output layer's product is fastest on tensor cores with whole tiles of 128 rows of wte.
 int padded_vocab(const Config& config) { return int(round_up(config.model.vocab, 128)); }
+
+int padded_outputs(const Config& config) { return int(round_up(config.model.head.outputs, 8)); }
 
 int gate_logits(const Config& config) {
   const GateSettings& gate = config.attention.gate;
@@ -60,7 +62,7 @@ static int decay_logits(const Config& config) { return bias_is_learned(config.at
 
 // Q, the columns of the q,k,v product: 3A, the bias's and the gate's logits, padded to whole heads (TMA requires it), or
 // to a multiple of 8 where TMA cannot be used anyway.
-static int qkv_width(const Config& config) {
+int qkv_width(const Config& config) {
   int D = config.model.head_dim, A = config.model.heads * D, G = decay_logits(config) + gate_logits(config);
   return G ? int(round_up(3 * A + G, D % 8 == 0 ? D : 8)) : 3 * A;
 }
@@ -70,7 +72,7 @@ static int qkv_width(const Config& config) {
 // in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
-//   column  0           A           2A          3A        3A+K           3A+K+G    Q
+//   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
 //           | queries   | keys      | values    | decay   | gate logits  | padding |
 //           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads, D columns each
 //           |           |           |           | by head | or by head   | zero    |
@@ -78,7 +80,7 @@ static int qkv_width(const Config& config) {
 static std::vector<ParameterRow> parameter_table(const Config& config) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
-      K = decay_logits(config), Q = qkv_width(config);
+      Q = qkv_width(config), Z = decay_logits(config), K = m.head.outputs, Kp = padded_outputs(config);
   const AttentionSettings& a = config.attention;
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
@@ -90,11 +92,11 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {LN1_W, "ln_1.weight", {C}, one, false, true},
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
       {QKV_W, "attn.c_attn.weight", {C, 3 * A}, normal, true, true, {C, Q}},
-      {DECAY_W, "attn.c_decay.weight", {K ? C : 0, K}, normal, true, true, {}, QKV_W},
-      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, K ? DECAY_W : QKV_W},
+      {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
+      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
-      {DECAY_B, "attn.c_decay.bias", {K}, zero, false, true, {}, QKV_B},
-      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, K ? DECAY_B : QKV_B},
+      {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B},
+      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
@@ -107,6 +109,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
       {MLP_PROJ_B, "mlp.c_proj.bias", {C}, zero, false, true},
       {LNF_W, "ln_f.weight", {C}, one, false, false},
       {LNF_B, "ln_f.bias", {C}, zero, false, false},
+      {HEAD_W, "head.weight", {C, K}, normal, true, false, {C, Kp}},
+      {HEAD_B, "head.bias", {K}, zero, false, false, {Kp}},
   };
 }
 
@@ -125,131 +129,13 @@ int64_t parameter_count(const Config& config) {
 
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
-  double full = double(m.context) * (m.context + 1.0) / 2, seen = 0, context = 0;  // keys of all rows of a sequence
+  double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
+  double seen = 0, context = 0;  // keys of all rows of a sequence
+  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
   for (int i = 1; i <= m.context; i++) seen += config.attention.keys_seen(i);
   for (int l = 0; l < m.layers; l++) context += m.context * (config.layer(l).windowed ? seen / full : 1);
-  return 6.0 * double(parameter_count(config)) + 6.0 * context * m.heads * m.head_dim;
+  return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory
-
-template <class Real>
-struct LayerActivations {
-  Real* x;        // [N, C]  the residual stream that enters the layer
-  Real* ln1;      // [N, C]
-  Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
-  Real* att;      // [N, A]  output of attention
-  Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
-  Real* mid;      // [N, C]  the residual stream between attention and MLP
-  Real* ln2;      // [N, C]
-  Real* fc;       // [N, F]  before GELU
-  Real* gelu;     // [N, F]
-  float *mean1, *rstd1, *mean2, *rstd2;  // [N]
-  float* qk_norms;                       // [N, 2, H] or nullptr
-  float* att_stats;                      // [statistics, B, H, T]
-  float* bias;                           // [B, H, T] or nullptr
-};
-
-// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
-// computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
-template <class Real>
-struct Activations {
-  std::vector<LayerActivations<Real>> layers;
-  Real* x_final;            // [N, C]  the residual stream that leaves the last layer
-  Real* lnf;                // [N, C]
-  float *meanf, *rstdf;     // [N]
-  Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
-  Real* logits;             // [logit_rows, Vp]
-  int logit_rows;
-  float* losses;            // [N]
-  int *inputs, *targets;    // [N]
-
-  void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
-    const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    const AttentionSettings& attention = config.attention;
-    const GateSettings& gate = attention.gate;
-    bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
-    layers.assign(m.layers, {});
-    auto per_layer = [&](auto member, size_t count, bool kept) {
-      for (size_t l = 0; l < layers.size(); l++)
-        if (kept || l == 0) plan.add(&(layers[l].*member), count, category);
-        else plan.alias(&(layers[l].*member), &(layers[0].*member));
-    };
-    using Layer = LayerActivations<Real>;
-    per_layer(&Layer::x, N * C, training);
-    for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
-    for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
-    per_layer(&Layer::qkv, N * Q, keep);
-    per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
-    per_layer(&Layer::att, N * A, keep);
-    bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
-    if (gated_att) for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
-    else
-      per_layer(&Layer::ungated,
-                gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
-                keep);
-    per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
-    per_layer(&Layer::bias, attention.bias == Bias::none ? 0 : N * m.heads, keep);
-    per_layer(&Layer::fc, N * F, keep);
-    per_layer(&Layer::gelu, N * F, keep_gelu);
-    plan.add(&x_final, N * C, category);
-    plan.add(&lnf, N * C, category);
-    plan.add(&meanf, N, category);
-    plan.add(&rstdf, N, category);
-    plan.add(&gated, gated_att ? N * A : 0, category);
-    plan.add(&losses, N, category);
-    plan.add(&inputs, N, category);
-    plan.add(&targets, N, category);
-    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
-    // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
-    size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu ? 28 : 30);
-    size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
-    logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
-    plan.add(&logits, size_t(logit_rows) * Vp, training ? "logits" : category);
-  }
-};
-
-// Everything on the device but the parameters.
-template <class Real>
-struct Buffers {
-  float2* rope;           // [longest length, D/2]
-  float* loss_sum;        // [1]
-  Activations<Real> training, evaluation;
-  Real* dx;               // [N, C]  gradient of the residual stream, carried from the last layer to the first
-  Real* dnorm;            // [N, C]  gradient of a layernorm's output, or of the projection before a gate
-  Real* dwide;            // [N, max(Q, F)]
-  Real* datt;             // [N, A]
-  void* workspace;        // bytes
-
-  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
-    const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    size_t context = m.context;
-    bool rotates = m.position == "rope";
-    plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
-    plan.add(&loss_sum, 1, "workspace");
-    size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
-    size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
-    if (train) {
-      training.plan(plan, config, N, true, "activations");
-      plan.add(&dx, N * C, "activation gradients");
-      plan.add(&dnorm, N * C, "activation gradients");
-      plan.add(&dwide, N * std::max(Q, F), "activation gradients");
-      plan.add(&datt, N * A, "activation gradients");
-      AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
-      size_t workspace_bytes = std::max(
-          {embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
-           layernorm_backward_workspace(int(N), m.channels), bias_backward_workspace(int(N), int(std::max({Q, F, C}))),
-           prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
-      plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
-      plan.rewind(shared);
-    }
-    evaluation.plan(plan, config, rows, false, "evaluation");
-    plan.end_sharing();
-  }
-};
 
 MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks) {
   MemoryPlan plan;  // of arrays that are never allocated: such a plan only counts
@@ -282,21 +168,22 @@ class Gpt2 final : public Model {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     Vp = padded_vocab(config);
-    Q = qkv_width(config), G = gate_logits(config), K = decay_logits(config);
+    Q = qkv_width(config), G = gate_logits(config), Z = decay_logits(config), K = m.head.outputs,
+    Kp = padded_outputs(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     for (Staging& s : staging_) {
-      CUDA_CHECK(cudaMallocHost(&s.tokens, 2 * rows * sizeof(int)));
+      CUDA_CHECK(cudaMallocHost(&s.words, (2 + std::max(1, K)) * rows * sizeof(int)));
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
     set_rope(m.context);
   }
   ~Gpt2() override {
-    for (Staging& s : staging_) cudaFreeHost(s.tokens), cudaEventDestroy(s.copied);
+    for (Staging& s : staging_) cudaFreeHost(s.words), cudaEventDestroy(s.copied);
     cudaFreeHost(report_);
     matmul_release(stream);
     cudaStreamDestroy(stream);
@@ -311,15 +198,21 @@ class Gpt2 final : public Model {
   void gather(Part part) override { store_.gather(part); }
   void scatter(Part part) override { store_.scatter(part); }
   void allocate_snapshot() override { store_.allocate_snapshot(); }
+  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) override {
+    return store_.step_squares(strips, settings);
+  }
   void take_snapshot() override { store_.take_snapshot(); }
   const float* snapshot(Part part) const override { return store_.snapshot(part); }
 
   void set_rope(int length) override;
   void begin_step() override;
-  void forward_backward(const int* inputs, const int* targets) override;
+  void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult finish(float grad_clip) override;
   void update(const AdamW& settings) override;
-  void losses(float* losses, const int* inputs, const int* targets, int B, int T) override;
+  void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
+  void outputs(float* outputs, const int* inputs, int B, int T) override;
+  void diagnose(const int* inputs, int B, int T, int counted,
+                const std::function<void(const LayerFigures&)>& see) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
   void next_token_logits(float* logits, const int* tokens, int count) override;
 
@@ -331,8 +224,8 @@ class Gpt2 final : public Model {
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
   Matrix<const Real> decay_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the bias's logits
-  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A + K, Q}; }  // the gate's
-  Matrix<Real> dlogits_of(Real* dqkv) const { return {dqkv + 3 * A + K, Q}; }
+  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A + Z, Q}; }  // the gate's
+  Matrix<Real> dlogits_of(Real* dqkv) const { return {dqkv + 3 * A + Z, Q}; }
   // The settings and the rotation of a layer, by config.layers.
   const float2* rope(int l) const { return config_.layer(l).rotated ? b.rope : nullptr; }
   AttentionSetup setup(int l) const {
@@ -348,12 +241,13 @@ class Gpt2 final : public Model {
   AttentionLearned<Real> learned(const Layer& a, int l) const {
     return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l), a.bias};
   }
-  void upload(Activations<Real>& act, const int* inputs, const int* targets, int N);
+  void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);
   const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
-  void forward(Activations<Real>& act, int B, int T, bool training);
+  void forward(Activations<Real>& act, int B, int T, bool training, const std::function<void(int)>& after_layer = {});
   void classify(Activations<Real>& act, int N, float dloss);
+  void regress(Activations<Real>& act, const float* values, int N, float dloss);
   void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
                        int in, int out, int biased, Real* before_gelu = nullptr);
@@ -366,11 +260,12 @@ class Gpt2 final : public Model {
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, F, V, Vp, Q, G, K;
+  int L, C, H, D, A, F, V, Vp, Q, G, Z, K, Kp;
   Buffers<Real> b{};
   DeviceBlock memory_;
-  struct Staging { int* tokens; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
+  struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
+  const float* weights_ = nullptr;  // of the rows that were uploaded last; nullptr: 1 each
   float* report_;          // pinned [2]
   int64_t rows_seen_ = 0;  // of this step, by this rank
 };
@@ -380,15 +275,22 @@ class Gpt2 final : public Model {
 
 // inputs, targets [N] -> device. The host waits only if the copy before the last one is unfinished.
 template <class Real>
-void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const int* targets, int N) {
+void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N) {
   Staging& s = staging_[next_staging_];
   next_staging_ ^= 1;
   CUDA_CHECK(cudaEventSynchronize(s.copied));
-  std::memcpy(s.tokens, inputs, N * sizeof(int));
-  std::memcpy(s.tokens + N, targets, N * sizeof(int));
   ProfileScope scope("upload", stream);
-  CUDA_CHECK(cudaMemcpyAsync(act.inputs, s.tokens, N * sizeof(int), cudaMemcpyHostToDevice, stream));
-  CUDA_CHECK(cudaMemcpyAsync(act.targets, s.tokens + N, N * sizeof(int), cudaMemcpyHostToDevice, stream));
+  int* words = s.words;
+  auto copy = [&](void* to, const void* from, size_t bytes) {
+    std::memcpy(words, from, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(to, words, bytes, cudaMemcpyHostToDevice, stream));
+    words += bytes / sizeof(int);
+  };
+  copy(act.inputs, inputs, N * sizeof(int));
+  if (!K && targets.tokens) copy(act.targets, targets.tokens, N * sizeof(int));
+  if (targets.values) copy(act.values, targets.values, size_t(N) * K * sizeof(float));
+  if (targets.weights) copy(act.weights, targets.weights, N * sizeof(float));
+  weights_ = targets.weights ? act.weights : nullptr;
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
@@ -445,7 +347,8 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
 
 // act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
 template <class Real>
-void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
+void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
+                         const std::function<void(int)>& after_layer) {
   int N = B * T;
   embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
   for (int l = 0; l < L; l++) {
@@ -455,26 +358,37 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training) {
     matmul<Real, Real>({.d = l + 1 < L ? act.layers[l + 1].x : act.x_final, .a = a.gelu, .b = weight(MLP_PROJ_W, l),
                         .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = weight(MLP_PROJ_B, l),
                         .c = a.mid}, stream);
+    if (after_layer) after_layer(l);
   }
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
-// act.losses = cross-entropy of every row. With dloss != 0 also the backward pass of the output layer, because each
-// chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum of the
-// losses.
+// act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output layer,
+// because each chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum
+// of the losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
+  if (K) return regress(act, act.values, N, dloss);
   for (int row = 0; row < N; row += act.logit_rows) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
-    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream);
+    cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
+                  weights_ ? weights_ + row : nullptr);
     if (dloss == 0) continue;
     matmul<Real, Real>(
         {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
         {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
+}
+
+// The same for a regression head: act.losses are squared errors, of act.outputs. values nullptr: the outputs alone.
+template <class Real>
+void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, float dloss) {
+  matmul<Real, float>({.d = act.outputs, .a = act.lnf, .b = weight(HEAD_W), .m = N, .n = Kp, .k = C}, stream);
+  squared_error(act.losses, act.outputs, act.doutputs, weight(HEAD_B), values, weights_, dloss, N, K, Kp, stream);
+  if (dloss != 0) linear_backward(b.dnorm, act.doutputs, act.lnf, HEAD_W, HEAD_B, 0, N, C, Kp, K);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -485,7 +399,7 @@ template <class Real>
 void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
   if (gated_part() < 0) return;
   Real* dx = dqkv + gated_part() * A;
-  gate_backward<Real>({dx, Q}, dlogits_of(dqkv), Q - 3 * A - K, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
+  gate_backward<Real>({dx, Q}, dlogits_of(dqkv), Q - 3 * A - Z, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
                       stream);
 }
 
@@ -521,12 +435,12 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     bool gate_follows = gated(GatePosition::output);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
                        dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
-    // 8  the gate at the output; its logits are columns 3A+K.. of qkv, so their gradients are columns 3A+K.. of dqkv
+    // 8  the gate at the output; its logits are columns 3A+Z.. of qkv, so their gradients are columns 3A+Z.. of dqkv
     Matrix<Real> dlogits = dlogits_of(dqkv);
     Real* dprojected = b.dx;
     if (gate_follows) {
       dprojected = b.dnorm;
-      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - K, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N,
+      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - Z, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N,
                           1, C, stream);
     }
     // 7  the projection
@@ -534,17 +448,17 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                     gate_follows ? C : 0);
     // 6  the gate at sdpa
     if (gated(GatePosition::sdpa))
-      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - K, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
+      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
                           D, stream);
-    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+K of dqkv
+    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(l), {B, T, H, D}, stream,
                        learned(a, l), Prepared{rope(l), a.qk_norms});
-    bias_backward<Real>({dqkv + 3 * A, Q}, G ? K : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
+    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
                         stream);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
-    int biased = gradient(GATE_B, l) ? Q : 3 * A + K;  // a gate may have no bias: its columns must stay zero
+    int biased = gradient(GATE_B, l) ? Q : 3 * A + Z;  // a gate may have no bias: its columns must stay zero
     linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
@@ -575,7 +489,7 @@ void Gpt2<Real>::begin_step() {
 }
 
 template <class Real>
-void Gpt2<Real>::forward_backward(const int* inputs, const int* targets) {
+void Gpt2<Real>::forward_backward(const int* inputs, const Targets& targets) {
   int B = config_.batch.micro, T = config_.model.context, N = B * T;
   Activations<Real>& act = b.training;
   phase("forward", stream);
@@ -630,7 +544,7 @@ void Gpt2<Real>::set_rope(int length) {
 }
 
 template <class Real>
-void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, int B, int T) {
+void Gpt2<Real>::losses(float* losses, const int* inputs, const Targets& targets, int B, int T) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
   upload(act, inputs, targets, N);
@@ -638,6 +552,46 @@ void Gpt2<Real>::losses(float* losses, const int* inputs, const int* targets, in
   classify(act, N, 0);
   CUDA_CHECK(cudaMemcpyAsync(losses, act.losses, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::outputs(float* outputs, const int* inputs, int B, int T) {
+  Activations<Real>& act = b.evaluation;
+  upload(act, inputs, nullptr, B * T);
+  forward(act, B, T, false);
+  regress(act, nullptr, B * T, 0);
+  CUDA_CHECK(cudaMemcpy2DAsync(outputs, K * sizeof(float), act.outputs, Kp * sizeof(float), K * sizeof(float), B * T,
+                               cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+template <class Real>
+void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
+                          const std::function<void(const LayerFigures&)>& see) {
+  int N = counted * T;
+  Activations<Real>& act = b.evaluation;
+  LayerFigures figures{0, std::vector<float>(size_t(B) * T * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
+  std::vector<Real> x(size_t(N) * C);
+  auto download = [&](auto& to, const auto* from) {
+    CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  };
+  upload(act, inputs, inputs, B * T);
+  settings_.kernels = Kernels::general;  // they save what attention_diagnose() reads
+  forward(act, B, T, true, [&](int l) {
+    Layer& a = act.layers[l];
+    int heads = gated(GatePosition::output) ? 1 : H, width = gated(GatePosition::output) ? C : A;
+    figures.layer = l;
+    gate_figures<Real>(b.figures, {G ? a.ungated : a.att, width}, logits_of(a), gate_, N, heads, width / heads, stream);
+    download(figures.gate, b.figures);
+    attention_diagnose(b.figures, a.att_stats, a.qkv, setup(l), {B, T, H, D}, stream, learned(a, l));
+    download(figures.rows, b.figures);
+    download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
+    figures.x.clear();
+    for (Real value : x) figures.x.push_back(to_float(value));
+    see(figures);
+  });
+  settings_.kernels = Kernels::automatic;
 }
 
 template <class Real>

@@ -2,6 +2,8 @@
 // The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D
 // head dim, A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
 #pragma once
+#include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,8 +18,25 @@
 
 // What one optimizer step reports.
 struct StepResult {
-  float loss;       // mean over the whole batch, nats
+  float loss;       // mean over the whole batch, in nats; with a regression head, of squared errors
   float grad_norm;  // before clipping
+};
+
+// What the rows of a batch [N] are to predict, on the host. Converts from the tokens alone.
+struct Targets {
+  const int* tokens;     // [N], -1: nothing. Not read if the model has a regression head
+  const float* weights;  // [N]: what a row's loss counts, where 1 is the share of one row of N; nullptr: 1 each
+  const float* values;   // [N, K], NaN: nothing. Of a model with a regression head
+  Targets(const int* tokens, const float* weights = nullptr, const float* values = nullptr)
+      : tokens(tokens), weights(weights), values(values) {}
+};
+
+// What diagnose() sees in a layer, on the host.
+struct LayerFigures {
+  int layer;
+  std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]
+  std::vector<float> gate;  // gate_figures()'s, of the matrix that the gate acts on; without a gate attention's output
+  std::vector<float> x;     // [counted, T, C]  the residual stream that leaves the layer
 };
 
 class Model {
@@ -41,19 +60,28 @@ class Model {
 
   // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless this step is
   // skipped. Ranks reduce their gradients during the last micro step.
-  virtual void begin_step() = 0;                                             // loss and gradients = 0
-  virtual void forward_backward(const int* inputs, const int* targets) = 0;  // += ; [micro, context], host
+  virtual void begin_step() = 0;                                                 // loss and gradients = 0
+  virtual void forward_backward(const int* inputs, const Targets& targets) = 0;  // += ; [micro, context], host
   virtual StepResult finish(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
   virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to finish()'s grad_clip
+  // After update(): ParameterStore::step_squares().
+  virtual std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) = 0;
   StepResult end_step(const AdamW& settings, float grad_clip) {
     StepResult result = finish(grad_clip);
     update(settings);
     return result;
   }
 
-  // Evaluation: losses = [B, T] in nats; [B, T] inputs and targets on the host.
-  virtual void losses(float* losses, const int* inputs, const int* targets, int B, int T) = 0;
-  // Logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
+  // Evaluation: losses = [B, T] in nats (with a regression head: squared errors), 0 without a target; [B, T] inputs and
+  // targets on the host, without weights.
+  virtual void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) = 0;
+  // Outputs = [B, T, K] of the regression head for [B, T] inputs on the host.
+  virtual void outputs(float* outputs, const int* inputs, int B, int T) = 0;
+  // Computes [B, T] inputs on the host, and calls see() with each layer's figures of the first `counted` sequences. The
+  // model must have been made with config.diagnoses.
+  virtual void diagnose(const int* inputs, int B, int T, int counted,
+                        const std::function<void(const LayerFigures&)>& see) = 0;
+  // Without a regression head: logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
   // Logits = [V] of the token that follows tokens[0..count), in a pass of next_token_length(config, count) rows.
   virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
@@ -77,4 +105,6 @@ int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
 
 int padded_vocab(const Config& config);
-int gate_logits(const Config& config);  // columns of the gate in the q,k,v product: 0 without a gate
+int padded_outputs(const Config& config);  // the head's K, padded for matrix products; 0 without a head
+int gate_logits(const Config& config);     // columns of the gate in the q,k,v product: 0 without a gate
+int qkv_width(const Config& config);       // columns of the q,k,v product, padded

@@ -4,6 +4,7 @@
 // applied rotation, norms and the row scale, and divided q by score_unit(kind). Memory is linear in the length; results
 // are the same bits in every run, without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
+#include <bit>
 #include <cstddef>
 #include <iterator>
 #include <optional>
@@ -83,3 +84,25 @@ template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned = {}, const std::optional<Prepared>& prepared = {});
+
+// What attention_diagnose() says of a row of weights P_i1 .. P_ii: sums over the keys that the row sees.
+struct RowFigure {
+  enum {
+    SUM,       // of P
+    P_LOG_P,   // of P ln P, 0 where P is 0
+    FIRST,     // P_i1
+    LARGEST,   // the largest P
+    DISTANCE,  // of P (i - j)
+    ZEROS,     // keys with P = 0
+    KEYS,      // keys
+    REACH      // of P by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...: reach_bins(T) figures
+  };
+};
+inline int reach_bins(int T) { return std::bit_width(unsigned(T - 1)) + 1; }
+inline int row_figures(int T) { return RowFigure::REACH + reach_bins(T); }
+
+// figures [row_figures(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
+// attention_forward() saved, in training and with Kernels::general.
+template <class T>
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
+                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});

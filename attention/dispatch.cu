@@ -150,11 +150,23 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
     prepare_backward(dqkv, qkv, prepared->norms, prepared->rope, settings, shape, stream, learned, workspace);
 }
 
+template <class T>
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
+                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
+  AttentionSetup general = settings;
+  general.kernels = Kernels::general;
+  existing(launchers_for(general, shape, TypeTag<T>(), {}), shape.D)
+      .diagnose(
+          {figures, stats, qkv, policy_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride, stream});
+}
+
 #define INSTANTIATE(T)                                                                                           \
   template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,      \
                                   cudaStream_t, const AttentionLearned<T>&);                                     \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \
                                    const AttentionShape&, cudaStream_t, const AttentionLearned<T>&,              \
-                                   const std::optional<Prepared>&);
+                                   const std::optional<Prepared>&);                                              \
+  template void attention_diagnose(float*, const float*, const T*, const AttentionSetup&, const AttentionShape&, \
+                                   cudaStream_t, const AttentionLearned<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

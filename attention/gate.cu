@@ -43,6 +43,10 @@ struct Exp {
   __device__ static float slope(float g) { return expf(g); }
 };
 
+struct Open {
+  __device__ static float value(float) { return 1; }
+};
+
 // ---- elementwise: a thread has W channels of a row
 
 template <class T, class Act, bool ADD, int W>
@@ -122,6 +126,39 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
   if (lane == 0) *dlogits.at(row, h) = from_float<T>(h < H ? sum * Act::slope(g) : 0.0f);
 }
 
+// ---- figures: each thread has a column of its own for its sums, which are added in one order
+
+constexpr int FIGURE_THREADS = 128;
+
+// per_logit: elements of a row that share a logit
+template <class T, class Act, bool ADD>
+__global__ void gate_figures_kernel(float* figures, Matrix<const T> x, Matrix<const T> logits, int N, int width,
+                                    int per_logit) {
+  __shared__ float sums[GateFigure::COUNT][FIGURE_THREADS];
+  for (int f = 0; f < GateFigure::COUNT; f++) sums[f][threadIdx.x] = 0;
+  auto add = [&](int f, float amount) { sums[f][threadIdx.x] += amount; };
+  for (int row = blockIdx.x; row < N; row += gridDim.x)
+    for (int c = threadIdx.x; c < width; c += FIGURE_THREADS) {
+      float g = Act::value(logits.data ? to_float(*logits.at(row, c / per_logit)) : 0), v = to_float(*x.at(row, c));
+      float y = ADD ? v + g : v * g;
+      add(GateFigure::BEFORE, fabsf(v));
+      add(GateFigure::AFTER, fabsf(y));
+      add(GateFigure::BELOW_001, fabsf(y) < 0.01f);
+      add(GateFigure::BELOW_0001, fabsf(y) < 0.001f);
+      add(GateFigure::GATE, g);
+      add(GateFigure::CLOSED, g < 0.01f);
+      add(GateFigure::NARROW, g < 0.1f);
+      if (g < 0) add(GateFigure::NEGATIVE, 1);
+      else if (g > 1) add(GateFigure::ABOVE, 1);
+      else if (g >= 0) add(GateFigure::SHARES + min(int(g * GateFigure::BINS), GateFigure::BINS - 1), 1);  // no NaN
+    }
+  __syncthreads();
+  if (threadIdx.x >= GateFigure::COUNT) return;
+  float sum = 0;
+  for (int n = 0; n < FIGURE_THREADS; n++) sum += sums[threadIdx.x][n];
+  figures[blockIdx.x * GateFigure::COUNT + threadIdx.x] = sum;
+}
+
 // f.operator()<Act, ADD>() for these settings.
 template <class F> void with_gate(const GateSettings& settings, F f) {
   auto with_op = [&]<class Act>() {
@@ -192,10 +229,25 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
   });
 }
 
+template <class T>
+void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
+                  int D, cudaStream_t stream) {
+  int per_logit = settings.granularity == GateGranularity::headwise ? D : 1;
+  auto launch = [&]<class Act, bool ADD>() {
+    LAUNCH((gate_figures_kernel<T, Act, ADD>), dim3(GATE_FIGURE_BLOCKS), dim3(FIGURE_THREADS), 0, stream, figures, x,
+           logits, N, H * D, per_logit);
+  };
+  if (settings.activation != GateActivation::none) return with_gate(settings, launch);
+  logits.data = nullptr;
+  launch.template operator()<Open, false>();
+}
+
 #define INSTANTIATE(T)                                                                                        \
   template void gate_forward(Matrix<T>, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int, \
                              cudaStream_t, Matrix<const T>);                                                  \
   template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,   \
-                              const GateSettings&, int, int, int, cudaStream_t);
+                              const GateSettings&, int, int, int, cudaStream_t);                              \
+  template void gate_figures(float*, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int,    \
+                             cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -25,3 +25,27 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
 template <class T>
 void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T> dy, Matrix<const T> x,
                    Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream);
+
+// What gate_figures() says of y and of what it is made of: sums over all elements.
+struct GateFigure {
+  static constexpr int BINS = 20;
+  enum {
+    BEFORE,                 // of |x|
+    AFTER,                  // of |y|
+    BELOW_001,              // elements with |y| < 0.01
+    BELOW_0001,             // elements with |y| < 0.001
+    GATE,                   // of g = act(logit)
+    CLOSED,                 // elements with g < 0.01
+    NARROW,                 // elements with g < 0.1
+    NEGATIVE,               // elements with g < 0
+    SHARES,                 // elements with g in each of 20 equal bins of [0, 1]
+    ABOVE = SHARES + BINS,  // elements with g > 1
+    COUNT
+  };
+};
+inline constexpr int GATE_FIGURE_BLOCKS = 64;
+
+// figures [GATE_FIGURE_BLOCKS, COUNT] =, to be added up. Without an activation y = x and g = 1; logits are not read.
+template <class T>
+void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
+                  int D, cudaStream_t stream);

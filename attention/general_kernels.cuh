@@ -347,6 +347,122 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       settings.dz_by_query[head + i] = dz_sum;
 }
 
+// ---- figures of the weights: queries are held, keys stream past
+
+// The bin of RowFigure::REACH: the length of the distance as a binary number. Exact up to 2^24.
+__device__ inline int reach_bin(int distance) { return max((__float_as_int(float(distance)) >> 23) - 126, 0); }
+
+// Which of the tile's weights a thread adds up: those of ROWS held rows, a vector on a CPU, and of a part of the keys.
+template <class Tile> struct FigurePlace {
+  static constexpr int ROWS = on_cpu ? E : 1, PARTS = on_cpu ? 1 : Tile::THREADS / Tile::HELD;
+  static constexpr int KEYS = Tile::STREAM / PARTS;
+  static_assert(PARTS >= 1 && Tile::STREAM % PARTS == 0);
+  int held = int(threadIdx.x) % (Tile::HELD / ROWS) * ROWS, part = int(threadIdx.x) / (Tile::HELD / ROWS);
+};
+
+template <class T, class Policy, class Mask, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    attention_diagnose_kernel(float* figures, const float* stats, const T* qkv, PolicySettings settings, Shape shape,
+                              int count) {
+  constexpr int X = Tile::X, ROW_VALUES = Policy::ROW_VALUES;
+  constexpr int ROWS = FigurePlace<Tile>::ROWS, PARTS = FigurePlace<Tile>::PARTS, KEYS = FigurePlace<Tile>::KEYS;
+  DYNAMIC_SHARED(float, shared);
+  float* query_tile = shared;
+  float* key_tile = query_tile + Tile::HELD_FLOATS;
+  float* weight_tile = key_tile + Tile::STREAM_FLOATS;   // -1 where the row does not see the key
+  float* row_tile = weight_tile + Tile::WEIGHT_FLOATS;   // [ROW_VALUES][HELD]
+  float* all_sums = row_tile + ROW_VALUES * Tile::HELD;  // [PARTS][count][HELD]
+  Place place = {int(blockIdx.z), int(blockIdx.y), int(gridDim.x - 1 - blockIdx.x) * Tile::HELD, 0,
+                 shape.chunks(Tile::CHANNELS)};
+  ScorePlace<Tile> mine;
+  FigurePlace<Tile> ours;
+  int i0 = place.row;
+  Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
+  size_t all_rows = shape.rows(gridDim.z), first_row = (size_t(place.b) * shape.H + place.h) * shape.T;
+  Policy policy(settings, 0);
+  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
+
+  for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;
+  for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
+    float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[ROW_VALUES + 1] = {};
+    if (i0 + r < shape.T) {
+      for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * all_rows + first_row + i0 + r];
+      policy.row_for_backward(mask.keys(i0 + r), saved, dot, row);
+    }
+    for (int n = 0; n < ROW_VALUES; n++) row_tile[n * Tile::HELD + r] = row[n];
+  }
+  float z[1][X][E], *sums = all_sums + size_t(ours.part) * count * Tile::HELD + ours.held;
+  for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
+    // Scores, masked
+    score_tiles<Tile>(z, query_tile, key_tile, q, i0, k, j0, place, j0 == tiles.begin);
+    mask_scores<Tile, false>(z[0], mask, i0, j0);
+
+    // Weights
+#pragma unroll
+    for (int x = 0; x < X; x++) {
+      float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+#pragma unroll
+      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+        float weights[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
+        for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
+        for (int e = 0; e < AT_ONCE; e++) {
+          float r[ROW_VALUES + 1], p, dz, score = z[0][x][e0 + e];
+          for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
+          score_gradient(policy, score, 0, r, p, dz);
+          weights[e] = score == -INFINITY ? -1 : p;
+        }
+        write_neighbours(to + e0, weights);
+      }
+    }
+    __syncthreads();
+
+    // Sums
+    if (ours.part >= PARTS) continue;
+    float sum[RowFigure::REACH][ROWS];
+    for (int n = 0; n < RowFigure::REACH; n++)
+      for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
+    for (int s = ours.part * KEYS; s < (ours.part + 1) * KEYS; s++) {
+      int distance = i0 + ours.held - (j0 + s);  // of the first row
+      if (distance + ROWS <= 0) break;
+      const float* weights = weight_tile + s * Tile::HELD_STRIDE + at(ours.held);
+      float p[ROWS], first = j0 + s == 0 ? 1 : 0;
+      for (int r = 0; r < ROWS; r++) {
+        p[r] = max(weights[r], 0.0f);
+        sum[RowFigure::SUM][r] += p[r];
+        sum[RowFigure::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowFigure::P_LOG_P][r]);
+        sum[RowFigure::FIRST][r] = fmaf(first, p[r], sum[RowFigure::FIRST][r]);
+        sum[RowFigure::LARGEST][r] = max(sum[RowFigure::LARGEST][r], p[r]);
+        sum[RowFigure::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowFigure::DISTANCE][r]);
+        sum[RowFigure::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
+        sum[RowFigure::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
+      }
+      float* reach = sums + RowFigure::REACH * Tile::HELD;
+      int near = reach_bin(max(distance, 0)), far = reach_bin(distance + ROWS - 1);
+      if (near == far) {
+        for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
+      } else {
+        for (int r = 0; r < ROWS; r++) reach[reach_bin(max(distance + r, 0)) * Tile::HELD + r] += p[r];
+      }
+    }
+    for (int n = 0; n < RowFigure::REACH; n++)
+      for (int r = 0; r < ROWS; r++) sums[n * Tile::HELD + r] = sum[n][r];
+  }
+  __syncthreads();
+
+  // The parts together, always in the same order
+  for (int n = threadIdx.x; n < count * Tile::HELD; n += Tile::THREADS) {
+    int i = i0 + n % Tile::HELD;
+    if (i >= shape.T) continue;
+    float sum = all_sums[n];
+    for (int part = 1; part < PARTS; part++) {
+      float other = all_sums[part * count * Tile::HELD + n];
+      sum = n / Tile::HELD == RowFigure::LARGEST ? max(sum, other) : sum + other;
+    }
+    figures[(n / Tile::HELD) * all_rows + first_row + i] = sum;
+  }
+}
+
 // ---- launchers
 
 template <class Tile> dim3 grid_of(const Shape& s, int B) {
@@ -382,14 +498,28 @@ template <class T, class Policy, class Mask> void general_backward(const Backwar
   });
 }
 
+// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
+template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
+  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.qkv});
+  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+    int count = row_figures(c.shape.T);
+    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
+                    (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;
+    LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>),
+           dim3(blocks_for(c.shape.T, Tile::HELD), c.shape.H, c.shape.B), dim3(Tile::THREADS), floats * sizeof(float),
+           c.stream, c.figures, c.stats, c.qkv, c.settings, shape, count);
+  });
+}
+
 template <class Policy, class Mask> void enter_general_kernels_with(KindKernels& k) {
   using Evaluation = typename Policy::Evaluation;
   k.saved = Policy::SAVED;
   k.vectors = Policy::OUTPUTS - 1;
   k.general_float = {general_forward<float, Policy, Mask>, general_forward<float, Evaluation, Mask>,
-                     general_backward<float, Policy, Mask>};
+                     general_backward<float, Policy, Mask>, false, general_diagnose<float, Policy, Mask>};
   k.general_bf16 = {general_forward<bf16, Policy, Mask>, general_forward<bf16, Evaluation, Mask>,
-                    general_backward<bf16, Policy, Mask>};
+                    general_backward<bf16, Policy, Mask>, false, general_diagnose<bf16, Policy, Mask>};
 }
 template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
   static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);

@@ -47,11 +47,23 @@ template <class T> struct BackwardCall {
   Preparation<T> preparation;
 };
 
+// figures [row_figures(T), B, H, T] =, from what the forward saved in stats.
+template <class T> struct DiagnoseCall {
+  float* figures;
+  const float* stats;
+  const T* qkv;
+  PolicySettings settings;
+  AttentionShape shape;
+  int qkv_stride;
+  cudaStream_t stream;
+};
+
 template <class T> struct Launchers {
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
   bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
+  void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // of the general kernels alone
 };
 
 struct KindKernels {

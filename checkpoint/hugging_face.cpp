@@ -73,7 +73,7 @@ static bool is_gpt2(const Config& config) {
   const AttentionSettings& a = config.attention;
   return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == Kind::softmax &&
          a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none && a.window == 0 &&
-         a.bias == Bias::none && a.gate.activation == GateActivation::none;
+         a.bias == Bias::none && a.gate.activation == GateActivation::none && m.head.outputs == 0;
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
@@ -157,7 +157,8 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   if (found.contains("plusgpt")) try {  // one of our checkpoints
       Config theirs = config_from_json(found["plusgpt"], path, {}, false);
       for (const ChangedSetting& change : changed_model(theirs, config))
-        append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
+        if (change.key != "model.head.outputs")  // another head's tensors have other shapes, and a new one is reported
+          append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
     } catch (const UserError& error) {
       differences.push_back(error.what());
     }

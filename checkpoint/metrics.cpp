@@ -35,11 +35,18 @@ void MetricsLog::write(int64_t step, const char* type, const ordered_json& field
 }
 
 void MetricsLog::start(const std::string& commit, const std::string& command, const ordered_json& config,
-                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions) {
+                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
+                       int64_t parameters, double flops_per_token) {
   ordered_json list = ordered_json::object();
   for (auto& [name, version] : versions) list[name] = version;
   write(0, "start",
-        {{"commit", commit}, {"command", command}, {"config", config}, {"device", device}, {"versions", list}});
+        {{"commit", commit},
+         {"command", command},
+         {"config", config},
+         {"device", device},
+         {"versions", list},
+         {"parameters", parameters},
+         {"flops_per_token", flops_per_token}});
 }
 
 void MetricsLog::train(const TrainReport& r) {
@@ -69,7 +76,7 @@ void MetricsLog::evaluation(const char* type, const EvalReport& r) {
   if (suffix) fields.update({{"context_of", r.window}, {"suffix", r.targets}});
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
-                 {"perplexity", std::exp(r.loss)},
+                 {"perplexity", r.perplexity},
                  {"bits_per_byte", r.bits_per_byte}});
   if (suffix)
     fields["difference"] = {
@@ -144,15 +151,15 @@ template <class F> static void for_each_line(const std::string& path, F f) {
 }
 
 // Of the weights of a run as it trained, not of a checkpoint.
-static bool is_task_of_training(const json& line) {
-  return text_of(line, "type", "") == "task" && text_of(line, "weights", "").find("/step_") == std::string::npos;
+static bool is_of_training(const json& line) {
+  return text_of(line, "weights", "").find("/step_") == std::string::npos;
 }
 
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
   for_each_line(path, [&](const std::string& whole, const json& line) {
-    std::string type = text_of(line, "type", "");
-    bool again = type == "train" || type == "val" || type == "skip" || is_task_of_training(line);
+    static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics", "task"};
+    bool again = repeated.count(text_of(line, "type", "")) && is_of_training(line);
     if (integer_of(line, "step", -1) <= step || !again) kept += whole;
   });
   replace_text_file(path, kept);
@@ -174,7 +181,17 @@ std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Con
 std::set<std::string> evaluated_tasks(const std::string& path, int64_t step) {
   std::set<std::string> tasks;
   for_each_line(path, [&](const std::string&, const json& line) {
-    if (is_task_of_training(line) && integer_of(line, "step", -1) == step) tasks.insert(text_of(line, "task", ""));
+    if (text_of(line, "type", "") == "task" && is_of_training(line) && integer_of(line, "step", -1) == step)
+      tasks.insert(text_of(line, "task", ""));
   });
   return tasks;
+}
+
+std::set<int> diagnosed_lengths(const std::string& path, int64_t step) {
+  std::set<int> lengths;
+  for_each_line(path, [&](const std::string&, const json& line) {
+    if (text_of(line, "type", "") == "diagnostics" && is_of_training(line) && integer_of(line, "step", -1) == step)
+      lengths.insert(static_cast<int>(integer_of(line, "length", 0)));
+  });
+  return lengths;
 }

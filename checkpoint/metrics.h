@@ -37,6 +37,7 @@ struct EvalReport {
   int length = 0;               // L
   int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
   double loss = 0;              // mean over all targets
+  double perplexity = NAN;      // of tokens; NaN for squared errors
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
   double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
   double last_loss = 0;         // mean over the last min(1024, L) targets of every window
@@ -47,7 +48,7 @@ struct EvalReport {
   Weights weights;
   std::vector<DataFile> data;       // the shards that the windows come from
   int64_t tokens_asked = 0;         // eval.tokens
-  int64_t tokens = 0, windows = 0;  // targets and windows used
+  int64_t tokens = 0, windows = 0;  // targets used, with labels those that have one; windows with such targets
   std::string rope_scaling;
   int keys_window = 0, sink_tokens = 0;  // eval.window and eval.sink_tokens, at this length; written if there is one
   std::vector<int> position_edges;       // 0 .. L: bin i has the positions from edge i to before edge i + 1
@@ -85,26 +86,32 @@ class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
   explicit MetricsLog(const std::string& path);  // appends; a torn last line is dropped first
-  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ...
+  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ... parameters, flops_per_token: of
+  // the model, the operations those of training.
   void start(const std::string& commit, const std::string& command, const nlohmann::ordered_json& config,
-             const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions);
+             const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
+             int64_t parameters, double flops_per_token);
   void train(const TrainReport& report);
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
   void passkey(const PasskeyReport& report);
   void task(const TaskReport& report);
+  // A line of any other type; fields begin with the step.
+  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
   std::function<void(int64_t step, const std::string& error)> failed;
 
  private:
-  void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   File file_;
 };
 
-// Before a run resumes from `step`: removes the train, val, skip and task lines of later steps, which will be written
-// again, and a torn last line. It leaves the task lines of checkpoints, which --tasks wrote. A reader finds the old file or the new one, never a part.
+// Before a run resumes from `step`: removes what was written while training after it (train, val, skip, groups,
+// diagnostics and task lines), which will be written again, and a torn last line. What was asked of checkpoints stays. A
+// reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);
-// The tasks with a line of this step that was written while training.
+// The lengths with a diagnostics line of this step that was written while training.
+std::set<int> diagnosed_lengths(const std::string& path, int64_t step);
+// The same of tasks.
 std::set<std::string> evaluated_tasks(const std::string& path, int64_t step);

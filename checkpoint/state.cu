@@ -1,9 +1,11 @@
 #include "checkpoint/state.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <vector>
 
+#include "base/text.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 
@@ -43,20 +45,39 @@ void save_gradients(Model& model, const std::string& path) {
   writer.finish();
 }
 
-static void load(Model& model, const std::vector<Part>& parts, const std::string& path) {
-  size_t count = model.tensors().size();
-  load_arrays(path, arrays_of(model, parts), [&](size_t i, const float* values) {
+// Loads the first `count` tensors of each part.
+static void load(Model& model, const std::vector<Part>& parts, const std::string& path, size_t count) {
+  std::vector<ArrayView> arrays = arrays_of(model, parts);
+  if (count < model.tensors().size()) arrays.resize(count);
+  load_arrays(path, arrays, [&](size_t i, const float* values) {
     Part part = parts[i / count];
     model.write(model.tensors()[i % count], values, part);
     if (i % count + 1 == count) model.scatter(part);
   });
 }
 
+// Loads the weights of `init`. A regression head that they lack is new, from the seed.
+static void load_init(Model& model, const std::string& path) {
+  const std::vector<Tensor>& tensors = model.tensors();
+  auto is_head = [](const Tensor& tensor) { return tensor.name.starts_with("head."); };
+  size_t head = std::find_if(tensors.begin(), tensors.end(), is_head) - tensors.begin(), count = tensors.size();
+  if (head < count && !SafetensorsReader(path).find(tensors[head].name)) {
+    model.init_random();
+    model.gather(Part::parameters);
+    std::string names;
+    for (size_t i = head; i < tensors.size(); i++) append_item(names, tensors[i].name);
+    std::printf("new, from the seed: %s\n", names.c_str());
+    count = head;
+  }
+  load(model, {Part::parameters}, path, count);
+}
+
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
   if (from) {
-    load(model, {Part::parameters}, from->path + "/model.safetensors");
-    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors");
+    size_t all = model.tensors().size();
+    load(model, {Part::parameters}, from->path + "/model.safetensors", all);
+    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors", all);
     return from->state.step;
   }
   if (init.empty()) {
@@ -69,7 +90,7 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
   if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
     user_error("config: init = \"%s\" is not a folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
                init.c_str(), error ? (": " + error.message()).c_str() : "");
-  load(model, {Part::parameters}, folder.path + "/model.safetensors");
+  load_init(model, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   for (const std::string& difference : model_differences(folder.path, model.config()))
     if (model.comm().first()) std::fprintf(stderr, "warning: init: %s\n", difference.c_str());

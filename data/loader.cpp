@@ -44,6 +44,8 @@ Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(st
   for (Batch& batch : batches_) {
     batch.inputs.resize(size_t(s.micro) * s.T);
     batch.targets.resize(size_t(s.micro) * s.T);
+    if (reader_.has_labels()) batch.weights.resize(size_t(s.micro) * s.T);
+    batch.values.resize(size_t(s.micro) * s.T * s.outputs);
   }
   start(0);
 }
@@ -104,12 +106,39 @@ void Loader::run() {
   }
 }
 
-void Loader::fill(Batch& batch, int64_t number) const {
-  batch.step = first_step_ + number / settings_.micro_steps;
-  batch.micro_step = int(number % settings_.micro_steps);
-  for (int row = 0; row < settings_.micro; row++) {
-    const size_t offset = size_t(row) * settings_.T;
-    reader_.read(window_of(settings_, reader_.windows(), batch.step, batch.micro_step, row), &batch.inputs[offset],
-                 &batch.targets[offset]);
+// What a label of this step weighs if all windows with labels have T of them: the tokens of the step over its labels, or
+// its windows over those that have any. Every rank counts the labels of all ranks' windows.
+double Loader::weight_of_step(int64_t step) {
+  if (counted_step_ == step) return step_weight_;
+  LoaderSettings s = settings_;
+  int64_t windows = int64_t(s.micro_steps) * s.ranks * s.micro, labels = 0, labelled = 0;
+  for (s.rank = 0; s.rank < s.ranks; s.rank++)
+    for (int micro_step = 0; micro_step < s.micro_steps; micro_step++)
+      for (int row = 0; row < s.micro; row++) {
+        const int found = reader_.labels(window_of(s, reader_.windows(), step, micro_step, row));
+        labels += found;
+        labelled += found > 0;
+      }
+  if (labels == 0)
+    user_error(
+        "data.labels: none of the %lld windows of step %lld has a label; use a larger batch.tokens, or more labels",
+        (long long)windows, (long long)step + 1);
+  counted_step_ = step;
+  return step_weight_ = s.by_sequence ? double(windows) / double(labelled) : double(windows * s.T) / double(labels);
+}
+
+void Loader::fill(Batch& batch, int64_t number) {
+  const LoaderSettings& s = settings_;
+  batch.step = first_step_ + number / s.micro_steps;
+  batch.micro_step = int(number % s.micro_steps);
+  const double weight = reader_.has_labels() ? weight_of_step(batch.step) : 1;
+  for (int row = 0; row < s.micro; row++) {
+    const size_t offset = size_t(row) * s.T;
+    int* targets = &batch.targets[offset];
+    const int labels = reader_.read(window_of(s, reader_.windows(), batch.step, batch.micro_step, row),
+                                    &batch.inputs[offset], targets, 0, batch.values.data() + offset * s.outputs);
+    if (!reader_.has_labels()) continue;
+    const float of_label = float(s.by_sequence && labels > 0 ? weight * s.T / labels : weight);
+    for (int t = 0; t < s.T; t++) batch.weights[offset + t] = targets[t] >= 0 ? of_label : 0;
   }
 }

@@ -4,6 +4,9 @@
 // has its own permutation drawn from (seed, epoch): a bijection computed in integers and in constant memory, so the
 // order is the same on every machine and seeking any step takes no longer. A batch larger than all the data wraps
 // around.
+// With labels, the weights of a batch say what each of its rows counts in the loss of the whole step, of all ranks: 1 if
+// all rows of the step have a label, 0 for a row without. label_mean batch: all labels weigh the same; sequence: all
+// windows that have any do, and within a window its labels. A step without any label is a user_error.
 // An error in the thread (a token beyond the vocabulary, a truncated file) is thrown by next().
 #pragma once
 #include <condition_variable>
@@ -22,12 +25,16 @@ struct LoaderSettings {
   int rank = 0, ranks = 1;
   bool shuffle = true;
   uint64_t seed = 0;
+  int outputs = 0;           // K, the values of a label; 0: labels are tokens
+  bool by_sequence = false;  // train.label_mean = sequence
 };
 
 struct Batch {
   int64_t step = 0;                  // the optimizer step,
   int micro_step = 0;                // and the micro step within it, that this batch is for
   std::vector<int> inputs, targets;  // [B, T]
+  std::vector<float> values;         // [B, T, K] if labels are values, else empty
+  std::vector<float> weights;        // [B, T] with labels, else empty
 };
 
 // The window, 0 to total - 1, of this row of this rank's micro batch.
@@ -50,10 +57,13 @@ class Loader {
   void start(int64_t step);
   void stop();
   void run();
-  void fill(Batch& batch, int64_t number) const;
+  void fill(Batch& batch, int64_t number);
+  double weight_of_step(int64_t step);
 
   WindowReader reader_;
   LoaderSettings settings_;
+  int64_t counted_step_ = -1;  // the step that step_weight_ is of; these two belong to the thread
+  double step_weight_ = 0;
   int64_t first_step_ = 0;
   Batch batches_[slots];
   std::mutex mutex_;  // guards the members below

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -23,12 +24,23 @@ OpenFile::~OpenFile() { ::close(fd); }
 
 namespace {
 
-constexpr int32_t shard_magic = 20240520, shard_version = 1;
+constexpr int32_t file_version = 1;
 constexpr int64_t header_bytes = 256 * sizeof(int32_t);
 constexpr int64_t tokens_checked_at_start = 1024;
+constexpr uint16_t no_label = 65535;
+constexpr int32_t most_columns = 1024;
 
 const char* const make_shards =
     "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
+
+struct Format {
+  const char *name, *items;
+  int32_t magic;
+  const char* make;  // which programs write such files
+};
+const Format token_shard = {"token shard", "tokens", 20240520, make_shards},
+             label_file = {"label file", "labels", 20261101,
+                           "scripts/newton.py probe-data and scripts/passkey.py make --labels write label files"};
 
 // Returns the number of bytes read, fewer than asked only at the end of the file.
 int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
@@ -45,14 +57,21 @@ int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
   return done;
 }
 
+// Fills values from this position on: `columns` for each.
+template <class T>
+void read_values(const Shard& shard, int64_t position, std::vector<T>& values, const char* what, int columns,
+                 const std::string& key) {
+  const int64_t bytes = int64_t(values.size() * sizeof(T)), item = int64_t(columns * sizeof(T));
+  if (read_at(shard, values.data(), bytes, header_bytes + position * item) != bytes)
+    user_error(
+        "%s: %s became shorter while it was in use: %s %lld to %lld are gone; restore the file and start "
+        "again",
+        key.c_str(), shard.path.c_str(), what, (long long)position, (long long)position + bytes / item - 1);
+}
+
 void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& tokens, int vocab,
                  const std::string& key) {
-  const int64_t bytes = int64_t(tokens.size()) * 2;
-  if (read_at(shard, tokens.data(), bytes, header_bytes + position * 2) != bytes)
-    user_error(
-        "%s: %s became shorter while it was in use: tokens %lld to %lld are gone; restore the file and start "
-        "again",
-        key.c_str(), shard.path.c_str(), (long long)position, (long long)position + bytes / 2 - 1);
+  read_values(shard, position, tokens, token_shard.items, 1, key);
   auto bad = std::find_if(tokens.begin(), tokens.end(), [&](uint16_t token) { return token >= vocab; });
   if (bad == tokens.end()) return;
   position += bad - tokens.begin();
@@ -62,8 +81,49 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
       key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
 }
 
-std::vector<std::string> expand(const std::string& pattern, const std::string& key) {
-  if (pattern.empty()) user_error("%s has an empty file name; name token shards (%s)", key.c_str(), make_shards);
+// Reads the labels of `count` positions from this one on, and returns how many of them have one. targets [count]: the
+// label, or -1 for none; of a file with values, 0 where there are some, and these are written to values [count, K]. Both
+// may be nullptr.
+int read_labels(const Shard& labels, int64_t position, int count, int* targets, float* values, int vocab,
+                const std::string& key) {
+  const auto bad = [&](int64_t at, const char* what, const char* allowed) {
+    user_error("%s: %s holds the label %s at position %lld, but %s; make the file again", key.c_str(),
+               labels.path.c_str(), what, (long long)(position + at), allowed);
+  };
+  int found = 0;
+  const auto write = [&](int at, int target) {
+    found += target >= 0;
+    if (targets) targets[at] = target;
+  };
+  if (labels.outputs == 0) {
+    std::vector<uint16_t> tokens(count);
+    read_values(labels, position, tokens, label_file.items, 1, key);
+    for (int t = 0; t < count; t++) {
+      if (tokens[t] != no_label && tokens[t] >= vocab)
+        bad(t, std::to_string(tokens[t]).c_str(),
+            format("model.vocab = %d allows 0 to %d, and %d for none", vocab, vocab - 1, no_label).c_str());
+      write(t, tokens[t] == no_label ? -1 : tokens[t]);
+    }
+    return found;
+  }
+  const int K = labels.outputs;
+  std::vector<float> read(size_t(count) * K);
+  read_values(labels, position, read, label_file.items, K, key);
+  for (int t = 0; t < count; t++) {
+    bool any = false;
+    for (int k = 0; k < K; k++) {
+      const float value = read[size_t(t) * K + k];
+      if (std::isinf(value)) bad(t, value > 0 ? "inf" : "-inf", "a label must be a number, or NaN for none");
+      any = any || !std::isnan(value);
+    }
+    write(t, any ? 0 : -1);
+  }
+  if (values) std::copy(read.begin(), read.end(), values);
+  return found;
+}
+
+std::vector<std::string> expand(const std::string& pattern, const std::string& key, const Format& kind) {
+  if (pattern.empty()) user_error("%s has an empty file name; name %ss (%s)", key.c_str(), kind.name, kind.make);
   struct stat status;
   if (::stat(pattern.c_str(), &status) == 0) return {pattern};  // even if the name contains * ? or [
   const int missing = errno;
@@ -82,12 +142,25 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
     const bool wild = pattern.find_first_of("*?[") != std::string::npos;
     user_error("%s = \"%s\": %s (working directory %s); %s", key.c_str(), pattern.c_str(),
                wild ? "the pattern matches no file" : std::strerror(missing), std::filesystem::current_path().c_str(),
-               make_shards);
+               kind.make);
   }
   return paths;
 }
 
-Shard open_shard(const std::string& path, int vocab, const std::string& key) {
+std::vector<std::string> sorted_files(const std::vector<std::string>& patterns, const std::string& key,
+                                      const Format& kind) {
+  std::vector<std::string> paths;
+  for (const std::string& pattern : patterns)
+    for (const std::string& path : expand(pattern, key, kind))
+      paths.push_back(std::filesystem::path(path).lexically_normal().string());
+  std::sort(paths.begin(), paths.end());  // glob() sorts by locale, which would make the order depend on the machine
+  auto twice = std::adjacent_find(paths.begin(), paths.end());
+  if (twice != paths.end()) user_error("%s names %s twice; remove one of the two", key.c_str(), twice->c_str());
+  return paths;
+}
+
+// Opens a file of this kind and checks its header and size.
+Shard open_file(const std::string& path, const std::string& key, const Format& kind) {
   const char *k = key.c_str(), *p = path.c_str();
   struct stat status;
   if (::stat(p, &status) != 0) user_error("%s: %s cannot be opened: %s", k, p, std::strerror(errno));
@@ -103,33 +176,40 @@ Shard open_shard(const std::string& path, int vocab, const std::string& key) {
   int32_t header[header_bytes / sizeof(int32_t)];
   const int64_t size = status.st_size;
   if (size < header_bytes || read_at(shard, header, header_bytes, 0) != header_bytes)
-    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a shard; %s", k, p,
-               (long long)size, (long long)header_bytes, make_shards);
-  if (header[0] != shard_magic)
-    user_error("%s: %s is not a token shard: it begins with %d where a shard has %d; %s", k, p, header[0], shard_magic,
-               make_shards);
-  if (header[1] != shard_version)
-    user_error(
-        "%s: %s is a shard of version %d, but only version %d (uint16 tokens) can be read; make it again with "
-        "scripts/prepare_text.py",
-        k, p, header[1], shard_version);
+    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a %s; %s", k, p,
+               (long long)size, (long long)header_bytes, kind.name, kind.make);
+  if (header[0] != kind.magic)
+    user_error("%s: %s is not a %s: it begins with %d where one has %d; %s", k, p, kind.name, header[0], kind.magic,
+               kind.make);
+  if (header[1] != file_version)
+    user_error("%s: %s is a %s of version %d, but only version %d can be read; make it again (%s)", k, p, kind.name,
+               header[1], file_version, kind.make);
   shard.tokens = header[2];
+  int64_t item_bytes = 2;
+  if (&kind == &label_file) {
+    const bool tokens = header[3] == 1 && header[4] == 1,
+               values = header[3] == 2 && header[4] >= 1 && header[4] <= most_columns;
+    if (!tokens && !values)
+      user_error(
+          "%s: %s has a damaged header: type %d with %d columns; possible are type 1 (uint16) with 1 and type 2 "
+          "(float32) with 1 to %d; make the file again",
+          k, p, header[3], header[4], most_columns);
+    if (values) shard.outputs = header[4], item_bytes = int64_t(shard.outputs) * 4;
+  }
   if (shard.tokens < 0)
-    user_error("%s: %s has a damaged header: it says %d tokens; make or download the file again", k, p, header[2]);
-  const int64_t expected = header_bytes + shard.tokens * 2;
+    user_error("%s: %s has a damaged header: it says %d %s; make or download the file again", k, p, header[2],
+               kind.items);
+  const int64_t expected = header_bytes + shard.tokens * item_bytes;
   if (size < expected)
     user_error(
-        "%s: %s is cut short: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld "
+        "%s: %s is cut short: its header says %d %s, %lld bytes in all, but the file has %lld (%lld "
         "missing); download or copy it again",
-        k, p, header[2], (long long)expected, (long long)size, (long long)(expected - size));
+        k, p, header[2], kind.items, (long long)expected, (long long)size, (long long)(expected - size));
   if (size > expected)
     user_error(
-        "%s: %s is too long: its header says %d tokens, %lld bytes in all, but the file has %lld (%lld too "
+        "%s: %s is too long: its header says %d %s, %lld bytes in all, but the file has %lld (%lld too "
         "many); download or make it again",
-        k, p, header[2], (long long)expected, (long long)size, (long long)(size - expected));
-
-  std::vector<uint16_t> first(std::min(shard.tokens, tokens_checked_at_start));
-  read_tokens(shard, 0, first, vocab, key);
+        k, p, header[2], kind.items, (long long)expected, (long long)size, (long long)(size - expected));
   return shard;
 }
 
@@ -159,16 +239,40 @@ int64_t bytes_of_text(const std::string& path, int64_t tokens) {
 
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key) {
   if (patterns.empty()) user_error("%s names no files; give token shards (%s)", key.c_str(), make_shards);
-  std::vector<std::string> paths;
-  for (const std::string& pattern : patterns)
-    for (const std::string& path : expand(pattern, key))
-      paths.push_back(std::filesystem::path(path).lexically_normal().string());
-  std::sort(paths.begin(), paths.end());  // glob() sorts by locale, which would make the order depend on the machine
-  auto twice = std::adjacent_find(paths.begin(), paths.end());
-  if (twice != paths.end()) user_error("%s names %s twice; remove one of the two", key.c_str(), twice->c_str());
   std::vector<Shard> shards;
-  for (const std::string& path : paths) shards.push_back(open_shard(path, vocab, key));
+  for (const std::string& path : sorted_files(patterns, key, token_shard)) {
+    shards.push_back(open_file(path, key, token_shard));
+    std::vector<uint16_t> first(std::min(shards.back().tokens, tokens_checked_at_start));
+    read_tokens(shards.back(), 0, first, vocab, key);
+  }
   return shards;
+}
+
+void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
+                 const std::string& key) {
+  if (patterns.empty()) return;
+  const std::vector<std::string> paths = sorted_files(patterns, key, label_file);
+  if (paths.size() != shards.size())
+    user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order of names", key.c_str(),
+               paths.size(), paths.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
+  for (size_t i = 0; i < paths.size(); i++) {
+    const Shard labels = open_file(paths[i], key, label_file);
+    const char *k = key.c_str(), *p = paths[i].c_str();
+    if (labels.outputs == 0 && outputs > 0)
+      user_error(
+          "%s: %s holds tokens, but model.head.outputs = %d needs float32 values; use other labels, or "
+          "model.head.outputs = 0",
+          k, p, outputs);
+    if (labels.outputs != outputs)
+      user_error(
+          "%s: %s holds %d value%s for each token, but model.head.outputs = %d; set that to %d, or use other labels", k,
+          p, labels.outputs, labels.outputs == 1 ? "" : "s", outputs, labels.outputs);
+    if (labels.tokens != shards[i].tokens)
+      user_error("%s: %s has %lld labels, but its shard, %s, has %lld tokens; make it again from that shard", k, p,
+                 (long long)labels.tokens, shards[i].path.c_str(), (long long)shards[i].tokens);
+    read_labels(labels, 0, int(std::min(labels.tokens, tokens_checked_at_start)), nullptr, nullptr, vocab, key);
+    shards[i].labels = std::make_shared<const Shard>(labels);
+  }
 }
 
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
@@ -196,6 +300,7 @@ int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::str
       if (!proceed(done)) return done;
       tokens.resize(size_t(std::min(block, shard.tokens - at)));
       read_tokens(shard, at, tokens, vocab, key);
+      if (shard.labels) read_labels(*shard.labels, at, int(tokens.size()), nullptr, nullptr, vocab, key);
       done += int64_t(tokens.size());
     }
   return done;
@@ -223,10 +328,20 @@ size_t WindowReader::shard_of(int64_t window) const {
   return std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
 }
 
-void WindowReader::read(int64_t window, int* inputs, int* targets, int skip) const {
-  const size_t shard = shard_of(window);
+int64_t WindowReader::first_token(int64_t window) const { return (window - first_window_[shard_of(window)]) * T_; }
+
+int WindowReader::labels(int64_t window) const {
+  const Shard& shard = shards_[shard_of(window)];
+  return shard.labels ? read_labels(*shard.labels, first_token(window), T_, nullptr, nullptr, vocab_, key_) : T_;
+}
+
+int WindowReader::read(int64_t window, int* inputs, int* targets, int skip, float* values) const {
+  const Shard& shard = shards_[shard_of(window)];
+  const int64_t first = first_token(window) + skip;
   std::vector<uint16_t> tokens(size_t(T_ - skip) + 1);
-  read_tokens(shards_[shard], (window - first_window_[shard]) * T_ + skip, tokens, vocab_, key_);
+  read_tokens(shard, first, tokens, vocab_, key_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  if (shard.labels) return read_labels(*shard.labels, first, T_ - skip, targets, values, vocab_, key_);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
+  return T_ - skip;
 }

@@ -8,6 +8,10 @@
 // shard's end and are numbered through the shards in order. A shard may be too short for a window if another has one.
 // Beside a shard X.bin there may be X.json, {"tokens": N, "bytes": M, ...}: the shard's tokens, and the bytes of text
 // from which they were made.
+// A label file says what the positions of one shard are to predict instead of the next token: a header of 256 int32 ([0]
+// = 20261101, [1] = 1, [2] = number of labels, that of the shard's tokens, [3] = type, [4] = columns K), then a label for
+// each token, which belongs to the position whose input that token is. Type 1: uint16 tokens, K = 1, 65535 for nothing
+// (so the last token of a vocabulary of 65536 cannot be a label). Type 2: K float32 values, NaN for nothing.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -26,8 +30,10 @@ struct OpenFile {  // closes its descriptor with the last Shard that refers to i
 struct Shard {
   std::string path;
   int64_t tokens = 0;
-  std::shared_ptr<const OpenFile> file;  // opened once, so the file that was validated is the one that is read
-  int64_t text_bytes = 0;                // from X.json; 0: unknown
+  std::shared_ptr<const OpenFile> file;      // opened once, so the file that was validated is the one that is read
+  int64_t text_bytes = 0;                    // from X.json; 0: unknown
+  std::shared_ptr<const Shard> labels = {};  // the label file, if it has one; `tokens` is there the number of labels
+  int outputs = 0;                           // of a label file: K, or 0 for tokens
 };
 
 // patterns: file names or glob(7) patterns, which leave out names in .json. Returns all files sorted by name (byte
@@ -35,12 +41,17 @@ struct Shard {
 // key ("data.train") is the setting's name in error texts.
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key);
 
+// Finds the label files in the same way and gives the first to the first shard, and so on; no patterns: none. vocab,
+// outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels".
+void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
+                 const std::string& key);
+
 // Sets text_bytes of each shard that has an X.json. Returns a warning for each of these files that cannot be used.
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards);
 
-// Reads the tokens of all shards in order, in blocks. A user_error names shard, position and value of the first one that
-// is >= vocab. proceed(tokens read so far) is called before each block; if it returns false, the reading ends. Returns
-// the number of tokens read.
+// Reads the tokens and labels of all shards in order, in blocks. A user_error names file, position and value of the
+// first one that is not allowed. proceed(tokens read so far) is called before each block; if it returns false, the
+// reading ends. Returns the number of tokens read.
 int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::string& key,
                      const std::function<bool(int64_t)>& proceed);
 
@@ -51,11 +62,16 @@ class WindowReader {
   int64_t windows() const { return first_window_.back(); }
   int T() const { return T_; }
   size_t shard_of(int64_t window) const;  // the number of the shard that holds it
-  // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window. A user_error if a token is >=
-  // vocab.
-  void read(int64_t window, int* inputs /* = */, int* targets /* = */, int skip = 0) const;
+  bool has_labels() const { return shards_[0].labels != nullptr; }
+  int labels(int64_t window) const;  // positions that are to predict something: T without a label file
+  // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window, and returns how many of these
+  // positions are to predict something; the target of the others is -1. Where labels are values, targets are 0 or -1, and
+  // values [T - skip, K] is written. A user_error if a token is >= vocab or a value infinite.
+  int read(int64_t window, int* inputs /* = */, int* targets /* = */, int skip = 0,
+           float* values /* = */ = nullptr) const;
 
  private:
+  int64_t first_token(int64_t window) const;  // within its shard
   std::vector<Shard> shards_;
   std::vector<int64_t> first_window_;  // [shards + 1], first_window_[i] = windows before shard i
   int T_, vocab_;

@@ -53,9 +53,9 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
   const Config& config = model.config();
   int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
   std::vector<int> zeros(size_t(batch) * length);
-  std::vector<float> losses(zeros.size());
+  std::vector<float> losses(zeros.size()), values(zeros.size() * config.model.head.outputs);
   model.set_rope(length);
-  model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
+  model.losses(losses.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
   model.set_rope(config.model.context);
 }
 
@@ -99,17 +99,21 @@ static void add_difference(EvalReport& report, const EvalReport& from) {
   report.difference = {from.length, report.loss - from.loss, standard_error(differences)};
 }
 
-// Fills the shards that the windows come from, and bits per byte: the nats of a token in bits, times the tokens and
-// over the bytes of these whole shards, which for the evaluated windows alone are not known.
+// Fills the shards that the windows come from, with their label files, and bits per byte: the nats of a token in bits,
+// times the tokens and over the bytes of these whole shards, which for the evaluated windows alone are not known.
 static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
-                     const std::vector<DataFile>& files) {
+                     const std::vector<DataFile>& files, int64_t windows) {
   double tokens = 0, bytes = 0;
-  for (size_t i = 0; i <= reader.shard_of(report.windows - 1); i++) {
+  std::vector<DataFile> labels;
+  for (size_t i = 0; i <= reader.shard_of(windows - 1); i++) {
     if (shards[i].tokens <= reader.T()) continue;  // too short for a window
     report.data.push_back(files[i]);
+    if (shards[i].labels) labels.push_back(files[shards.size() + i]);
     tokens += double(shards[i].tokens);
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
   }
+  report.data.insert(report.data.end(), labels.begin(), labels.end());
+  if (report.tokens < windows * report.targets || std::isnan(report.perplexity)) return;  // not all text is predicted
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
 
@@ -121,9 +125,12 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   WindowReader reader(shards, whole, config.model.vocab, "data.val");
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
-  std::vector<float> losses(inputs.size());
+  size_t outputs = config.model.head.outputs;
+  std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
   std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
+  std::vector<double> weights(counted, 0.0);      // of the labels at each position, summed alike
   std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
+  std::vector<double> labels(windows, 0.0);       // how many a window has
   model.set_rope(length);
   Comm& comm = model.comm();
   std::unique_ptr<ProgressBar> progress;
@@ -137,19 +144,39 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
-                  whole - length);
-    model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
+                  whole - length, values.data() + size_t(row) * length * outputs);
+    model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length);
     for (int row = 0; row < count; row++) {
-      const float* loss = &losses[size_t(row) * length + length - counted];
-      for (int t = 0; t < counted; t++) by_position[t] += loss[t];
-      by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / counted;
+      size_t first_counted = size_t(row) * length + length - counted;
+      const float* loss = &losses[first_counted];
+      const int* target = &targets[first_counted];
+      double found = double(counted - std::count(target, target + counted, -1));
+      if (found == 0) continue;
+      double weight = config.train.label_mean == "sequence" ? counted / found : 1;
+      for (int t = 0; t < counted; t++) by_position[t] += weight * loss[t], weights[t] += target[t] >= 0 ? weight : 0;
+      by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / found;
+      labels[window + row] = found;
     }
     if (progress) progress->update(window + count);
   }
   model.set_rope(config.model.context);
   if (stopped) return std::nullopt;
   comm.all_reduce_sum(by_position.data(), by_position.size());
+  comm.all_reduce_sum(weights.data(), weights.size());
   comm.all_reduce_sum(by_window.data(), by_window.size());
+  comm.all_reduce_sum(labels.data(), labels.size());
+  auto sum = [&](const std::vector<double>& values, int from, int to) {
+    return std::accumulate(&values[from], values.data() + to, 0.0);
+  };
+  auto mean = [&](int from, int to) { return sum(by_position, from, to) / sum(weights, from, to); };
+  std::vector<double> labelled;  // the means of windows that have labels
+  for (int64_t w = 0; w < windows; w++)
+    if (labels[w] > 0) labelled.push_back(by_window[w]);
+  if (labelled.empty())
+    user_error(
+        "data.val_labels: none of the %lld windows of %d tokens that are evaluated has a label; raise eval.tokens, "
+        "or use other labels",
+        (long long)windows, whole);
 
   EvalReport report;
   report.mode = config.eval.mode;
@@ -157,34 +184,28 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.window = whole;
   report.targets = counted;
   report.tokens_asked = tokens;
-  report.tokens = windows * counted;
-  report.windows = windows;
+  report.tokens = int64_t(sum(labels, 0, int(windows)));
+  report.windows = int64_t(labelled.size());
   report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
   if (length > config.model.context && config.eval.key_window > 0)
     report.keys_window = config.eval.key_window, report.sink_tokens = config.eval.sink_tokens;
   report.position_edges = position_edges(counted);
-  int last = std::min(1024, counted);
-  for (int t = 0; t < counted; t++) {
-    report.loss += by_position[t];
-    if (t >= counted - last) report.last_loss += by_position[t];
-  }
-  report.loss /= double(windows) * counted;
-  report.last_loss /= double(windows) * last;
-  for (size_t i = 0; i + 1 < report.position_edges.size(); i++) {
-    int from = report.position_edges[i], to = report.position_edges[i + 1];
-    double sum = std::accumulate(&by_position[from], by_position.data() + to, 0.0);
-    report.by_position.push_back(sum / (double(windows) * (to - from)));
-  }
-  report.by_window = std::move(by_window);
+  report.loss = mean(0, counted);
+  report.last_loss = mean(counted - std::min(1024, counted), counted);
+  for (size_t i = 0; i + 1 < report.position_edges.size(); i++)
+    report.by_position.push_back(mean(report.position_edges[i], report.position_edges[i + 1]));
+  report.by_window = std::move(labelled);
+  if (outputs == 0) report.perplexity = std::exp(report.loss);
   add_spread(report);
-  add_data(report, reader, shards, files);
+  add_data(report, reader, shards, files, windows);
   return report;
 }
 
 static void print(const EvalReport& r, const char* type) {
   auto plus_minus = [](double error) { return std::isfinite(error) ? format(" +- %.4f", error) : ""; };
   std::string length = format("length %5d", r.length),
-              more = format(" | last %d: %.4f", std::min(1024, r.length), r.last_loss);
+              more =
+                  std::isfinite(r.last_loss) ? format(" | last %d: %.4f", std::min(1024, r.length), r.last_loss) : "";
   if (r.mode == EvalMode::suffix) {
     length = format("last %d of %d, context %5d", r.targets, r.window, r.length);
     more = r.length == r.difference.from

@@ -3,7 +3,8 @@
 // order, until floor(tokens / W) are used (fewer if the shards end). The model sees the last L tokens of each, and the
 // loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is
 // the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and
-// only the context grows. A loss does not depend on the number of windows computed at once. Ranks take batches of
+// only the context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows with
+// none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once. Ranks take batches of
 // windows in turn, and all get the result.
 #pragma once
 #include <cstdint>

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "kernels/elementwise.cuh"
+#include "kernels/reduce.cuh"
 
 // AdamW's numbers that depend only on the step.
 struct AdamWStep {
@@ -15,10 +16,25 @@ struct AdamWStep {
   float eps;
 };
 
+static AdamWStep step_of(const AdamW& a) {
+  AdamWStep s;
+  s.decay = float(double(a.lr) * a.weight_decay);
+  s.one_minus_beta1 = float(1.0 - double(a.beta1));
+  s.beta2 = a.beta2;
+  s.one_minus_beta2 = float(1.0 - double(a.beta2));
+  s.step_size = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), a.step)));
+  s.inverse_root = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), a.step)));
+  s.eps = a.eps;
+  return s;
+}
+
+__device__ inline float adamw_step(float m, float v, const AdamWStep& s) {
+  return s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
+}
 __device__ inline void adamw_element(float& p, float& m, float& v, float g, const AdamWStep& s) {
   m += s.one_minus_beta1 * (g - m);
   v = s.beta2 * v + s.one_minus_beta2 * (g * g);
-  p = p - s.decay * p - s.step_size * (m / (sqrtf(v) * s.inverse_root + s.eps));
+  p = p - s.decay * p - adamw_step(m, v, s);
 }
 
 // A thread's packs of four floats are a block apart, so that a warp's accesses are contiguous.
@@ -84,18 +100,35 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
   if (n == 0) return;
   if (std::is_same_v<T, float> && static_cast<void*>(param) != static_cast<void*>(master))
     failure("adamw_update: with float32 parameters the master weights must be the parameters themselves");
-  AdamWStep s;
-  s.decay = float(double(a.lr) * a.weight_decay);
-  s.one_minus_beta1 = float(1.0 - double(a.beta1));
-  s.beta2 = a.beta2;
-  s.one_minus_beta2 = float(1.0 - double(a.beta2));
-  s.step_size = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), a.step)));
-  s.inverse_root = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), a.step)));
-  s.eps = a.eps;
   // The 16-bit parameter is written 8 bytes at a time.
   bool aligned = aligned16(master, m, v, grad) && reinterpret_cast<uintptr_t>(param) % 8 == 0;
   LAUNCH(adamw_kernel<T>, dim3(blocks_for(n, ADAMW_THREADS * ADAMW_PACKS * 4)), dim3(ADAMW_THREADS), 0, stream, param,
-         master, m, v, grad, grad_scale, n, aligned, s);
+         master, m, v, grad, grad_scale, n, aligned, step_of(a));
+}
+
+__global__ void step_sums_kernel(float* sums, Strip strip, size_t begin, size_t end, const float* __restrict__ grad,
+                                 const float* __restrict__ master, const float* __restrict__ m,
+                                 const float* __restrict__ v, AdamWStep s) {
+  __shared__ float shared[ADAMW_THREADS / WARP];
+  float squares[3] = {};
+  for (size_t n = blockIdx.x * size_t(ADAMW_THREADS) + threadIdx.x; n < strip.rows * strip.columns;
+       n += gridDim.x * size_t(ADAMW_THREADS)) {
+    size_t i = strip.offset + n / strip.columns * strip.stride + n % strip.columns;
+    if (i < begin || i >= end) continue;
+    float values[3] = {grad[i], master[i], adamw_step(m[i], v[i], s)};
+    for (int k = 0; k < 3; k++) squares[k] = fmaf(values[k], values[k], squares[k]);
+  }
+  for (int k = 0; k < 3; k++) {
+    float sum = block_sum(squares[k], shared);
+    if (threadIdx.x == 0) sums[3 * blockIdx.x + k] += sum;
+    __syncthreads();
+  }
+}
+
+void add_step_sums(float* sums, const Strip& strip, size_t begin, size_t end, const float* grad, const float* master,
+                   const float* m, const float* v, const AdamW& settings, cudaStream_t stream) {
+  LAUNCH(step_sums_kernel, dim3(STEP_SUM_BLOCKS), dim3(ADAMW_THREADS), 0, stream, sums, strip, begin, end, grad, master,
+         m, v, step_of(settings));
 }
 
 template void adamw_update(float*, float*, float*, float*, const float*, const float*, size_t, const AdamW&,

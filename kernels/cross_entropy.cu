@@ -58,8 +58,9 @@ __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, 
 // that sum_columns read last are the nearest in cache.
 template <class T>
 __device__ inline void finish_row(float* loss, T* out, const T* row, int thread, int threads, const SoftmaxSum& s,
-                                  int target, float dloss, int V, int Vp) {
-  if (target / UNIT % threads == thread) *loss = logf(s.sum) + (s.base - to_float(row[target]));
+                                  int target, float weight, float dloss, int V, int Vp) {
+  if (target / UNIT % threads == thread) *loss = (logf(s.sum) + (s.base - to_float(row[target]))) * weight;
+  dloss *= weight;
   int last = Vp / UNIT - 1;
   if (dloss == 0 || thread > last) return;
   float inverse = 1.0f / s.sum;
@@ -80,31 +81,45 @@ __device__ inline void finish_row(float* loss, T* out, const T* row, int thread,
   }
 }
 
+// A row without a target.
+template <class T> __device__ inline void skip_row(float* loss, T* out, int thread, int threads, float dloss, int Vp) {
+  if (thread == 0) *loss = 0;
+  Unit<T> zero;
+#pragma unroll
+  for (int k = 0; k < UNIT; k++) zero.x[k] = from_float<T>(0.0f);
+  for (int c = thread * UNIT; c < Vp && dloss != 0; c += threads * UNIT) zero.store(out + c);
+}
+
 constexpr int CE_WARPS = 4, CE_BLOCK = 512;
 
 template <class T>
-__global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss, int n,
-                                          int V, int Vp) {
+__global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* __restrict__ targets,
+                                          const float* __restrict__ weights, float dloss, int n, int V, int Vp) {
   int lane = threadIdx.x % WARP, warps = gridDim.x * CE_WARPS;
   for (int row = blockIdx.x * CE_WARPS + threadIdx.x / WARP; row < n; row += warps) {
     T* x = logits + size_t(row) * Vp;
+    if (targets[row] < 0) {
+      skip_row(losses + row, x, lane, WARP, dloss, Vp);
+      continue;
+    }
     SoftmaxSum s = sum_columns(x, lane, WARP, V, [](int) {});
     float base = warp_max(s.base);
     s.sum = warp_sum(s.sum * softmax_exp<T>(s.base - base));
     s.base = base;
-    finish_row(losses + row, x, x, lane, WARP, s, targets[row], dloss, V, Vp);
+    finish_row(losses + row, x, x, lane, WARP, s, targets[row], weights ? weights[row] : 1, dloss, V, Vp);
   }
 }
 
 // COPIED: the row is read once, into shared memory, a few pieces of every thread ahead of what it sums; each thread reads
 // the pieces that it copied itself, so nothing waits for another thread's copies.
 template <class T, bool COPIED>
-__global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets, float dloss,
-                                           int V, int Vp) {
+__global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets,
+                                           const float* __restrict__ weights, float dloss, int V, int Vp) {
   __shared__ float bases[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
   DYNAMIC_SHARED(T, copy);  // [Vp] if COPIED
   constexpr int AHEAD = 4;
   T* x = logits + size_t(blockIdx.x) * Vp;
+  if (targets[blockIdx.x] < 0) return skip_row(losses + blockIdx.x, x, threadIdx.x, CE_BLOCK, dloss, Vp);
   const T* row = COPIED ? copy : x;
   auto request = [&](int c) {
     for (int k = 0; k < UNIT && c < V; k += Pack<T>::size) cp_async16(copy + c + k, x + c + k);
@@ -126,7 +141,8 @@ __global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* 
   s = {};
   for (int w = 0; w < CE_BLOCK / WARP; w++) s.base = fmaxf(s.base, bases[w]);
   for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(bases[w] - s.base);
-  finish_row(losses + blockIdx.x, x, row, threadIdx.x, CE_BLOCK, s, targets[blockIdx.x], dloss, V, Vp);
+  finish_row(losses + blockIdx.x, x, row, threadIdx.x, CE_BLOCK, s, targets[blockIdx.x],
+             weights ? weights[blockIdx.x] : 1, dloss, V, Vp);
 }
 
 // Whether a multiprocessor holds two rows of bf16 at once, so that one is read while the other is written.
@@ -136,18 +152,18 @@ template <class T> static bool copies_rows(int Vp) {
 }
 
 template <class T>
-void cross_entropy(float* losses, T* logits, const int* targets, float dloss, int n, int V, int Vp,
-                   cudaStream_t stream) {
+void cross_entropy(float* losses, T* logits, const int* targets, float dloss, int n, int V, int Vp, cudaStream_t stream,
+                   const float* weights) {
   if (n == 0) return;
   if (Vp <= 4096) {
     LAUNCH(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
-           losses, logits, targets, dloss, n, V, Vp);
+           losses, logits, targets, weights, dloss, n, V, Vp);
   } else {
     bool copied = copies_rows<T>(Vp) && dloss != 0;
     LAUNCH((copied ? cross_entropy_block_kernel<T, sizeof(T) == 2> : cross_entropy_block_kernel<T, false>), dim3(n),
-           dim3(CE_BLOCK), copied ? Vp * sizeof(T) : 0, stream, losses, logits, targets, dloss, V, Vp);
+           dim3(CE_BLOCK), copied ? Vp * sizeof(T) : 0, stream, losses, logits, targets, weights, dloss, V, Vp);
   }
 }
 
-template void cross_entropy(float*, float*, const int*, float, int, int, int, cudaStream_t);
-template void cross_entropy(float*, bf16*, const int*, float, int, int, int, cudaStream_t);
+template void cross_entropy(float*, float*, const int*, float, int, int, int, cudaStream_t, const float*);
+template void cross_entropy(float*, bf16*, const int*, float, int, int, int, cudaStream_t, const float*);

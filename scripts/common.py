@@ -37,7 +37,7 @@ def run(main, interrupted):
   """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a script do so
   through `finally`, which removes temporary folders, with exit code 128 + signal."""
   for number in (signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and compare_variants.py has its own way
+    if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and sweep.py has its own way
       signal.signal(number, lambda number, _: sys.exit(128 + number))
   try:
     main()

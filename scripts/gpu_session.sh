@@ -13,7 +13,7 @@
 #   bench      make bench, and its differences from the bench/results/gpu.json of before
 #   peers      the same model and attention in PyTorch (scripts/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
-#              at 1K to 16K on those of --val (scripts/compare_variants.py)
+#              at 1K to 16K on those of --val (scripts/sweep.py)
 #
 # Logs and results go to $OUT, a short table is printed last; exit 1 if a part failed. CPPFLAGS and LDFLAGS reach make,
 # for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and gtest,

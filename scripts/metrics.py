@@ -129,6 +129,54 @@ class Evaluation:
     return " and ".join(reasons)
 
 
+def mean(values):
+  """Of those that are numbers; None if none is."""
+  known = [value for value in values if value is not None]
+  return sum(known) / len(known) if known else None
+
+
+class Diagnosis:
+  """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
+  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. What is null is None."""
+  NUMBERS = ("first_token", "sink_rate", "entropy", "entropy_norm", "m_act", "gate", "zeros")
+
+  def __init__(self, entry):
+    self.step, self.length, self.sequences = count(entry["step"]), count(entry["length"], 1), count(entry["sequences"], 1)
+    for name in self.NUMBERS:
+      setattr(self, name, finite(entry[name]))
+    layers = entry["layers"]
+    self.heads = {name: [[finite(head[name]) for head in layer["heads"]] for layer in layers]
+                  for name in ("first", "entropy_norm", "zeros")}
+    self.max = [finite(layer["max"][0]) for layer in layers]
+    self.gate_shares = [shares for layer in layers if (shares := numbers(layer.get("gate_shares")))]
+    reach = [numbers(head["reach"]) for layer in layers for head in layer["heads"]]
+    if not reach or len({*map(len, reach)}) > 1 or len({*map(len, self.gate_shares)}) > 1 or len({*map(len, self.heads["first"])}) > 1:
+      raise ValueError("no table of layers and heads")
+    self.reach = [mean(shares) for shares in zip(*reach)]
+
+  def by_layer(self, name):
+    return [mean(heads) for heads in self.heads[name]]
+
+
+def spike_score(values):
+  """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them, window,
+  limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes; None if there
+  are too few. The first `window` values are not scored."""
+  window, limit = (1000, 7) if len(values) >= 2000 else (128, 6)
+  if len(values) <= window or None in values:
+    return None
+  spikes, base = 0, values[0]
+  total = sum(x - base for x in values[:window])
+  squares = sum((x - base) ** 2 for x in values[:window])
+  for old, new in zip(values, values[window:]):
+    average = total / window
+    deviation = math.sqrt(max(0.0, squares / window - average * average))
+    spikes += abs(new - base - average) >= limit * deviation > 0
+    total += new - old
+    squares += (new - base) ** 2 - (old - base) ** 2
+  return spikes / (len(values) - window), window, limit
+
+
 def metrics_file(run):
   return run if run.endswith(".jsonl") else os.path.join(run, "metrics.jsonl")
 
@@ -136,12 +184,13 @@ def metrics_file(run):
 class Run:
   """A run's metrics.jsonl.
 
-  start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. own: the evaluation that says
+  start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
+  other types, unchecked but for their step. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
-  those of all steps with these targets. left_out: {"of other.bin": how many} of all that is in none of these.
+  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
 
@@ -149,7 +198,7 @@ class Run:
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, found = {}, {}, [], []
+    self.start, self.config, self.lines, self.others, found, diagnostics = {}, {}, [], {}, [], {}
     latest = {}  # the configuration of the lines that follow
     with open(path, encoding="utf-8", errors="replace") as lines:
       for line in lines:
@@ -161,10 +210,16 @@ class Run:
           elif entry["type"] in ("train", "skip"):
             count(entry["step"])
             self.lines.append(entry)
+          elif entry["type"] == "diagnostics":
+            diagnosis = Diagnosis(entry)
+            diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+          elif count(entry["step"]) >= 0:
+            self.others.setdefault(entry["type"], []).append(entry)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
+    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
     settings = model_settings(self.config)
     if not self.lines:  # a run that only evaluates, under its own name
       first = found[0].elsewhere if found else ""
@@ -201,6 +256,16 @@ class Run:
     """(step, loss) of every step."""
     return [(entry["step"], entry["loss"]) for entry in self.lines
             if entry["type"] == "train" and finite(entry.get("loss")) is not None]
+
+  def axis(self, over):
+    """The function from a step to where it lies: itself for "step", or the "tokens" and the "hours" of training until then."""
+    if over == "step":
+      return lambda step: step
+    at, hours = {0: 0.0}, 0.0
+    for entry in (entry for entry in self.lines if entry["type"] == "train"):
+      hours += (finite(entry.get("ms")) or 0) / 3.6e6
+      at[entry["step"]] = hours if over == "hours" else finite(entry.get("tokens")) or 0
+    return lambda step: at.get(step, math.nan)
 
   def curve(self):
     """(step, loss) of validation at the trained length."""
@@ -279,6 +344,13 @@ def difference(one, other):
   gaps = [a - b for a, b in zip(one.groups, other.groups)]
   mean = sum(n * gap for n, gap in zip(sizes, gaps)) / windows
   return mean, math.sqrt(sum(n * (gap - mean) ** 2 for n, gap in zip(sizes, gaps)) / (groups - 1) / windows)
+
+
+def clipped(run):
+  """The share of its updates whose gradient was clipped; None if none could be."""
+  limit = finite(section(run.config, "optimizer").get("grad_clip"))
+  norms = [entry["grad_norm"] for entry in run.lines if finite(entry.get("grad_norm")) is not None]
+  return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
 
 
 def differing(runs):

@@ -240,6 +240,8 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       nn.init.normal_(self.wpe.weight, std=0.02)
     self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
     self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
+    outputs = config.plusgpt["model"].get("head", {}).get("outputs", 0)
+    self.head = Projection(C, outputs) if outputs else None
     self.post_init()
 
   def _init_weights(self, module):
@@ -254,7 +256,8 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None, output_hidden_states=None,
               return_dict=True, **others):
     """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
-    (input_ids again; -100 is left out). Padding may only stand at the end, where no other token sees it. On request, as
+    (input_ids again; -100 is left out). With a regression head, logits are its outputs [B, T, K], labels [B, T, K] are what
+    each token's are to be (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Padding may only stand at the end, where no other token sees it. On request, as
     GPT-2 gives them: attentions, the weights P [B, H, T, T] of each layer (their rows sum to 1 where the kind normalises
     them and has no sink); hidden_states, [B, T, C] before each layer, and after the last one and ln_f."""
     # use_cache asks for speed alone, and None or False for nothing.
@@ -282,9 +285,13 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       attentions += (P,) if output_attentions else ()
       del P  # unless it was asked for, the next layer needs its memory
     x = self.ln_f(x)
-    logits = x @ self.wte.weight.T
+    logits = x @ self.wte.weight.T if self.head is None else self.head(x)
     loss = None
-    if labels is not None:
+    if labels is not None and self.head is not None:
+      there = ~labels.isnan()
+      errors = (logits.float() - labels.nan_to_num()).square() * there
+      loss = (errors.sum(-1) / there.sum(-1).clamp(min=1)).sum() / there.any(-1).sum()
+    elif labels is not None:
       loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
     output = CausalLMOutput(loss=loss, logits=logits, attentions=attentions if output_attentions else None,
                             hidden_states=hidden_states + (x,) if output_hidden_states else None)

@@ -8,10 +8,8 @@
 
 Needs numpy, and matplotlib for the picture.
 
-Only the first step is complete today: ./train trains on what `make` writes. It cannot train the force probe yet. That
-needs the settings data.labels and data.val_labels (labels in place of the next token), model.head.outputs (a linear head
-with a squared error) and train.label_mean ("sequence": every system weighs the same), and the flag --predict FILE.npy
-(float32 [windows, model.context, outputs] over data.val). `probe-data`, `judge` and `picture` already write and read those formats.
+Between the two, ./train trains on what `make` writes, then, from these weights (init), on what `probe-data` writes, and
+writes pred.npy: ./train runs/PROBE --predict pred.npy. scripts/newton.sh does all of it for several variants and seeds.
 
 make writes shards (data/shards.h) of Kepler orbits in AU, years and solar masses, G = 39.478. A sequence is one system and
 fills one window: model.context is its length. Every shard ends with one more token, the target of its last window's end.
@@ -33,7 +31,8 @@ Unlike in the paper, no force in a validation system is ever trained on.
 judge compares predictions for the validation systems with the true force. Least squares on logarithms give the exponents
 of r, m1 and m2 in F (Newton: -2, 1, 1), with 95 % intervals from resampling the systems. Two rows show what to expect:
 "observer" fits an ellipse and a period to the bins of the whole window, so it also sees what the model has not yet read;
-"neighbours", the control, averages the force of the two most similar states of training systems.
+"neighbours", the control, averages the force of the two most similar states of training systems. Predictions whose names differ
+only in a last number, NAME_1.npy and NAME_2.npy, are seeds: a second table has the means over them, and standard deviations.
 """
 import argparse
 import itertools
@@ -52,10 +51,10 @@ except ImportError as error:
   common.stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
 import plot
-from prepare_text import HEADER_INTS, MAGIC, VERSION, Progress
+from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, VERSION, Progress
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
-LABEL_MAGIC, LABEL_FLOAT = 20261101, 2
+LABEL_FLOAT = 2
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that
 DAY = 0.0027  # of a year
 SIZES = {  # offsets[body][channel]; first_label: the token of the first label, every fourth follows
@@ -184,14 +183,14 @@ def of_name(args):
   return re.compile(rf"{re.escape(args.name)}_((labels_)?(train|val)_\d{{6}}\.bin|truth\.json)")
 
 
-def report(args, when, stems, **model):
+def report(args, stems, **model):
   """Prints the files and a configuration for them. stems: {key of data: what its files are called}."""
   for name in sorted(filter(of_name(args).fullmatch, os.listdir(args.out))):
     print(os.path.join(args.out, name))
   size = SIZES[args.size]
   configuration = {"data": {key: os.path.join(args.out, f"{args.name}_{stem}_*.bin") for key, stem in stems.items()},
                    "model": {"context": size.context, "vocab": size.vocab, **model}}
-  print(f"for the configuration{when}: {json.dumps(configuration)[1:-1]}")
+  print(f"for the configuration: {json.dumps(configuration)[1:-1]}")
 
 
 def make(args):
@@ -210,7 +209,7 @@ def make(args):
       write_shards(folder, f"{args.name}_{split}", systems, (MAGIC, VERSION), windows(stream, systems), progress)
     progress.end()
   print(f"{100 * np.mean(outside):.2g} % of the positions are outside the box and were moved to its edge")
-  report(args, "", {"train": "train", "val": "val"})
+  report(args, {"train": "train", "val": "val"})
 
 
 def labels(size, target, s):
@@ -250,7 +249,7 @@ def probe_data(args):
     with open(os.path.join(folder, f"{args.name}_truth.json"), "w", encoding="utf-8") as file:
       json.dump(truth, file)
     progress.end()
-  report(args, ", once ./train reads labels", {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"},
+  report(args, {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"},
          head={"outputs": values.shape[2]})
 
 
@@ -408,13 +407,28 @@ def table(rows):
   return "\n".join(lines)
 
 
+def seeds(rows):
+  """A table of the means and standard deviations of the rows NAME_1.npy, NAME_2.npy, ...; "" if there are none."""
+  groups = {}
+  for name, row in rows.items():
+    found = re.fullmatch(r"(.*)_\d+\.npy", name)
+    if found and row["exponents"]:
+      groups.setdefault(found[1], []).append([*(row["exponents"][key][0] for key in ("r", "m1", "m2")), row["r2"], row["r2_log"]])
+  lines = ["", "", "| | seeds | exponent of r | of m1 | of m2 | R2 of F | R2 of ln F |", "|---" * 7 + "|"]
+  for name, values in groups.items():
+    if len(values) > 1:
+      cells = [f"{mean:.2f} +- {sd:.2f}" for mean, sd in zip(np.mean(values, 0), np.std(values, 0, ddof=1))]
+      lines.append(f"| {name} | {len(values)} | {' | '.join(cells)} |")
+  return "\n".join(lines) if len(lines) > 4 else ""
+
+
 def judge(args):
   first, _, rows = judged(args)
   if args.json:
     with open(args.json, "w", encoding="utf-8") as file:
       json.dump({"truth": args.truth, "from_step": first, "rows": rows}, file, indent=1)
       file.write("\n")
-  print(table(rows))
+  print(table(rows) + seeds(rows))
 
 
 def picture(args):

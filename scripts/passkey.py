@@ -9,6 +9,7 @@ tokens: with model.context equal to it, windows are whole samples, also when the
 passkey.form "compact" (eval/passkey.h), with the key at a random depth and its answer. The others (--repeats is their share
 in training) repeat a random string of letters and digits of random period: small models learn to copy from these.
 Validation has a twentieth as many samples, all with a key. For GPT-2 tokens every sample begins with 50256.
+--labels also writes a label file for each shard, NAME_labels_train_000000.bin: of a prompt, only the answer is predicted.
 
 picture draws the share of exact answers: for each run by length and depth, and in one more panel, for all runs together, by
 the distance from the key to the answer. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
@@ -22,9 +23,10 @@ import re
 import string
 import struct
 
+import metrics
 import plot
 from common import Failure, UserError, encode, run, whole_files
-from prepare_text import HEADER_INTS, MAGIC, VERSION
+from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, NO_LABEL, VERSION
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
 FILLER = "".join(SENTENCES)
@@ -49,7 +51,8 @@ def repeat(rng, most):
 
 
 def samples(args, rng, count, repeats):
-  """Arrays of --length tokens each: the separator of documents, if the tokenizer has one, and the last of a text."""
+  """Pairs: an array of --length tokens, the separator of documents, if the tokenizer has one, and the last of a text; and how
+  many tokens at its end are to be predicted."""
   first = int(args.tokenizer == "gpt2")
   keys = ["%05d" % rng.randrange(100000) for _ in range(200)]
   filler, *prompts = [len(tokens) - first for tokens in encode(
@@ -60,23 +63,40 @@ def samples(args, rng, count, repeats):
     raise UserError("--length %d is too short for a key and its question; use at least %d" % (args.length, least + first))
   per_token = 100 * len(FILLER) / filler
   most, most_after = int(args.length * max(per_token, 3)), int((args.length - first - least) * per_token)
-  texts = [repeat(rng, most) if rng.random() < repeats else passkey(rng, most_after, most) for _ in range(count)]
-  return [tokens[:first] + tokens[max(first, len(tokens) - args.length + first):] for tokens in encode(args, texts)]
+  texts, answers = [], []
+  for _ in range(count):
+    repeated = rng.random() < repeats
+    texts.append(repeat(rng, most) if repeated else passkey(rng, most_after, most))
+    answers.append("" if repeated else texts[-1][-len(" 00000."):])
+  lengths = iter([len(tokens) - first for tokens in encode(args, list(filter(None, answers)))] if any(answers) else [])
+  return [(tokens[:first] + tokens[max(first, len(tokens) - args.length + first):], next(lengths) if answer else args.length - 1)
+          for tokens, answer in zip(encode(args, texts), answers)]
 
 
-def write_shard(path, made, length):
-  """Whole samples, then one token more: a window needs the token after it as its last target."""
-  tokens = array.array("H")
-  for sample in made:
-    if len(sample) != length:
-      raise Failure("a sample has %d tokens, not %d" % (len(sample), length))
-    tokens += sample
-  tokens.append(tokens[0])
+def write_shard(path, header, values):
   with open(path, "wb") as file:
-    file.write(struct.pack("<%di" % HEADER_INTS, MAGIC, VERSION, len(tokens), *[0] * (HEADER_INTS - 3)))
-    tokens.tofile(file)
+    header = [header[0], VERSION, len(values), *header[1:]]
+    file.write(struct.pack("<%di" % HEADER_INTS, *header, *[0] * (HEADER_INTS - len(header))))
+    values.tofile(file)
     file.flush()
     os.fsync(file.fileno())
+
+
+def write_shards(folder, name, split, made, args):
+  """Whole samples, then one token more: a window needs the token after it as its last target."""
+  tokens, labels = array.array("H"), array.array("H")
+  for sample, predicted in made:
+    if len(sample) != args.length:
+      raise Failure("a sample has %d tokens, not %d" % (len(sample), args.length))
+    tokens += sample
+    labels.extend([NO_LABEL] * (args.length - 1 - predicted))
+    labels += sample[args.length - predicted:]
+    labels.append(NO_LABEL)
+  tokens.append(tokens[0])
+  labels.append(NO_LABEL)
+  write_shard(os.path.join(folder, "%s_%s_000000.bin" % (name, split)), [MAGIC], tokens)
+  if args.labels:
+    write_shard(os.path.join(folder, "%s_labels_%s_000000.bin" % (name, split)), [LABEL_MAGIC, 1, 1], labels)
 
 
 def make(args):
@@ -89,40 +109,36 @@ def make(args):
   if not re.fullmatch(r"[\w.+-]+", args.name):
     raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
   rng = random.Random(args.seed)
-  shards = {"%s_%s_000000.bin" % (args.name, split): samples(args, rng, count, repeats) for split, count, repeats in (
+  splits = {split: samples(args, rng, count, repeats) for split, count, repeats in (
       ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}
-  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(train|val)_\d{6}\.bin"), args.overwrite) as folder:
-    for name, made in shards.items():
-      write_shard(os.path.join(folder, name), made, args.length)
-  train, val = (os.path.join(args.out, name) for name in shards)
+  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(labels_)?(train|val)_\d{6}\.bin"), args.overwrite) as folder:
+    for split, made in splits.items():
+      write_shards(folder, args.name, split, made, args)
+  stems = {"train": "train", "val": "val", **({"labels": "labels_train", "val_labels": "labels_val"} if args.labels else {})}
+  data = {key: os.path.join(args.out, "%s_%s_000000.bin" % (args.name, stem)) for key, stem in stems.items()}
   tokenizer = {"tokenizer": args.tokenizer, **({"tokenizer_dir": args.tokenizer_dir} if args.tokenizer == "gpt2" else {})}
-  print('%s\n%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, "passkey": {"form": "%s"}'
+  print('%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, "passkey": {"form": "%s"}'
         '\nthen: ./train CONFIG.json; ./train runs/NAME --passkey; python3 scripts/passkey.py picture runs/NAME' % (
-            train, val, json.dumps({"train": train, "val": val}), args.length, 256 if args.tokenizer == "bytes" else 50257,
+            "\n".join(data.values()), json.dumps(data), args.length, 256 if args.tokenizer == "bytes" else 50257,
             json.dumps(tokenizer), args.form))
 
 
 # ---------------------------------------------------------------------------------------------------------- picture
 
-def results(folder):
-  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any."""
-  path = folder if folder.endswith(".jsonl") else os.path.join(folder, "metrics.jsonl")
+def results(run):
+  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any. A UserError if none has."""
   steps = {}
-  with open(path, encoding="utf-8", errors="replace") as lines:
-    for line in lines:
-      try:
-        entry = json.loads(line)
-        if entry["type"] != "passkey":
-          continue
-        step, form, length = int(entry["step"]), str(entry["form"]), int(entry["length"])
-        cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
-      except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        continue  # a damaged line
-      if cells:
-        steps.setdefault(step, {}).setdefault(form, {})[length] = cells
+  for entry in run.others.get("passkey", []):
+    try:
+      step, form, length = entry["step"], str(entry["form"]), int(entry["length"])
+      cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
+    except (ValueError, KeyError, TypeError, OverflowError):
+      continue  # a damaged line
+    if cells:
+      steps.setdefault(step, {}).setdefault(form, {})[length] = cells
   if not steps:
     raise UserError("%s holds no results of --passkey; run ./train %s --passkey, for a model of bytes with "
-                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (path, os.path.dirname(path)))
+                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (run.path, run.folder))
   return steps[max(steps)]
 
 
@@ -132,6 +148,7 @@ def heat_map(axes, by_length, title):
   share = [[next((exact for at, exact, _ in by_length[length] if at == depth), float("nan")) for length in lengths]
            for depth in depths]
   image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+  axes.grid(False)
   axes.set_facecolor("#c8c8c8")  # cells that were not measured
   axes.set(title=title, xlabel="length (tokens)", ylabel="depth of the key (0: the beginning)")
   axes.set_xticks(range(len(lengths)), lengths)
@@ -144,9 +161,8 @@ def heat_map(axes, by_length, title):
   return image
 
 
-def picture(args):
-  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
-           for folder in args.runs for form, by_length in sorted(results(folder).items())]
+def draw(shown):
+  """The figure of [(label, form, what results() has of it)]: heat maps, and the share by distance."""
   pyplot, ticker = plot.load_pyplot()
   figure, panels = pyplot.subplots(1, len(shown) + 1, figsize=(4.5 * (len(shown) + 1), 4.5), constrained_layout=True)
   for number, (label, form, by_length) in enumerate(shown):
@@ -163,8 +179,14 @@ def picture(args):
                  ylim=(-0.03, 1.03))
   plot.length_axis(panels[-1], ticker)
   panels[-1].legend(frameon=False)
+  return figure
+
+
+def picture(args):
+  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
+           for folder in args.runs for form, by_length in sorted(results(metrics.Run(folder)).items())]
   path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
-  figure.savefig(path, dpi=150)
+  draw(shown).savefig(path, dpi=150)
   print(path)
 
 
@@ -179,6 +201,7 @@ def main():
   made.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
   made.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   made.add_argument("--repeats", type=float, default=0.5, metavar="F", help="share of repeat samples, 0 to 1 [0.5]")
+  made.add_argument("--labels", action="store_true", help="also write label files")
   made.add_argument("--seed", type=int, default=1)
   made.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
   made.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin and NAME_val_000000.bin")

@@ -28,6 +28,9 @@ def load_pyplot():
     from matplotlib import pyplot, ticker
   except ImportError:
     stop("no picture: install matplotlib (pip install matplotlib, or scripts/install_deps.sh for /usr/bin/python3)")
+  pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                          "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
+                          "axes.axisbelow": True, "legend.frameon": False})
   return pyplot, ticker
 
 
@@ -71,9 +74,15 @@ def in_unit(unit, evaluation):
   return perplexity if unit == "perplexity" else float
 
 
+class Table(str):
+  """A table in Markdown, with its cells as .head and .rows."""
+
+
 def markdown(head, rows):
   line = lambda cells: "| " + " | ".join(cells) + " |"
-  return "\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)])
+  result = Table("\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)]))
+  result.head, result.rows = head, rows
+  return result
 
 
 def table(runs, unit="nats", at="at length", row_of=lambda run: run.row):
@@ -206,11 +215,57 @@ def length_axis(axes, ticker, lengths=None):
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
+def draw_losses(runs, style, axes, over="step"):
+  """Training and validation losses. over: "step", or what metrics.Run.axis() has."""
+  for run in runs:
+    colour, train, curve, at = style[run]["color"], run.train(), run.curve(), run.axis(over)
+    if train:
+      steps, losses = zip(*train)
+      places = [at(step) for step in steps]
+      axes.plot(places, losses, color=colour, alpha=0.18, linewidth=0.8)
+      axes.plot(places, smooth(losses), color=colour, linestyle=style[run]["linestyle"], linewidth=1.6, label=in_text(run.label))
+    if curve:
+      inside, edge = (colour, "white") if style[run]["label"] == in_text(run.label) else ("white", colour)
+      axes.plot(*zip(*((at(step), loss) for step, loss in curve)), "o", color=inside, markersize=4, markeredgecolor=edge,
+                markeredgewidth=0.6, label=None if train else style[run]["label"])
+  axes.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
+           xlabel=over, ylabel="loss (nats per token)")
+  # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
+  late = [loss for run in runs for loss in smooth([loss for _, loss in run.train()])[len(run.train()) // 30:]]
+  late += [loss for run in runs for step, loss in run.curve() if step > 0]
+  if late:
+    spread = max(late) - min(late) or 1.0
+    axes.set_ylim(min(late) - 0.08 * spread, max(late) + 0.12 * spread)
+
+
+def draw_lengths(runs, style, axes, ticker, unit):
+  """Returns the lengths that were evaluated."""
+  for run in runs:
+    points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
+              for _, e in sorted(run.row.items()) if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf]
+    if points:
+      lengths, values, errors = zip(*points)
+      axes.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
+    elif run.contexts:
+      axes.plot([], [], marker="o", **style[run])  # for the legend: it is in another panel
+  lengths = sorted({length for run in runs for length in run.row})
+  axes.set(title=UNITS[unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
+  if lengths:
+    length_axis(axes, ticker, lengths)
+    axes.margins(x=0.06, y=0.12)
+  return lengths
+
+
+def mark_contexts(runs, panels):
+  for context in sorted({run.context() for run in runs if run.context()}):
+    for axes in panels:
+      axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    panels[0].annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
+                       textcoords="offset points", va="top", fontsize=8.5, color="#666666")
+
+
 def draw(runs, path, brief=False, unit="nats", baseline=None):
   pyplot, ticker = load_pyplot()
-  pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-                          "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
-                          "axes.axisbelow": True, "legend.frameon": False})
   style = looks(runs)
   gaps = differences(runs, baseline or runs[0])
   if brief:
@@ -230,42 +285,9 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     draw_positions(runs, style, by_length[1], ticker, unit)
     if gaps:
       draw_differences(gaps, baseline or runs[0], style, below[3], ticker)
-  for run in runs:
-    colour, train, curve = style[run]["color"], run.train(), run.curve()
-    if train:
-      steps, losses = zip(*train)
-      left.plot(steps, losses, color=colour, alpha=0.18, linewidth=0.8)
-      left.plot(steps, smooth(losses), color=colour, linestyle=style[run]["linestyle"], linewidth=1.6,
-                label=in_text(run.label))
-    if curve:
-      inside, edge = (colour, "white") if style[run]["label"] == in_text(run.label) else ("white", colour)
-      left.plot(*zip(*curve), "o", color=inside, markersize=4, markeredgecolor=edge, markeredgewidth=0.6,
-                label=None if train else style[run]["label"])
-    points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
-              for _, e in sorted(run.row.items()) if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf]
-    if points:
-      lengths, values, errors = zip(*points)
-      right.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
-    elif run.contexts:
-      right.plot([], [], marker="o", **style[run])  # for the legend: it is in another panel
-  left.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
-           xlabel="step", ylabel="loss (nats per token)")
-  # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
-  late = [loss for run in runs for loss in smooth([loss for _, loss in run.train()])[len(run.train()) // 30:]]
-  late += [loss for run in runs for step, loss in run.curve() if step > 0]
-  if late:
-    spread = max(late) - min(late) or 1.0
-    left.set_ylim(min(late) - 0.08 * spread, max(late) + 0.12 * spread)
-  lengths = sorted({length for run in runs for length in run.row})
-  right.set(title=UNITS[unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
-  if lengths:
-    length_axis(right, ticker, lengths)
-    right.margins(x=0.06, y=0.12)
-  for context in sorted({run.context() for run in runs if run.context()}):
-    for axes in by_length:
-      axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
-    right.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
-                   textcoords="offset points", va="top", fontsize=8.5, color="#666666")
+  draw_losses(runs, style, left)
+  lengths = draw_lengths(runs, style, right, ticker, unit)
+  mark_contexts(runs, by_length)
   labels = right.get_legend_handles_labels()[1]
   if left.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
     left.legend(loc="best")

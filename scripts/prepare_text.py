@@ -51,6 +51,7 @@ import zlib
 from common import Failure, UserError, output_folder, run
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
+LABEL_MAGIC, NO_LABEL = 20261101, 65535  # of label files, there too
 MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh", ".zip": b"PK\3\4"}
 MARKER = b"<|endoftext|>"
 BLOCK = 4 << 20

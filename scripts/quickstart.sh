@@ -5,8 +5,8 @@
 #   bash scripts/quickstart.sh --text FILE   reads a text of your own, ideally a few megabytes
 #
 # Installs what is missing, builds ./train, turns the text into byte shards, trains configs/quickstart.json once for
-# each variant, measures the loss far beyond the trained length, and shows a table, a sample and a picture. Running it
-# again starts over. With a GPU and nvcc present the same steps run there.
+# each variant, measures the loss far beyond the trained length, and shows a table, a sample, a picture and a report. Running
+# it again starts over. With a GPU and nvcc present the same steps run there.
 set -euo pipefail
 
 variants=(softmax lssar)
@@ -73,5 +73,6 @@ phase "results"
 model=$(checkpoint "${runs[-1]}")
 printf '\nA sample from %s:\n\n' "$model"
 ./train configs/quickstart.json --set init="$model" --set attention.variant="$variant" --generate "In the beginning"
+report=$("$python" scripts/report.py "${runs[@]}" --out runs/quickstart.html --title "Quick start")
 phases
-echo "The picture is runs/quickstart.png, the trained model $model."
+echo "The picture is runs/quickstart.png, the report $report, the trained model $model."

@@ -2,7 +2,7 @@
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
-    python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what compare_variants.py wrote
+    python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what sweep.py --results wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
@@ -12,16 +12,12 @@ import os
 import re
 import sys
 
-import compare_variants
 import metrics
 import plot
+import sweep
 from common import stop
 
 PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md")
-
-def variants(result):
-  return (compare_variants.table(result) + f"\n\n{len(result['seeds'])} seeds, {result['steps']} steps of {result['tokens_per_step']} "
-          f"tokens ({result['config']}, commit {result['commit']}).")
 
 
 def replace_block(name, content):
@@ -48,7 +44,9 @@ def main():
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
     with open(sources[0], encoding="utf-8") as file:
-      content = variants(json.load(file))
+      result = json.load(file)
+    differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
+    content = "\n\n".join(filter(None, (sweep.table(result), differences, sweep.note(result))))
   else:
     content = plot.table([metrics.Run(folder) for folder in sources])
   replace_block(name, content)

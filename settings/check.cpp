@@ -142,8 +142,16 @@ static const Rule RULES[] = {
      return format("is beyond the %d positions that model.position = \"learned\" has (model.context); only \"rope\" and "
                    "\"none\" go further", c.model.context);
    }},
+  {"task.every", {"model.head.outputs"}, [](const Config& c) -> std::string {
+     if (c.task.every == 0 || c.model.head.outputs == 0) return "";
+     return "needs a model of tokens, but model.head.outputs makes one of values; use task.every = 0";
+   }},
   {"task.every", {"task.names"}, [](const Config& c) -> std::string {
      return c.task.every == 0 || !c.task.names.empty() ? "" : "needs task.names, the benchmarks to run";
+   }},
+  {"generate.every", {"model.head.outputs"}, [](const Config& c) -> std::string {
+     if (c.generate.every == 0 || c.model.head.outputs == 0) return "";
+     return "needs a model of tokens, but model.head.outputs makes one of values; use generate.every = 0";
    }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";

@@ -75,7 +75,9 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                      "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval")
           ->type_name("NAME,...")
           ->check(not_empty("needs a list of benchmarks, as in hellaswag,piqa"));
-  app.add_option("--lengths", flags.lengths, "lengths for --eval or --passkey [eval.lengths]")
+  auto* diagnostics = app.add_flag("--diagnostics", flags.diagnostics,
+                                   "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval");
+  app.add_option("--lengths", flags.lengths, "lengths for --eval, --passkey or --diagnostics [eval.lengths]")
       ->type_name("1024,2048,...")
       ->check(not_empty("needs a list of lengths, as in 1024,2048"));
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
@@ -84,6 +86,11 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                      "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit")
           ->type_name("FILE")
           ->check(not_empty("needs a file of prompts"));
+  auto* predict =
+      app.add_option("--predict", flags.predict,
+                     "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval")
+          ->type_name("FILE")
+          ->check(not_empty("needs the name of a file to write"));
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -96,7 +103,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                    "write the gradients of the first step as safetensors and exit")
                         ->type_name("FILE")
                         ->check(not_empty("needs the name of a file to write"));
-  CLI::Option* modes[] = {eval, passkey, tasks, generate, generate_file, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval,          passkey, tasks,   diagnostics,  generate,
+                          generate_file, predict, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
@@ -107,7 +115,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
-  for (std::string flag : {"--eval", "--passkey", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
+  for (std::string flag :
+       {"--eval", "--passkey", "--diagnostics", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
     for (int i = 1; i < argc; i++)
       if (std::string(argv[i]).starts_with(flag + "="))
         user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
@@ -135,8 +144,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
         resume->count() && !flags.resume.empty()
             ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
             : "");
-  if (!flags.lengths.empty() && !flags.eval && !flags.passkey)
-    user_error("command line: --lengths requires --eval or --passkey; see ./train --help");
+  if (!flags.lengths.empty() && !flags.eval && !flags.passkey && !flags.diagnostics)
+    user_error("command line: --lengths requires --eval, --passkey or --diagnostics; see ./train --help");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() + generate_file->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";

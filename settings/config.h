@@ -36,7 +36,10 @@ struct Config {
     std::string position = "rope";  // rope | learned | none
     double rope_base = 10000;
     double rope_fraction = 1;  // p-RoPE
-    int mlp_width() const;     // round(mlp_ratio * channels)
+    struct Head {
+      int outputs = 0;  // K; 0 = the output layer of a language model
+    } head;
+    int mlp_width() const;  // round(mlp_ratio * channels)
   } model;
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
@@ -53,6 +56,7 @@ struct Config {
   struct Data {
     std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files
     std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
+    std::vector<std::string> labels, val_labels;  // none: the next tokens
     bool shuffle = true;
   } data;
 
@@ -76,7 +80,8 @@ struct Config {
   } optimizer;
 
   struct Train {
-    int64_t steps = 18865;  // after loading always the number of steps, also where `tokens` was given
+    std::string label_mean = "batch";  // batch | sequence
+    int64_t steps = 18865;             // after loading always the number of steps, also where `tokens` was given
     int64_t tokens = 0;
     std::string recompute = "none";  // none | gelu | block
     int zero_stage = 1;              // 0 | 1
@@ -130,14 +135,22 @@ struct Config {
     std::string samples;  // "" = none
   } task;
 
+  struct Diagnostics {
+    int64_t every = 0;  // 0 = never
+    int64_t tokens = 65536;
+    std::string start = "any";  // any | document
+  } diagnostics;
+
   struct Log {
     int64_t every = 1;
+    int64_t groups_every = 0;  // 0 = never
   } log;
 
   // Not settings, but where they came from.
   std::string file;                            // as the user named it
   std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
   std::vector<std::string> warnings;           // complete sentences, to be printed once
+  bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as

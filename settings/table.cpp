@@ -44,6 +44,8 @@ static const Needs
               }},
     WINDOW = {"attention.window > 0", [](const Config& c) { return c.attention.window > 0; }},
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
+    LABELS = {"data.labels or data.val_labels",
+              [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
     DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
 
@@ -81,6 +83,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
     only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
                      "share of the frequencies that rotate, the highest (p-RoPE); the others do not"}),
+    {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
+     "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
     {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
@@ -112,6 +116,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"data.train", &c.data.train, "", no,
      "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
     {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
+    {"data.labels", &c.data.labels, "", no,
+     "label files that say what to predict, one for each shard of data.train; none: the next tokens", may_change, of_a_rank},
+    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", may_change, of_a_rank},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -134,6 +141,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
      "instead of steps: train on at least this many; 0 = not used", may_change},
+    only_with(LABELS, {"train.label_mean", &c.train.label_mean, "batch | sequence", no,
+                       "the loss is the mean over all labels, or over the means of sequences that have any"}),
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,
      "what the backward pass computes again to save memory", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
@@ -187,7 +196,16 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"task.samples", &c.task.samples, "", no,
      "file to which --tasks writes the log-likelihoods, as JSON lines; empty: none", may_change, of_a_rank},
 
+    {"diagnostics.every", &c.diagnostics.every, "[0, 1e9]", no,
+     "steps between diagnostics of attention (--diagnostics); 0 = never", may_change},
+    {"diagnostics.tokens", &c.diagnostics.tokens, "[1, 1e15]", no, "validation tokens of diagnostics, at each length",
+     may_change},
+    {"diagnostics.start", &c.diagnostics.start, "any | document", no,
+     "where their windows begin: anywhere, as in training, or at a 50256, GPT-2's separator of documents", may_change},
+
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
+    {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,
+     "steps between norms of gradients, weights and updates by group of parameters; 0 = never", may_change},
   };
   for (ConfigRow& row : rows)
     if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);

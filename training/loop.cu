@@ -16,12 +16,14 @@
 #include "base/text.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/state.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/generate.h"
 #include "eval/tasks.h"
 #include "kernels/matmul.cuh"
 #include "settings/schedule.h"
 #include "training/console.h"
+#include "training/groups.h"
 #include "training/spikes.h"
 
 static AdamW adamw_settings(const Config& config, int64_t step) {
@@ -44,8 +46,9 @@ static bool due_or_last(const Config& config, int64_t every, int64_t step) {
   return due(every, step) || (every > 0 && step == config.train.steps);
 }
 
-static std::vector<int> due_lengths(const Config& config, int64_t step) {
-  return due_or_last(config, config.eval.every, step) ? config.eval.lengths : std::vector<int>{};
+// every: eval.every or diagnostics.every
+static std::vector<int> due_lengths(const Config& config, int64_t every, int64_t step) {
+  return due_or_last(config, every, step) ? config.eval.lengths : std::vector<int>{};
 }
 
 static std::vector<int> due_tasks(const Config& config, int64_t step) {
@@ -55,7 +58,7 @@ static std::vector<int> due_tasks(const Config& config, int64_t step) {
 }
 
 std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
-  std::vector<int> lengths = due_lengths(config, step);
+  std::vector<int> lengths = due_lengths(config, config.eval.every, step);
   std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step, config.eval);
   std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
   return lengths;
@@ -66,6 +69,13 @@ std::vector<int> missing_tasks(const Config& config, const std::string& run, int
   std::set<std::string> done = evaluated_tasks(run + "/metrics.jsonl", step);
   std::erase_if(numbers, [&](int number) { return done.count(config.task.names[size_t(number)]) > 0; });
   return numbers;
+}
+
+std::vector<int> missing_diagnostics(const Config& config, const std::string& run, int64_t step) {
+  std::vector<int> lengths = due_lengths(config, config.diagnostics.every, step);
+  std::set<int> done = diagnosed_lengths(run + "/metrics.jsonl", step);
+  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
+  return lengths;
 }
 
 // Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
@@ -151,7 +161,9 @@ StepResult next_gradients(Model& model, Loader& loader) {
   model.begin_step();
   for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
     const Batch& batch = loader.next();
-    model.forward_backward(batch.inputs.data(), batch.targets.data());
+    model.forward_backward(batch.inputs.data(),
+                           {batch.targets.data(), batch.weights.empty() ? nullptr : batch.weights.data(),
+                            batch.values.empty() ? nullptr : batch.values.data()});
   }
   StepResult result = model.finish(float(model.config().optimizer.grad_clip));
   for (auto* x : {&result.loss, &result.grad_norm})
@@ -166,8 +178,9 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
   int64_t saved = comm.broadcast(newest_step(path));  // 0: none yet, as when another run is continued
-  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first));
-  std::vector<int> tasks_missing = comm.broadcast(missing_tasks(config, path, first));
+  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first)),
+                   undiagnosed = comm.broadcast(missing_diagnostics(config, path, first)),
+                   tasks_missing = comm.broadcast(missing_tasks(config, path, first));
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
@@ -208,11 +221,16 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
     Weights weights{path, step, step * config.batch.tokens};
-    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, step), "val", weights,
-                     metrics, stopping);
+    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, config.eval.every, step),
+                     "val", weights, metrics, stopping);
     evaluate_tasks(model, tasks, step == first ? tasks_missing : due_tasks(config, step), weights, metrics, "",
                    stopping);
     bool stop = stopping();
+    if (!stop && config.diagnostics.every > 0) {
+      diagnose_lengths(model, val, step == first ? undiagnosed : due_lengths(config, config.diagnostics.every, step),
+                       weights, metrics, stopping);
+      stop = stopping();
+    }
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);
       stop = stopping();
@@ -232,7 +250,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
     if (finite && step == 0) warn_of_zero_gradients(model);
-    if (finite && spike.empty()) model.update(adamw_settings(config, step));
+    bool updated = finite && spike.empty();
+    if (updated) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1,
                        .steps = steps,
@@ -244,6 +263,8 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
                        .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
                        .ms = elapsed * 1e3};
     metrics.train(report);
+    if (updated && due(config.log.groups_every, step + 1))
+      write_group_norms(model, adamw_settings(config, step), metrics);
     eta.add(report.ms);
     if (!finite) {
       background.wait();

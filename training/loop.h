@@ -23,7 +23,11 @@ std::vector<int> missing_lengths(const Config& config, const std::string& run, i
 // The same of task.names, as their numbers.
 std::vector<int> missing_tasks(const Config& config, const std::string& run, int64_t step);
 
-// Trains from `state` to the last step: steps, evaluations, samples, checkpoints and the requests of signals. tasks: those of
-// task.names, if task.every > 0. Called by all ranks. run: rank 0's folder; nullptr on the others, which write nothing. A failure if training diverges.
+// The same for diagnostics.
+std::vector<int> missing_diagnostics(const Config& config, const std::string& run, int64_t step);
+
+// Trains from `state` to the last step: steps, evaluations, samples, checkpoints and the requests of signals. tasks:
+// those of task.names, if task.every > 0. Called by all ranks. run: rank 0's folder; nullptr on the others, which write
+// nothing. A failure if training diverges.
 void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val,
            const std::vector<Task>& tasks, RunDir* run, RunState state, MetricsLog& metrics);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/passkey.h"
 #include "eval/tasks.h"
@@ -45,13 +46,16 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
   const Config& config = model.config();
   if (training) {  // all micro steps have one shape; without update() only the gradients change
     std::vector<int> zeros(size_t(config.batch.micro) * config.model.context);
+    std::vector<float> values(zeros.size() * config.model.head.outputs);
     model.begin_step();
-    model.forward_backward(zeros.data(), zeros.data());
+    model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
     model.finish(float(config.optimizer.grad_clip));
   }
   for (int length : lengths)
     if (passkey) make_products_of_passkey(model, length);
     else make_products_of_evaluate(model, val, length, config.eval.tokens);
   make_products_of_tasks(model, tasks);
+  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
+    make_products_of_diagnostics(model, length);
   take_rank_0s();
 }

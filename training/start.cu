@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "data/tokenizer.h"
+#include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "training/products.h"
 
@@ -69,7 +70,8 @@ void take_run_folder(Flags& flags) {
         "checkpoints (runs/NAME/step_N)",
         folder.c_str(), flags.config.c_str());
   flags.run = name_in_runs(place.run);
-  bool writes = !flags.generating && !flags.print_config && !flags.dry_run && flags.dump_gradients.empty();
+  bool writes = !flags.generating && flags.predict.empty() && !flags.print_config && !flags.dry_run &&
+                flags.dump_gradients.empty();
   auto names = [](const std::string& set) { return set.starts_with("name="); };
   if (writes && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
     user_error(
@@ -92,11 +94,16 @@ Config load_config(const Flags& flags, bool trains) {
   return config;
 }
 
+// The shards, then their label files.
 static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   std::vector<DataFile> files;
+  auto add = [&](const Shard& file) {
+    files.push_back(
+        {valid_utf8(std::filesystem::path(file.path).filename().string()), file.tokens, sampled_checksum(file.path)});
+  };
+  for (const Shard& shard : shards) add(shard);
   for (const Shard& shard : shards)
-    files.push_back({valid_utf8(std::filesystem::path(shard.path).filename().string()), shard.tokens,
-                     sampled_checksum(shard.path)});
+    if (shard.labels) add(*shard.labels);
   return files;
 }
 
@@ -104,13 +111,24 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
   Data data;
   if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
   Config checked = config;
-  if (flags.passkey) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // its prompts are no validation tokens
-  if (evaluates || flags.passkey)
+  if (!evaluates) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other questions have their own tokens
+  if (evaluates || flags.passkey || config.diagnoses)
     check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
-  if (evaluates) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
+  if (evaluates || config.diagnoses) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
+  auto label = [&](std::vector<Shard>& shards, const std::vector<std::string>& patterns, const char* key) {
+    int outputs = config.model.head.outputs;
+    if (outputs > 0 && patterns.empty())
+      user_error("config: model.head.outputs = %d needs float32 labels: set %s%s  [%s]", outputs, key,
+                 &shards == &data.val ? ", or eval.every = 0" : "", config.file.c_str());
+    open_labels(shards, patterns, config.model.vocab, outputs, key);
+  };
+  if (training) label(data.train, config.data.labels, "data.labels");
+  if (evaluates && flags.predict.empty()) label(data.val, config.data.val_labels, "data.val_labels");
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
+  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
+    check_diagnostics(config, data.val, length);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
   return data;

@@ -23,7 +23,7 @@ Config load_config(const Flags& flags, bool trains);
 
 struct Data {
   std::vector<Shard> train, val;
-  std::vector<DataFile> train_files, val_files;
+  std::vector<DataFile> train_files, val_files;  // the shards, then their label files
 };
 
 // Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes

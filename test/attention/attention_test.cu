@@ -164,21 +164,6 @@ double check_attention(const AttentionSetup& s, const AttentionShape& shape, con
   return comparison.finish(describe(s, shape));
 }
 
-// Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /
-// m times, and the largest error of a tensor is that of its worst row.
-template <class T> void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
-  for (int b = 0; b < shape.B; b++)
-    for (int h = 0; h < shape.H; h++) {
-      float squares = 0;
-      for (int d = 0; d < shape.D; d++) squares += std::pow(to_float(qkv[shape.qkv(b, 0, 1, h, d)]), 2.0f);
-      for (int t = 0; t < shape.T; t++)
-        for (int d = 0; d < shape.D; d++) {
-          T& q = qkv[shape.qkv(b, t, 0, h, d)];
-          q = from_float<T>(to_float(q) + 3 * to_float(qkv[shape.qkv(b, 0, 1, h, d)]) / squares);
-        }
-    }
-}
-
 template <class T> double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
   AttentionShape shape = fit(wanted);
   if (!has_kernels(shape.D)) return 0;
@@ -262,13 +247,6 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
       expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
       expect_same_bits(format("%s dqkv, %d apart", kind_names[int(kind)], extra), apart.dqkv, together.dqkv);
     }
-}
-
-// Biases of the sizes that fox and alibi have, falling from row to row.
-static std::vector<float> random_bias(const AttentionShape& shape, unsigned seed) {
-  auto c = random_normal<float>(shape.rows(), seed);
-  for (size_t i = 0; i < c.size(); i++) c[i] = (i % shape.T ? c[i - 1] : 0) - std::fabs(c[i]) * 0.1f;
-  return c;
 }
 
 static bool general_on_gpu() { return family == Kernels::general && !on_cpu; }  // these have no such masks

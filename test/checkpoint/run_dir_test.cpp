@@ -237,7 +237,7 @@ TEST(Metrics, LinesAreAsDocumented) {
   TempDir dir;
   MetricsLog log(dir / "m");
   log.start("abc123", "./train \"x\"\n", {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
-            {{"nccl", "2.1"}, {"cuda", "12"}});
+            {{"nccl", "2.1"}, {"cuda", "12"}}, 1234, 8000);
   log.train({.step = 3,
              .steps = 10,
              .loss = 0.1,
@@ -274,7 +274,7 @@ TEST(Metrics, LinesAreAsDocumented) {
       timeless(bytes_of(dir / "m")),
       R"({"type":"start","time":0,"commit":"abc123","command":"./train \"x\"\n","config":)"
       R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
-      R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"}})"
+      R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"},"parameters":1234,"flops_per_token":8000.0})"
       "\n"
       R"({"type":"train","time":0,"step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
       R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"

@@ -13,41 +13,11 @@
 
 #include "data/loader.h"
 #include "data/shards.h"
-#include "test/support/temp_dir.h"
+#include "test/data/shard_files.h"
 
 namespace {
 
-struct Header {
-  int magic = 20240520, version = 1, count = -1;
-};
-
-std::string shard_bytes(const std::vector<int>& tokens, Header h = {}) {
-  int32_t header[256] = {h.magic, h.version, h.count == -1 ? int32_t(tokens.size()) : h.count};
-  std::string bytes(reinterpret_cast<char*>(header), sizeof header);
-  for (int token : tokens) {
-    bytes += char(token & 255);
-    bytes += char(token >> 8);
-  }
-  return bytes;
-}
-
-std::vector<int> numbers(int count, int first = 0) {  // first, first + 1, ...
-  std::vector<int> tokens(count);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-struct Shards : testing::Test {
-  TempDir dir;
-  std::string add(const std::string& name, const std::vector<int>& tokens, Header header = {}) {
-    write_file(dir / name, shard_bytes(tokens, header));
-    return dir / name;
-  }
-  std::vector<Shard> open(const std::vector<std::string>& names, int vocab = 65536) {
-    std::vector<std::string> paths;
-    for (const std::string& name : names) paths.push_back(dir / name);
-    return open_shards(paths, vocab, "data.train");
-  }
+struct Shards : ShardFiles {
   void expect_bad(const std::string& name, std::initializer_list<std::string> parts) {
     expect_user_error([&] { open({name}); }, {"data.train", dir / name});
     expect_user_error([&] { open({name}); }, parts);
@@ -96,7 +66,7 @@ TEST_F(Shards, PatternsLeaveOutJson) {
   write_file(dir / "a.json", "{}");
   EXPECT_EQ(open({"a*"}).size(), 1u);
   expect_bad("*.json", {"the pattern matches no file"});
-  expect_bad("a.json", {"not a shard"});
+  expect_bad("a.json", {"not a token shard"});
 }
 
 TEST_F(Shards, BytesOfText) {

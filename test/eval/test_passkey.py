@@ -1,4 +1,5 @@
 """./train --passkey, and scripts/passkey.py: its shards, whole runs on them, its picture."""
+import array
 import json
 import math
 import os
@@ -134,6 +135,38 @@ class Passkey(Workspace):
       done = subprocess.run([TRAIN, *command], cwd=self.folder, capture_output=True, text=True)
       self.assertEqual(done.returncode, 0, done.stderr)
     self.assertEqual(self.metrics("p", "passkey")[-1]["form"], "compact")
+
+  def test_labels_are_the_answers(self):
+    self.script("make", "--length", 100, "--samples", 40, "--out", "made", "--name", "plain")
+    printed = self.script("make", "--length", 100, "--samples", 40, "--labels", "--out", "made", "--name", "x").stdout
+    for split in ("train", "val"):
+      shard = self.bytes_of(self.path(f"made/x_{split}_000000.bin"))
+      self.assertEqual(shard, self.bytes_of(self.path(f"made/plain_{split}_000000.bin")))
+      content = array.array("H", self.bytes_of(self.path(f"made/x_labels_{split}_000000.bin"))[1024:])
+      self.assertEqual(len(content), (len(shard) - 1024) // 2)
+      for number, sample in enumerate(self.samples(f"made/x_{split}_000000.bin", 100)):
+        labels = content[100 * number:100 * number + 100]
+        answer = b" %s." % bytes(sample[-6:-1])
+        text = bytes(sample)
+        if b"What is the key?" in text:
+          self.assertEqual(labels.tolist(), [65535] * 92 + list(answer) + [65535])
+        else:
+          self.assertEqual(labels.tolist(), [*text[1:], 65535])
+    config = json.loads("{%s}" % printed.partition("for the configuration: ")[2].splitlines()[0])
+    config["model"].update(layers=1, heads=1, channels=8)
+    self.write("p.json", json.dumps({**config, "batch": {"tokens": 200}, "train": {"steps": 2}, "eval": {"lengths": [100]}}))
+    done = subprocess.run([TRAIN, "p.json"], cwd=self.folder, capture_output=True, text=True)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual([line["of"]["tokens"] for line in self.metrics("p", "val")], [2 * 7] * 2)  # of the two windows
+
+  def test_labels_of_gpt2_tokens(self):
+    self.vocabulary()
+    self.script("make", "--length", 120, "--samples", 20, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
+                "--repeats", 0, "--labels", "--out", "made", "--name", "x")
+    labels = array.array("H", self.bytes_of(self.path("made/x_labels_train_000000.bin"))[1024:])
+    for number, sample in enumerate(self.samples("made/x_train_000000.bin", 120)):
+      row = labels[120 * number:120 * number + 120].tolist()
+      self.assertEqual(row, [65535] * 112 + list(sample[-7:]) + [65535])  # no merge has a digit
 
   def test_shards_of_gpt2_tokens(self):
     size = self.vocabulary()["model__vocab"]

@@ -16,6 +16,7 @@
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/squared_error.cuh"
 #include "test/kernels/reference.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
@@ -405,6 +406,48 @@ TYPED_TEST(KernelTest, CrossEntropy) {
       }
 }
 
+// Rows without a target are not read, and get zeros; the others are multiplied by their weights, and a weight of 1 changes
+// no bit.
+TYPED_TEST(KernelTest, CrossEntropyOfSomeRows) {
+  using T = TypeParam;
+  struct {
+    int n, V, Vp;
+  } shapes[] = {{31, 65, 128}, {9, 4097, 4224}, {rows_that_loop(16), 30, 32}};
+  for (auto [n, V, Vp] : shapes)
+    for (float dloss : {0.0f, 1.0f / n}) {
+      Pool all_losses(shape("cross_entropy weighted losses", {n, V, Vp}), u32, 1);
+      Pool gradients(shape("cross_entropy weighted dlogits", {n, V, Vp}), u<T>);
+      for (unsigned seed : Pool::seeds(10 * n)) {
+        auto logits = random_normal<T>(size_t(n) * Vp, seed, 2.0f);
+        auto targets = random_ints(n, seed + 1, V);
+        std::vector<float> weights(n), ones(n, 1.0f);
+        for (int row = 0; row < n; row++) {
+          weights[row] = 0.25f * float(1 + row % 7);
+          for (int v = 0; v < Vp; v++)
+            if (row % 3 == 1) targets[row] = -1, logits[size_t(row) * Vp + v] = from_float<T>(NAN);
+        }
+        auto run = [&](const std::vector<int>& targets, const float* weights) {
+          DeviceArray<T> device(logits);
+          DeviceArray<float> losses(n);
+          cross_entropy<T>(losses, device, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, weights);
+          return std::pair(losses.download(), device.download());
+        };
+        auto [losses, dlogits] = run(targets, DeviceArray<float>(weights));
+        for (T& x : logits)
+          if (std::isnan(to_float(x))) x = from_float<T>(0);
+        auto exact = ref_cross_entropy<Exact>(widen<Exact>(logits), targets, dloss, V, Vp, weights);
+        auto naive = ref_cross_entropy<Naive<T>>(widen<Naive<T>>(logits), targets, dloss, V, Vp, weights);
+        all_losses.add(losses, exact.losses, naive.losses);
+        if (dloss != 0) gradients.add(dlogits, exact.dlogits, naive.dlogits);
+        for (int& target : targets) target = std::max(target, 0);
+        auto [plain, plain_dlogits] = run(targets, nullptr);
+        auto [with_ones, dlogits_with_ones] = run(targets, DeviceArray<float>(ones));
+        expect_same_bits("cross_entropy with weights of 1", with_ones, plain);
+        expect_same_bits("cross_entropy with weights of 1, dlogits", dlogits_with_ones, plain_dlogits);
+      }
+    }
+}
+
 TYPED_TEST(KernelTest, CrossEntropyReproducible) {
   using T = TypeParam;
   for (int V : {250, 5000}) {
@@ -418,6 +461,43 @@ TYPED_TEST(KernelTest, CrossEntropyReproducible) {
       return bits_of(device, losses);
     });
   }
+}
+
+// ---- squared error
+
+TYPED_TEST(KernelTest, SquaredError) {
+  using T = TypeParam;
+  for (auto [n, K] : {std::pair(1, 1), {37, 2}, {300, 7}, {130, 8}, {20, 33}})
+    for (float dloss : {0.0f, 1.0f / n}) {
+      int Kp = (K + 7) / 8 * 8;
+      Pool all_losses(shape("squared_error losses", {n, K}), u32), outputs(shape("squared_error y", {n, K}), u32, 1);
+      Pool gradients(shape("squared_error dy", {n, K}), u<T>, dloss);
+      for (unsigned seed : Pool::seeds(n)) {
+        auto y = random_normal<float>(size_t(n) * Kp, seed);
+        auto bias = random_normal<T>(K, seed + 1);
+        auto targets = random_normal<float>(size_t(n) * K, seed + 2);
+        std::vector<float> weights(n);
+        for (int row = 0; row < n; row++) {
+          weights[row] = 0.25f * float(1 + row % 7);
+          for (int k = 0; k < K; k++)  // some rows have none, some all but one
+            if (row % 5 == 3 || (row % 5 == 1 && k == row % K)) targets[size_t(row) * K + k] = NAN;
+        }
+        DeviceArray<float> device(y), losses(n);
+        DeviceArray<T> dy(y.size());
+        squared_error<T>(losses, device, dy, DeviceArray<T>(bias), DeviceArray<float>(targets),
+                         DeviceArray<float>(weights), dloss, n, K, Kp, nullptr);
+        auto exact = ref_squared_error<Exact>(widen<Exact>(y), widen<Exact>(bias), targets, weights, dloss, K, Kp);
+        auto naive =
+            ref_squared_error<Naive<T>>(widen<Naive<T>>(y), widen<Naive<T>>(bias), targets, weights, dloss, K, Kp);
+        all_losses.add(losses.download(), exact.losses, naive.losses);
+        outputs.add(device.download(), exact.y, naive.y);
+        if (dloss == 0) continue;
+        gradients.add(dy.download(), exact.dy, naive.dy);
+        DeviceArray<float> again(y);  // without targets only the outputs
+        squared_error<T>(nullptr, again, nullptr, DeviceArray<T>(bias), nullptr, nullptr, 0, n, K, Kp, nullptr);
+        expect_same_bits("squared_error without targets", again.download(), device.download());
+      }
+    }
 }
 
 // ---- gradient norm, clipping, AdamW

@@ -146,21 +146,51 @@ template <class P> struct RefCrossEntropy { Reals<P> losses, dlogits; };
 
 template <class P>
 RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<int>& targets, double dloss, int V,
-                                     int Vp) {
+                                     int Vp, const std::vector<float>& weights = {}) {
   using R = Real<P>;
   RefCrossEntropy<P> r{Reals<P>(targets.size()), Reals<P>(logits.size(), 0)};
   for (size_t n = 0; n < targets.size(); n++) {
+    if (targets[n] < 0) continue;
+    R weight = weights.empty() ? 1 : weights[n], scale = R(dloss) * weight;
     const R* x = logits.data() + n * Vp;
     R max = *std::max_element(x, x + V), sum = 0;
     Reals<P> e(V);
     for (int v = 0; v < V; v++) e[v] = P::round(std::exp(P::round(x[v] - max)));
     for (int v = 0; v < V; v++) sum += e[v];
-    r.losses[n] = std::log(sum) - (x[targets[n]] - max);
+    r.losses[n] = (std::log(sum) - (x[targets[n]] - max)) * weight;
     for (int v = 0; v < V; v++) {
       R p = P::round(e[v] / sum);
-      r.dlogits[n * Vp + v] = P::round(P::round(p - R(v == targets[n])) * R(dloss));
+      r.dlogits[n * Vp + v] = P::round(P::round(p - R(v == targets[n])) * scale);
     }
   }
+  return r;
+}
+
+// ---- squared error
+
+template <class P> struct RefSquaredError { Reals<P> losses, y, dy; };
+
+template <class P>
+RefSquaredError<P> ref_squared_error(Reals<P> y, const Reals<P>& bias, const std::vector<float>& targets,
+                                     const std::vector<float>& weights, double dloss, int K, int Kp) {
+  using R = Real<P>;
+  size_t n = y.size() / Kp;
+  RefSquaredError<P> r{Reals<P>(n, 0), Reals<P>(), Reals<P>(y.size(), 0)};
+  for (size_t row = 0; row < n; row++) {
+    R sum = 0, weight = weights.empty() ? 1 : weights[row], count = 0;
+    for (int k = 0; k < K; k++) {
+      y[row * Kp + k] += bias[k];
+      if (!std::isnan(targets[row * K + k])) count += 1;
+    }
+    for (int k = 0; k < K; k++) {
+      if (std::isnan(targets[row * K + k])) continue;
+      R error = y[row * Kp + k] - R(targets[row * K + k]);
+      sum += error * error;
+      r.dy[row * Kp + k] = P::round(error * R(2) * weight / count * R(dloss));
+    }
+    if (count > 0) r.losses[row] = sum * weight / count;
+  }
+  r.y = y;
   return r;
 }
 

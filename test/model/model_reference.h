@@ -3,6 +3,7 @@
 // Hugging Face's layouts, without padding.
 #pragma once
 #include <map>
+#include <numeric>
 #include <string>
 
 #include "attention/bias.cuh"
@@ -28,7 +29,7 @@ template <class P> class ReferenceModel {
   explicit ReferenceModel(const Config& config) : config_(config), settings_{config.attention, config.model.context} {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
-    G = gate_logits(config);
+    G = gate_logits(config), K = m.head.outputs;
     gate_ = config.attention.gate;
   }
 
@@ -42,6 +43,8 @@ template <class P> class ReferenceModel {
       for (R& x : own) x = P::round(x);
     }
   }
+
+  std::vector<float> weights, values;  // [N], [N, K], if set: of the rows; what a regression head is to say
 
   // The mean loss of the batch [B, T]; gradients = its derivatives.
   double loss_and_gradients(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
@@ -85,10 +88,19 @@ template <class P> class ReferenceModel {
       x = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1, x).d;
     }
     final_ = layernorm("ln_f");
+    if (K) {
+      Array zero(size_t(N) * K);
+      Array y = ref_matmul<typename WideOf<P>::type>(zero, final_.out, parameters["head.weight"], N, K, C, false, false,
+                                                     K, C, K, 0, 0, none, none)
+                    .d;
+      squared_ = ref_squared_error<P>(y, parameters["head.bias"], values, weights, 1.0 / N, K, K);
+      losses.assign(squared_.losses.begin(), squared_.losses.end());
+      return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
+    }
     Array logits(size_t(N) * V);
     logits =
         ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
-    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V);
+    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights);
     losses = classified_.losses;
     R sum = 0;
     for (R loss : losses) sum += loss;
@@ -216,11 +228,15 @@ template <class P> class ReferenceModel {
     using Wide = typename WideOf<P>::type;
     int N = B * T;
     Array none, dx(size_t(N) * C, 0), dln(size_t(N) * C);
-    dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0, none,
-                        none)
-              .d;
     Array dwte(size_t(V) * C, 0), dwpe(parameters["wpe.weight"].size(), 0);
-    dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C, 0, 0, none, none).d;
+    if (K) {
+      dln = linear_backward(squared_.dy, final_.out, "head", N, C, K, none);
+    } else {
+      dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0,
+                          none, none)
+                .d;
+      dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C, 0, 0, none, none).d;
+    }
     layernorm_backward(dx, dln, final_, "ln_f", N);
     for (int l = L - 1; l >= 0; l--) {
       Layer& a = layers_[l];
@@ -255,9 +271,10 @@ template <class P> class ReferenceModel {
   Config config_;
   AttentionSetup settings_;
   GateSettings gate_;
-  int L, C, H, D, A, F, V, G;
+  int L, C, H, D, A, F, V, G, K;
   Array dlogits_;
   std::vector<Layer> layers_;
   RefLayernorm<P> final_;
   RefCrossEntropy<P> classified_;
+  RefSquaredError<P> squared_;
 };

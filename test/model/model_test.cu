@@ -19,13 +19,17 @@ std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 TEST(Model, ReferenceGradientsAreDerivatives) {
   std::vector<std::vector<std::string>> cases = {{"attention.variant=fox", "attention.window=4"},
                                                  {"attention.variant=cable", "attention.kind=lssa"},
-                                                 {"attention.window=3", "attention.layers=window,full_unrotated"}};
+                                                 {"attention.window=3", "attention.layers=window,full_unrotated"},
+                                                 {"data.labels=x"},
+                                                 {"model.head.outputs=1", "data.labels=x"},
+                                                 {"model.head.outputs=7", "data.labels=x"}};
   for (const std::string& position : positions()) cases.push_back({"model.position=" + position});
   for (const auto& sets : cases) {
     Config config = small_config("fp32", sets);
     TestBatch batch(config);
     auto model = small_model(config);
     ReferenceModel<Exact> reference(config);
+    reference.weights = batch.weights, reference.values = batch.values;
     reference.take_parameters(*model);
     reference.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
     for (auto& [name, gradient] : reference.gradients) {
@@ -63,6 +67,8 @@ template <class T> class GradientPool {
       ReferenceModel<Exact> exact(config);
       ReferenceModel<Naive<T>> naive(config);
       naive.take_parameters(*model);
+      naive.weights = exact.weights = batch.weights;
+      naive.values = exact.values = batch.values;
       for (auto& [name, values] : naive.parameters)
         exact.parameters[name].assign(values.begin(), values.end());  // as the kernels read them
       exact_losses.push_back(exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
@@ -88,6 +94,47 @@ TEST(Model, GradientsMatchReference) {
     GradientPool<float>("fp32").add({"model.position=" + position}, position);
     GradientPool<bf16>("bf16").add({"model.position=" + position}, position);
   }
+}
+
+TEST(Model, GradientsWithLabelsMatchReference) {
+  for (std::string micro : {"4", "2"}) {
+    GradientPool<float>("fp32").add({"data.labels=x", "batch.micro=" + micro}, "labels");
+    GradientPool<bf16>("bf16").add({"data.labels=x", "batch.micro=" + micro}, "labels");
+  }
+}
+
+TEST(Model, GradientsOfTheRegressionHeadMatchReference) {
+  for (std::string outputs : {"1", "2", "7"}) {
+    std::vector<std::string> sets = {"data.labels=x", "batch.micro=2", "model.head.outputs=" + outputs};
+    GradientPool<float>("fp32").add(sets, "head " + outputs);
+    GradientPool<bf16>("bf16").add(sets, "head " + outputs);
+  }
+}
+
+// What --predict writes is what the losses are of, at any batch; and no logits are kept.
+TEST(Model, OutputsOfTheRegressionHead) {
+  Config config = small_config("fp32", {"data.labels=x", "model.head.outputs=3"});
+  auto model = small_model(config);
+  TestBatch batch(config);
+  std::vector<float> losses(44), outputs(44 * 3), single(11 * 3);
+  auto large = make_model(config, 44, 11, false);
+  randomise(*large, 100);
+  large->losses(losses.data(), batch.inputs.data(), {nullptr, nullptr, batch.values.data()}, 4, 11);
+  large->outputs(outputs.data(), batch.inputs.data(), 4, 11);
+  int labelled = 0;
+  for (int row = 0; row < 44; row++) {
+    double sum = 0, count = 0;
+    for (int k = 0; k < 3; k++)
+      if (double error = outputs[row * 3 + k] - batch.values[row * 3 + k]; !std::isnan(error))
+        sum += error * error, count++;
+    EXPECT_NEAR(losses[row], count > 0 ? sum / count : 0, 1e-5 * sum);
+    labelled += count > 0;
+  }
+  EXPECT_TRUE(0 < labelled && labelled < 44);
+  large->outputs(single.data(), batch.inputs.data() + 33, 1, 11);
+  for (size_t i = 0; i < single.size(); i++) EXPECT_NEAR(single[i], outputs[99 + i], 1e-5);
+  auto plan = [](const Config& config) { return plan_memory(config, 4, 11, 11, true).categories(); };
+  for (auto& [category, bytes] : plan(config)) EXPECT_NE(category, "logits");
 }
 
 // fp32 and bf16 compute the same function: their gradients differ by the rounding to bf16 of every stored tensor.

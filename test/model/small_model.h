@@ -1,5 +1,6 @@
 // A small model for tests, a batch for it, and access to its values.
 #pragma once
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,12 +19,22 @@ inline Config small_config(const std::string& precision, const std::vector<std::
 }
 
 // Random tokens: one batch, [batch.tokens] inputs and targets.
+// With data.labels a third of the rows has a target, and weights from 0.5 to 3; with a regression head a target is K
+// values, of which some are missing.
 struct TestBatch {
   std::vector<int> inputs, targets;
+  std::vector<float> weights, values;
   TestBatch(const Config& config, unsigned seed = 3) {
     std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab);
     inputs.assign(tokens.begin(), tokens.end() - 1);
     targets.assign(tokens.begin() + 1, tokens.end());
+    for (size_t row = 0; row < inputs.size() && !config.data.labels.empty(); row++) {
+      bool labelled = random_ints(1, seed + 100 + unsigned(row), 3)[0] == 0;
+      targets[row] = labelled ? targets[row] : -1;
+      weights.push_back(labelled ? 0.5f * float(1 + row % 6) : 0.0f);
+      for (int k = 0, K = config.model.head.outputs; k < K; k++)
+        values.push_back(labelled && (K == 1 || k != int(row) % K) ? float(k) - 0.1f * float(row % 17) : NAN);
+    }
   }
 };
 
@@ -65,6 +76,7 @@ inline StepResult gradients(Model& model, const TestBatch& batch) {
   size_t rows = size_t(config.batch.micro) * config.model.context;
   model.begin_step();
   for (size_t at = 0; at < batch.inputs.size(); at += rows)
-    model.forward_backward(&batch.inputs[at], &batch.targets[at]);
+    model.forward_backward(&batch.inputs[at], {&batch.targets[at], batch.weights.empty() ? nullptr : &batch.weights[at],
+                                               batch.values.data() + at * config.model.head.outputs});
   return model.finish(0);
 }

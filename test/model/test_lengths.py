@@ -12,9 +12,9 @@ sys.exit(code)"""
 
 
 class Memory(Workspace):
-  def peak(self, length, variant):
-    """The peak memory, in bytes, of an evaluation of one window of that length."""
-    command = [TRAIN, "config.json", "--eval", "--lengths", str(length), "--set", f"attention.variant={variant}"]
+  def peak(self, length, variant, question):
+    """The peak memory, in bytes, of an evaluation or diagnostics of one window of that length."""
+    command = [TRAIN, "config.json", question, "--lengths", str(length), "--set", f"attention.variant={variant}"]
     # Started by a small Python: Linux counts the memory of the process from which a program was started as the program's,
     # and this one may have loaded much by now.
     done = subprocess.run([sys.executable, "-I", "-c", PEAK, *command], cwd=self.folder, capture_output=True, text=True)
@@ -23,9 +23,10 @@ class Memory(Workspace):
 
   def test_linear_in_the_length(self):
     self.write("val.bin", shard(TEXT * (16500 // len(TEXT) + 1)))
-    self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=16384)  # leaves config.json
-    for variant in ("softmax", "lssar_softplus_gated"):
-      at = {length: self.peak(length, variant) for length in (4096, 8192, 16384)}
+    self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=16384,
+            diagnostics__tokens=16384)  # leaves config.json
+    for variant, question in (("softmax", "--eval"), ("lssar_softplus_gated", "--eval"), ("lssar_softplus_gated", "--diagnostics")):
+      at = {length: self.peak(length, variant, question) for length in (4096, 8192, 16384)}
       print(f"{variant}: " + ", ".join(f"{bytes >> 20} MiB at {length}" for length, bytes in at.items()))
       loss = self.metrics(kind="eval")[-1]
       self.assertEqual((loss["length"], loss["of"]["tokens"]), (16384, 16384))

@@ -5,12 +5,14 @@ import array
 import json
 import math
 import os
+import random
 import re
 import shutil
 import statistics
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
@@ -96,7 +98,10 @@ class Training(Workspace):
     self.assertRegex(done.stdout, r"step\s+4/4 \| loss \d+\.\d+ \| norm \d+\.\d+ \| lr \d\.\d+e-\d+ \| .* ms \| "
                                   r".* tok/s")
     start, *rest = self.metrics()
-    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions"})
+    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions", "parameters",
+                                  "flops_per_token"})
+    self.assertEqual(start["parameters"], sum(math.prod(shape) for _, shape, _ in read_safetensors(self.model()).values()))
+    self.assertGreater(start["flops_per_token"], 6 * start["parameters"])
     self.assertEqual(start["type"], "start")
     self.assertEqual(start["config"]["model"]["channels"], 16)
     self.assertEqual(start["config"]["optimizer"]["beta2"], 0.95)
@@ -485,30 +490,77 @@ class Products(Workspace):
     self.bad(names=["PLUSGPT_MATMUL", "chose"])
 
 
-class Comparison(Workspace):
-  """scripts/compare_variants.py"""
+class Sweeps(Workspace):
+  """scripts/sweep.py"""
 
-  def compare(self, *flags, train=TRAIN, code=0):
-    self.write("config.json", json.dumps({key: value for key, value in CONFIG.items() if key != "name"}))
-    script = os.path.join(ROOT, "scripts", "compare_variants.py")
-    done = subprocess.run([sys.executable, script, "--config", "config.json", "--variants", "softmax,lssa", "--seeds", "1,2",
-                           "--set", "eval.lengths=16,32", *flags], cwd=self.folder, capture_output=True, text=True,
-                          env={**os.environ, "TRAIN": train})
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotIn("Traceback", done.stderr)
-    return done.stdout
+  def setUp(self):
+    super().setUp()
+    self.write("base.json", json.dumps({key: value for key, value in CONFIG.items() if key != "name"}))
+    self.sweep_file(axes={"attention.variant": ["softmax", "lssa"]}, chart="lengths", set={"eval.lengths": [16, 32]})
+
+  def sweep_file(self, **entries):
+    self.write("s.json", json.dumps({"config": "base.json", "seeds": [1, 2], **entries}))
+
+  def start(self, *flags, train=TRAIN):
+    return subprocess.Popen([sys.executable, os.path.join(ROOT, "scripts", "sweep.py"), "s.json", *flags], cwd=self.folder, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TRAIN": train})
+
+  def sweep(self, *flags, train=TRAIN, code=0):
+    """The table of losses."""
+    process = self.start(*flags, train=train)
+    output, errors = process.communicate(timeout=300)
+    self.assertEqual(process.returncode, code, errors)
+    self.assertNotIn("Traceback", errors)
+    return output.partition("\n\n")[0]
 
   def test_repeats_no_run_and_takes_none_for_another(self):
-    table = self.compare("--results", "results.json")
-    self.assertEqual(self.compare(train="/bin/false"), table)
-    self.assertNotEqual(self.compare("--set", "optimizer.lr=0.1"), table)
-    self.assertEqual(self.compare(train="/bin/false"), table)
+    table = self.sweep("--results", "results.json")
+    self.assertEqual(self.sweep(train="/bin/false"), table)
+    self.assertNotEqual(self.sweep("--set", "optimizer.lr=0.1"), table)
+    self.assertEqual(self.sweep(train="/bin/false"), table)
     with open(self.path("results.json")) as file:
-      losses = json.load(file)["losses"]
-    self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses["softmax"]["16"]))
-    self.compare("--config", "absent.json", code=2)
-    self.compare("--results", "absent/results.json", code=2)
-    self.compare("--set", "optimizer.lr=0.2", train="absent/train", code=2)
+      losses = [entry["losses"]["16"] for entry in json.load(file)["runs"] if entry["labels"] == {"attention.variant": "softmax"}]
+    self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses))
+    self.sweep("--config", "absent.json", code=2)
+    self.sweep("--results", "absent/results.json", code=2)
+    self.sweep("--set", "optimizer.lr=0.2", train="absent/train", code=2)
+
+  def test_a_rate_that_diverges(self):
+    self.sweep_file(axes={"optimizer.lr": [100, 0.01], "optimizer.weight_decay": [0, 0.1]}, chart="lr", seeds=[1],
+                    set={"train.steps": 100, "optimizer.grad_clip": 0, "eval.every": 1000})
+    rows = [row.split(" | ") for row in self.sweep().splitlines()[2:]]
+    for row in rows:
+      self.assertEqual(row[1], "diverged")
+      self.assertRegex(row[2], r"^\d\.\d{3}$")
+    self.assertEqual([row.split(" | ") for row in self.sweep(train="/bin/false").splitlines()[2:]], rows)
+
+  def test_killed_at_random_moments(self):
+    self.sweep_file(axes={"attention.variant": ["softmax", "lssa"], "optimizer.lr": [0.01, 0.02]}, set={
+        "train.steps": 60, "checkpoint.every": 10, "model.channels": 32})
+    began = time.monotonic()
+    expected = self.sweep("--set", "eval.every=60", "--results", "straight.json")
+    duration, kills, chance = time.monotonic() - began, 5, random.Random(5)
+    shutil.rmtree(self.path("runs"))
+    while kills:
+      process = self.start("--set", "eval.every=60", "--results", "killed.json")
+      try:
+        process.wait(chance.uniform(0.1, 0.4) * duration)
+        if kills < 5:
+          break  # complete
+        duration /= 2  # the machine has become faster: it was never killed
+        shutil.rmtree(self.path("runs"))
+      except subprocess.TimeoutExpired:
+        process.kill()  # the run saves and ends, perhaps while the next sweep waits for it
+        kills -= 1
+      finally:
+        process.communicate()
+    self.assertEqual(self.sweep("--set", "eval.every=60", "--results", "killed.json"), expected)
+    results = []
+    for name in ("straight.json", "killed.json"):
+      with open(self.path(name)) as file:
+        results.append({key: value for key, value in json.load(file).items() if key != "command"})
+    self.assertEqual(*results)
+    self.assertEqual(len(results[0]["runs"]), 8)
 
 
 class Generation(Workspace):

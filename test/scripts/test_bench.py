@@ -37,7 +37,7 @@ class Tables(ScriptTest):
   def setUp(self):
     super().setUp()
     os.mkdir(self.path("scripts"))
-    for name in ("common.py", "bench_table.py", "readme_tables.py", "compare_variants.py", "metrics.py", "plot.py"):
+    for name in ("common.py", "bench_table.py", "readme_tables.py", "sweep.py", "metrics.py", "plot.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}

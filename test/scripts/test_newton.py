@@ -11,6 +11,7 @@ import unittest
 from unittest import mock
 
 from support.scripts import ScriptTest, start
+from support.workspace import ROOT, TRAIN
 
 try:
   import numpy as np
@@ -108,6 +109,52 @@ class Files(ScriptTest):
       rows = json.load(file)["rows"]
     self.assertEqual(len(self.output.splitlines()), 2 + len(rows))
     return rows
+
+  def test_from_orbits_to_a_judgement(self):
+    """The steps of scripts/newton.sh, with its configurations, for a few steps of training. Forces depend on the windows alone, so
+    even these few show whether predictions belong to their systems."""
+    self.out = self.path("data/shards/newton")
+    os.makedirs(self.out)
+    self.make("make", "--systems", 60, "--val-systems", 10, name="mini")
+    self.make("probe-data", "--systems", 400, "--val-systems", 100, name="mini_probe")
+
+    def train(*args, config=None):
+      configs = [os.path.join(ROOT, "configs", config + ".json")] if config else []
+      done = subprocess.run([TRAIN, *configs, *args], cwd=self.dir, capture_output=True, text=True)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      return done.stdout
+
+    def steps(count):
+      return "--set", f"train.steps={count}", "--set", "optimizer.warmup_steps=5"
+
+    train(*steps(2), config="newton_mini")
+    self.assertIn("new, from the seed: head.weight, head.bias", train(
+        *steps(60), "--set", "init=runs/newton_mini/step_00000002", "--set", "eval.tokens=12800", config="newton_mini_probe"))
+    train("runs/newton_mini_probe", "--predict", "pred.npy")
+    predicted = np.load(self.path("pred.npy"))
+    self.assertEqual((predicted.shape, predicted.dtype), ((100, 128, 1), np.float32))
+    with open(self.path("runs/newton_mini_probe/metrics.jsonl")) as lines:
+      last = [line for line in map(json.loads, lines) if line["type"] == "val"][-1]
+    labels = self.labels("mini_probe_labels_val_000000.bin")[:-1].reshape(100, 128, 1)
+    self.assertAlmostEqual(float(np.nanmean((predicted - labels)**2)), last["loss"], delta=1e-4)
+    self.assertLess(last["loss"], 0.8)  # of 1
+    self.newton("judge", "--truth", os.path.join(self.out, "mini_probe_truth.json"), "--predictions", self.path("pred.npy"),
+                "--json", self.path("j"))
+    with open(self.path("j")) as file:
+      rows = json.load(file)["rows"]
+    self.assertGreater(rows[self.path("pred.npy")]["r2_log"], 0.2)
+
+  def test_seeds(self):
+    self.make("probe-data", "--systems", 30, "--val-systems", 40)
+    values = np.exp(newton.labels(newton.SIZES["mini"], "log", self.truth()["val"])[..., 0])
+    names = [self.predict(values ** power, name) for power, name in ((0.9, "a_1.npy"), (1.1, "a_2.npy"), (1, "b_1.npy"), (1, "c.npy"))]
+    truth = os.path.join(self.out, "x_truth.json")
+    self.newton("judge", "--truth", truth, "--predictions", *names)
+    lines = self.output.split("\n\n")[1].splitlines()
+    self.assertEqual([line.split(" | ")[0] for line in lines[2:]], ["| " + self.path("a")])
+    self.assertRegex(lines[2], r"\| 2 \| -2.00 \+- 0.28 \| 1.00 \+- 0.14 \| 1.00 \+- 0.14 \|")  # -2 x 0.1 x sqrt 2, 0.1 x sqrt 2
+    self.newton("judge", "--truth", truth, "--predictions", *names[1:])
+    self.assertNotIn("+-", self.output)
 
   def exponents(self, row):
     return [row["exponents"][key][0] for key in ("r", "m1", "m2")]

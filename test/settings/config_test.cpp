@@ -41,7 +41,10 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "mlp_ratio": 4,
     "position": "rope",
     "rope_base": 10000,
-    "rope_fraction": 1
+    "rope_fraction": 1,
+    "head": {
+      "outputs": 0
+    }
   },
   "attention": {
     "variant": "softmax",
@@ -69,6 +72,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "data": {
     "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
     "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
+    "labels": [],
+    "val_labels": [],
     "shuffle": true
   },
   "batch": {
@@ -91,6 +96,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "train": {
     "steps": 18865,
     "tokens": 0,
+    "label_mean": "batch",
     "recompute": "none",
     "zero_stage": 1
   },
@@ -133,8 +139,14 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "max_length": 0,
     "samples": ""
   },
+  "diagnostics": {
+    "every": 0,
+    "tokens": 65536,
+    "start": "any"
+  },
   "log": {
-    "every": 1
+    "every": 1,
+    "groups_every": 0
   }
 })"));
 }
@@ -416,7 +428,7 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
 TEST(Config, ResolvedJsonOfSomeSections) {
   EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}).dump(2),
             "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
-            "  \"log\": {\n    \"every\": 1\n  }\n}");
+            "  \"log\": {\n    \"every\": 1,\n    \"groups_every\": 0\n  }\n}");
 }
 
 TEST(Config, PrintShowsValueAndOrigin) {

@@ -1,0 +1,145 @@
+// What a model has on the device beside its parameters: the activations that the forward pass leaves for the backward
+// pass, and the workspace of both. The letters of the shapes are train_gpt2.cu's.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention/attention.h"
+#include "attention/gate.cuh"
+#include "attention/prepare.cuh"
+#include "kernels/bias.cuh"
+#include "kernels/device_memory.h"
+#include "kernels/embedding.cuh"
+#include "kernels/layernorm.cuh"
+#include "train_gpt2.h"
+
+inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+template <class Real> struct LayerActivations {
+  Real* x;        // [N, C]  the residual stream that enters the layer
+  Real* ln1;      // [N, C]
+  Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
+  Real* att;      // [N, A]  output of attention
+  Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
+  Real* mid;      // [N, C]  the residual stream between attention and MLP
+  Real* ln2;      // [N, C]
+  Real* fc;       // [N, F]  before GELU
+  Real* gelu;     // [N, F]
+  float *mean1, *rstd1, *mean2, *rstd2;  // [N]
+  float* qk_norms;                       // [N, 2, H] or nullptr
+  float* att_stats;                      // [statistics, B, H, T]
+  float* bias;                           // [B, H, T] or nullptr
+};
+
+inline constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
+
+// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
+// computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
+template <class Real> struct Activations {
+  std::vector<LayerActivations<Real>> layers;
+  Real* x_final;            // [N, C]  the residual stream that leaves the last layer
+  Real* lnf;                // [N, C]
+  float *meanf, *rstdf;     // [N]
+  Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
+  Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
+  float *outputs, *values;  // [N, Kp], [N, K]  what the head says and what it is to say
+  Real* doutputs;           // [N, Kp]
+  int logit_rows;
+  float* losses;          // [N]
+  int *inputs, *targets;  // [N]
+  float* weights;         // [N], nullptr without labels: what each row's loss counts
+
+  void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
+    const Config::Model& m = config.model;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
+    const AttentionSettings& attention = config.attention;
+    const GateSettings& gate = attention.gate;
+    bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
+    layers.assign(m.layers, {});
+    auto per_layer = [&](auto member, size_t count, bool kept) {
+      for (size_t l = 0; l < layers.size(); l++)
+        if (kept || l == 0) plan.add(&(layers[l].*member), count, category);
+        else plan.alias(&(layers[l].*member), &(layers[0].*member));
+    };
+    using Layer = LayerActivations<Real>;
+    per_layer(&Layer::x, N * C, training);
+    for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
+    for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
+    per_layer(&Layer::qkv, N * Q, keep);
+    per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
+    per_layer(&Layer::att, N * A, keep);
+    bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
+    if (gated_att)
+      for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
+    else
+      per_layer(&Layer::ungated,
+                gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
+                keep);
+    per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
+    per_layer(&Layer::bias, attention.bias == Bias::none ? 0 : N * m.heads, keep);
+    per_layer(&Layer::fc, N * F, keep);
+    per_layer(&Layer::gelu, N * F, keep_gelu);
+    plan.add(&x_final, N * C, category);
+    plan.add(&lnf, N * C, category);
+    plan.add(&meanf, N, category);
+    plan.add(&rstdf, N, category);
+    plan.add(&gated, gated_att ? N * A : 0, category);
+    plan.add(&losses, N, category);
+    plan.add(&inputs, N, category);
+    plan.add(&targets, N, category);
+    size_t K = config.model.head.outputs, Kp = padded_outputs(config);
+    plan.add(&outputs, N * Kp, category);
+    plan.add(&values, N * K, category);
+    plan.add(&doutputs, training ? N * Kp : 0, category);
+    plan.add(&weights, training && !config.data.labels.empty() ? N : 0, category);
+    // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
+    // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
+    size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu ? 28 : 30);
+    size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
+    logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
+    plan.add(&logits, K ? 0 : size_t(logit_rows) * Vp, training ? "logits" : category);
+  }
+};
+
+// Everything on the device but the parameters.
+template <class Real> struct Buffers {
+  float2* rope;     // [longest length, D/2]
+  float* loss_sum;  // [1]
+  float* figures;   // of diagnose()
+  Activations<Real> training, evaluation;
+  Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first
+  Real* dnorm;      // [N, C]  gradient of a layernorm's output, or of the projection before a gate
+  Real* dwide;      // [N, max(Q, F)]
+  Real* datt;       // [N, A]
+  void* workspace;  // bytes
+
+  void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
+    const Config::Model& m = config.model;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
+    size_t context = m.context;
+    bool rotates = m.position == "rope";
+    plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
+    plan.add(&loss_sum, 1, "workspace");
+    size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
+    size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
+    if (train) {
+      training.plan(plan, config, N, true, "activations");
+      plan.add(&dx, N * C, "activation gradients");
+      plan.add(&dnorm, N * C, "activation gradients");
+      plan.add(&dwide, N * std::max(Q, F), "activation gradients");
+      plan.add(&datt, N * A, "activation gradients");
+      AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
+      size_t workspace_bytes =
+          std::max({embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
+                    layernorm_backward_workspace(int(N), m.channels),
+                    bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
+                    prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
+      plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
+      plan.rewind(shared);
+    }
+    evaluation.plan(plan, config, rows, false, "evaluation");
+    size_t row_figures_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
+    plan.add(&figures, config.diagnoses ? std::max(row_figures_count, GATE_FIGURES) : 0, "evaluation");
+    plan.end_sharing();
+  }
+};

@@ -1,0 +1,361 @@
+#include "eval/diagnostics.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/progress.h"
+#include "base/text.h"
+#include "eval/evaluate.h"
+
+using nlohmann::ordered_json;
+
+// ---- the windows
+
+constexpr int DOCUMENT = 50256;  // GPT-2's separator, which each document of a shard begins with
+
+// Windows of `length` tokens, at most as many as diagnostics.tokens holds.
+class Sequences {
+ public:
+  Sequences(const Config& config, const std::vector<Shard>& shards, int length)
+      : length_(length),
+        documents_(config.diagnostics.start == "document"),
+        reader_(shards, documents_ ? 1 : length, config.model.vocab, "data.val"),
+        count_(std::min(config.diagnostics.tokens / length, reader_.windows())) {
+    if (!documents_) return;
+    int64_t most = config.diagnostics.tokens / length, end = reader_.windows() - length + 1;
+    for (int64_t at = 0; at < end && int64_t(starts_.size()) < most && config.model.vocab > DOCUMENT;) {
+      bool starts = token(at) == DOCUMENT && reader_.shard_of(at) == reader_.shard_of(at + length - 1);
+      if (starts) starts_.push_back(at);
+      at += starts ? length : 1;
+    }
+    count_ = int64_t(starts_.size());
+  }
+  int64_t count() const { return count_; }
+  void read(int64_t n, int* tokens) const {  // = [length]
+    std::vector<int> targets(length_);
+    if (!documents_) reader_.read(n, tokens, targets.data());
+    else
+      for (int t = 0; t < length_; t++) tokens[t] = token(starts_[n] + t);
+  }
+
+ private:
+  int token(int64_t at) const {  // with windows of one token
+    int input, target;
+    reader_.read(at, &input, &target);
+    return input;
+  }
+  int length_;
+  bool documents_;
+  WindowReader reader_;
+  std::vector<int64_t> starts_;
+  int64_t count_;
+};
+
+int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length) {
+  if (config.diagnostics.tokens < length)
+    user_error(
+        "config: diagnostics.tokens = %lld is less than one window of %d tokens; raise it, or name a shorter length%s",
+        (long long)config.diagnostics.tokens, length, source_tag(source_of(config, {"diagnostics.tokens"})).c_str());
+  int64_t count = Sequences(config, shards, length).count();
+  if (count == 0)
+    user_error(
+        "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with %d, GPT-2's "
+        "separator of documents; use diagnostics.start=any, or a shorter length%s",
+        length, DOCUMENT, source_tag(source_of(config, {"diagnostics.start"})).c_str());
+  return count;
+}
+
+static int batch_of(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
+
+void make_products_of_diagnostics(Model& model, int length) {
+  int batch = batch_of(model.config(), length);
+  std::vector<int> zeros(size_t(batch) * length);
+  model.diagnose(zeros.data(), batch, length, 1, [](const LayerFigures&) {});
+}
+
+// ---- sums over the windows
+
+constexpr int POSITIONS = 8, LARGEST = 3, SIZES = 1 << 16, SINK_ROWS = 64;
+constexpr double SINK_SHARE = 0.3;
+
+// Of a head; bins of reach follow. Counts: ALL rows, SEEN rows i >= 2, ROWS those of them whose weights are not all 0.
+enum {
+  ALL,
+  SEEN,
+  ROWS,
+  FIRST,
+  FIRST_RAW,
+  MASS,
+  ENTROPY,
+  ENTROPY_NORM,
+  DISTANCE,
+  PAIRS,
+  ZEROS,
+  DEGENERATE,
+  SINKS,
+  REACH
+};
+
+struct LayerSums {
+  std::vector<double> heads;      // [H, REACH + bins]
+  std::vector<double> positions;  // [2, POSITIONS]: zeros and pairs, by eighths of the window
+  std::vector<double> gate;       // [GateFigure::COUNT]
+  std::vector<double> survivors;  // [T + 1]: rows with that many weights above 0
+  std::vector<double> sizes;      // [SIZES]: elements by the upper 16 bits of |x|, without the sign
+  std::vector<double> largest;    // [ranks, LARGEST + H]: of |x|, falling, and of each head's weights
+};
+
+static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) << 15) + (1u << 14)); }
+
+// Adds the figures of the first `count` windows of a batch.
+static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int batch, int count, int T,
+                int rank) {
+  int H = config.model.heads, free_rows = config.attention.kind == Kind::lssar ? config.attention.offset_free_rows : 0;
+  int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
+  double* largest = &sums.largest[size_t(rank) * (LARGEST + H)];
+  for (int b = 0; b < count; b++)
+    for (int h = 0; h < H; h++) {
+      double *head = &sums.heads[size_t(h) * fields], sink = 0;
+      for (int t = 0; t < T; t++) {
+        auto figure = [&](int f) { return double(figures.rows[((size_t(f) * batch + b) * H + h) * T + t]); };
+        double sum = figure(RowFigure::SUM), first = figure(RowFigure::FIRST), keys = figure(RowFigure::KEYS),
+               zeros = figure(RowFigure::ZEROS);
+        head[ALL]++;
+        head[DEGENERATE] += sum == 0;
+        largest[LARGEST + h] = std::max(largest[LARGEST + h], figure(RowFigure::LARGEST));
+        if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
+        if (t >= free_rows) {
+          head[PAIRS] += keys, head[ZEROS] += zeros;
+          int position = int(int64_t(t) * POSITIONS / T);
+          sums.positions[position] += zeros, sums.positions[POSITIONS + position] += keys;
+          sums.survivors[size_t(keys - zeros)]++;
+        }
+        if (t == 0) continue;
+        head[SEEN]++;
+        head[FIRST_RAW] += first, head[MASS] += sum;
+        if (sum == 0) continue;
+        double entropy = std::log(sum) - figure(RowFigure::P_LOG_P) / sum;
+        head[ROWS]++;
+        head[FIRST] += first / sum;
+        head[ENTROPY] += entropy, head[ENTROPY_NORM] += keys > 1 ? entropy / std::log(keys) : 0;
+        head[DISTANCE] += figure(RowFigure::DISTANCE) / sum;
+        for (int bin = 0; bin < bins; bin++) head[REACH + bin] += figure(RowFigure::REACH + bin) / sum;
+      }
+      head[SINKS] += sink > SINK_SHARE;
+    }
+  for (size_t n = 0; n < figures.gate.size(); n++) sums.gate[n % GateFigure::COUNT] += figures.gate[n];
+  for (float x : figures.x) {
+    float size = std::fabs(x);
+    sums.sizes[std::bit_cast<unsigned>(size) >> 15]++;
+    if (!(size > largest[LARGEST - 1])) continue;
+    largest[LARGEST - 1] = size;
+    std::sort(largest, largest + LARGEST, std::greater<>());
+  }
+}
+
+// Over the ranks; largest then holds those of all in its first [LARGEST + H].
+static void all_reduce(LayerSums& sums, Comm& comm) {
+  for (auto* values : {&sums.heads, &sums.positions, &sums.gate, &sums.survivors, &sums.sizes, &sums.largest})
+    comm.all_reduce_sum(values->data(), values->size());
+  size_t width = sums.largest.size() / size_t(comm.size());
+  std::vector<double> sizes;
+  for (size_t n = 0; n < sums.largest.size(); n++) {
+    if (n % width < LARGEST) sizes.push_back(sums.largest[n]);
+    else sums.largest[n % width] = std::max(sums.largest[n % width], sums.largest[n]);
+  }
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  std::copy_n(sizes.begin(), LARGEST, sums.largest.begin());
+}
+
+// ---- the report
+
+static double rounded(double x) { return std::isfinite(x) ? std::strtod(format("%.6g", x).c_str(), nullptr) : NAN; }
+
+template <class List> static ordered_json numbers(const List& list, double divisor = 1) {
+  ordered_json result = ordered_json::array();
+  for (double x : list) result.push_back(rounded(x / divisor));
+  return result;
+}
+
+// The index by which this share of the counts is reached.
+static int quantile(const std::vector<double>& counts, double share) {
+  double all = std::accumulate(counts.begin(), counts.end(), 0.0), sum = 0;
+  for (size_t n = 0; n < counts.size(); n++)
+    if ((sum += counts[n]) >= share * all) return int(n);
+  return 0;
+}
+
+// The distance within which this share of the reach lies.
+static double distance_of(const double* reach, int bins, int T, double share) {
+  double all = std::accumulate(reach, reach + bins, 0.0), before = 0;
+  for (int bin = 0; bin < bins && all > 0; bin++) {
+    double first = bin == 0 ? 0 : std::exp2(bin - 1), end = std::min(std::exp2(bin), double(T));
+    if (before + reach[bin] >= share * all) return first + (share * all - before) / reach[bin] * (end - first);
+    before += reach[bin];
+  }
+  return NAN;
+}
+
+static ordered_json head_json(const double* head, int bins, int T, double largest) {
+  return {{"first", rounded(head[FIRST] / head[ROWS])},
+          {"first_raw", rounded(head[FIRST_RAW] / head[SEEN])},
+          {"sink_mass", rounded(1 - head[MASS] / head[SEEN])},
+          {"entropy", rounded(head[ENTROPY] / head[ROWS])},
+          {"entropy_norm", rounded(head[ENTROPY_NORM] / head[ROWS])},
+          {"zeros", rounded(head[ZEROS] / head[PAIRS])},
+          {"degenerate", rounded(head[DEGENERATE] / head[ALL])},
+          {"max", rounded(largest)},
+          {"reach", numbers(std::vector<double>(head + REACH, head + REACH + bins), head[ROWS])},
+          {"distance", rounded(head[DISTANCE] / head[ROWS])},
+          {"d50", rounded(distance_of(head + REACH, bins, T, 0.5))},
+          {"d90", rounded(distance_of(head + REACH, bins, T, 0.9))}};
+}
+
+static ordered_json layer_json(const LayerSums& sums, const Config& config, int T) {
+  int bins = reach_bins(T), H = config.model.heads;
+  bool gated = config.attention.gate.activation != GateActivation::none;
+  double elements = std::accumulate(sums.sizes.begin(), sums.sizes.end(), 0.0), massive = 0;
+  double median = size_of_bin(quantile(sums.sizes, 0.5)), limit = std::max(100.0, 1000 * median);
+  for (int bin = 0; bin < SIZES; bin++) massive += size_of_bin(bin) > limit ? sums.sizes[bin] : 0;
+  const std::vector<double>& g = sums.gate;
+  double of_gate = std::accumulate(g.begin() + GateFigure::NEGATIVE, g.end(), 0.0);  // all elements
+  std::vector<double> zeros, survivors(sums.survivors);
+  for (int n = 0; n < POSITIONS; n++) zeros.push_back(sums.positions[n] / sums.positions[POSITIONS + n]);
+  double rows = std::accumulate(survivors.begin(), survivors.end(), 0.0), kept = 0;
+  for (size_t n = 0; n < survivors.size(); n++) kept += double(n) * survivors[n] / rows;
+  ordered_json layer = {{"max", numbers(std::vector<double>(sums.largest.begin(), sums.largest.begin() + LARGEST))},
+                        {"median", rounded(median)},
+                        {"massive", rounded(massive / elements)},
+                        {"gate", nullptr}};
+  if (gated)
+    layer.update({{"gate", rounded(g[GateFigure::GATE] / of_gate)},
+                  {"gate_below", numbers(std::vector{g[GateFigure::CLOSED], g[GateFigure::NARROW]}, of_gate)},
+                  {"gate_shares", numbers(std::vector<double>(g.begin() + GateFigure::NEGATIVE, g.end()), of_gate)}});
+  layer.update({{"out_abs", numbers(std::vector{g[GateFigure::BEFORE], g[GateFigure::AFTER]}, of_gate)},
+                {"out_below", numbers(std::vector{g[GateFigure::BELOW_001], g[GateFigure::BELOW_0001]}, of_gate)},
+                {"zeros_by_position", numbers(zeros)},
+                {"survivors", {rounded(kept), quantile(survivors, 0.5)}},
+                {"heads", ordered_json::array()}});
+  for (int h = 0; h < H; h++)
+    layer["heads"].push_back(
+        head_json(&sums.heads[size_t(h) * (REACH + bins)], bins, T, sums.largest[size_t(LARGEST) + h]));
+  return layer;
+}
+
+// Of a field of all heads of these layers; NaN where it is null everywhere.
+static double mean(const ordered_json& layers, const char* field) {
+  double sum = 0, count = 0;
+  for (const ordered_json& layer : layers)
+    for (const ordered_json& head : layer["heads"])
+      if (head[field].is_number() && std::isfinite(head[field].get<double>()))
+        sum += head[field].get<double>(), count++;
+  return sum / count;
+}
+
+static ordered_json report_of(const std::vector<LayerSums>& all, const Config& config, int length, int64_t sequences,
+                              const Weights& weights) {
+  ordered_json layers = ordered_json::array();
+  double sinks = 0, largest = 0, gate = 0, count = double(all.size());
+  size_t fields = REACH + size_t(reach_bins(length));
+  for (const LayerSums& sums : all) {
+    layers.push_back(layer_json(sums, config, length));
+    for (int h = 0; h < config.model.heads; h++) sinks += sums.heads[h * fields + SINKS];
+    largest += sums.largest[0] / count;
+    gate += layers.back()["gate"].is_null() ? NAN : layers.back()["gate"].get<double>() / count;
+  }
+  return {{"step", weights.step},
+          {"tokens", weights.tokens},
+          {"length", length},
+          {"sequences", sequences},
+          {"start", config.diagnostics.start},
+          {"weights", weights.path},
+          {"first_token", rounded(mean(layers, "first"))},
+          {"sink_rate", rounded(100 * sinks / (double(sequences) * count * config.model.heads))},
+          {"entropy", rounded(mean(layers, "entropy"))},
+          {"entropy_norm", rounded(mean(layers, "entropy_norm"))},
+          {"m_act", rounded(largest)},
+          {"gate", rounded(gate)},
+          {"zeros", rounded(mean(layers, "zeros"))},
+          {"layers", layers}};
+}
+
+static void print(const ordered_json& report) {
+  auto number = [](const ordered_json& x) { return x.is_number() ? x.get<double>() : NAN; };
+  const ordered_json& layers = report["layers"];
+  std::printf("diagnostics  step %lld  length %d | %lld windows | sink rate %.1f %% | M-Act %.4g\n",
+              (long long)report["step"].get<int64_t>(), report["length"].get<int>(),
+              (long long)report["sequences"].get<int64_t>(), number(report["sink_rate"]), number(report["m_act"]));
+  std::printf(
+      " layer | first token  entropy   norm |  zeros  degenerate |    d50     d90 |  max |x|   median |  gate\n");
+  auto line = [&](const std::string& name, const ordered_json& some, double size, double median, double gate) {
+    std::printf("%6s | %11.4f %8.3f %6.3f | %6.3f %11.4f | %6.1f %7.1f | %8.4g %8.3g |", name.c_str(),
+                mean(some, "first"), mean(some, "entropy"), mean(some, "entropy_norm"), mean(some, "zeros"),
+                mean(some, "degenerate"), mean(some, "d50"), mean(some, "d90"), size, median);
+    std::printf(std::isfinite(gate) ? " %5.3f\n" : "     -\n", gate);
+  };
+  double median = 0;
+  for (size_t l = 0; l < layers.size(); l++) {
+    const ordered_json& layer = layers[l];
+    line(std::to_string(l), ordered_json::array({layer}), number(layer["max"][0]), number(layer["median"]),
+         number(layer["gate"]));
+    median += number(layer["median"]) / double(layers.size());
+  }
+  line("mean", layers, number(report["m_act"]), median, number(report["gate"]));
+  std::fflush(stdout);
+}
+
+// ---- all of it
+
+bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+                      const Weights& weights, MetricsLog& metrics, const std::function<bool()>& stop) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
+  size_t L = size_t(config.model.layers), H = size_t(config.model.heads), ranks = size_t(comm.size());
+  bool finite = true;
+  for (int length : lengths) {
+    check_diagnostics(config, shards, length);
+    Sequences sequences(config, shards, length);
+    int64_t count = sequences.count();
+    int batch = batch_of(config, length);
+    LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
+                    std::vector<double>(2 * POSITIONS),
+                    std::vector<double>(GateFigure::COUNT),
+                    std::vector<double>(length + 1),
+                    std::vector<double>(SIZES),
+                    std::vector<double>(ranks * (LARGEST + H))};
+    std::vector<LayerSums> layers(L, empty);
+    std::vector<int> inputs(size_t(batch) * length);
+    std::unique_ptr<ProgressBar> progress;
+    if (comm.first()) progress = std::make_unique<ProgressBar>(format("diagnostics length %d", length), count);
+    model.set_rope(length);
+    bool stopped = false;
+    for (int64_t first = 0; first < count; first += int64_t(comm.size()) * batch) {
+      if (stop && (stopped = stop())) break;
+      int64_t window = first + int64_t(comm.rank()) * batch;
+      if (window >= count) continue;
+      int here = int(std::min<int64_t>(batch, count - window));
+      for (int row = 0; row < batch; row++)  // a short last batch is filled with its last window, so all have one size
+        sequences.read(window + std::min(row, here - 1), &inputs[size_t(row) * length]);
+      model.diagnose(inputs.data(), batch, length, here, [&](const LayerFigures& figures) {
+        add(layers[figures.layer], figures, config, batch, here, length, comm.rank());
+      });
+      if (progress) progress->update(window + here);
+    }
+    model.set_rope(config.model.context);
+    if (stopped) return finite;
+    for (LayerSums& sums : layers) {
+      all_reduce(sums, comm);
+      constexpr int INFINITE = 0xff << 8;  // this bin and those above are of infinities and NaN
+      finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
+    }
+    progress.reset();
+    ordered_json report = report_of(layers, config, length, count, weights);
+    print(report);
+    metrics.write(weights.step, "diagnostics", report);
+  }
+  return finite;
+}

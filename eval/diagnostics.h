@@ -1,0 +1,30 @@
+// Diagnostics: what attention looks at, and what its gate and the residual stream do, on windows of validation text.
+// With i = 1..T a row of weights P_ij over the keys that it sees, p = P / sum of P (weights of some kinds are not
+// normalised; rows whose weights are all 0 count as degenerate and are left out of means of p), means over rows i >= 2:
+//   first       mean of p_i1; first_raw: of P_i1          entropy      mean of H = -sum p ln p, in nats
+//   sink_mass   1 - mean of sum P                         entropy_norm mean of H / ln(keys): 1 for uniform weights
+//   zeros       share of pairs with P = 0, beyond lssar's rows without offset
+//   reach       mean of p by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...; d50, d90: the distances within which
+//               half and nine tenths of it lie (linear within a bin); distance: its mean
+//   sink rate   percentage of (window, layer, head) in which the mean of p_i1 over the first 64 rows is above 0.3
+//   M-Act       mean over the layers of the largest |x|, x the residual stream that leaves a layer
+// Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
+// begins at a token 50256. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "checkpoint/metrics.h"
+#include "data/shards.h"
+#include "train_gpt2.h"
+
+// The number of windows of this length. A user_error if the shards or diagnostics.tokens hold none.
+int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length);
+
+// Looks at each of the lengths, prints tables and writes lines. The model must have been made with config.diagnoses and
+// for eval_rows(config, lengths) rows. Returns whether the residual streams are finite. stop: as for evaluate().
+bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
+                      const Weights& weights, MetricsLog& metrics, const std::function<bool()>& stop = {});
+
+// Makes every matrix product of diagnose_lengths() at this length at least once, on each rank.
+void make_products_of_diagnostics(Model& model, int length);

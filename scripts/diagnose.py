@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Draws what ./train --diagnostics saw in runs, beside each other, and prints it as a Markdown table.
+
+    python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024]
+
+The table has a row per run: the share of attention that the first token gets, the sink rate, the mean of the largest
+activations, the entropy relative to uniform weights, the gate's mean, the zeros, and the spikes of loss and gradient norm
+in training: the share of steps that are 7 standard deviations or more from the mean of the 1,000 before them (of runs
+shorter than 2,000 steps: 6, of the 128 before them; marked *).
+
+The picture shows by layer the first token's share, the largest activation, entropy and zeros; the gate's scores; how far
+attention reaches, at each length, beside uniform weights (dotted); and for each run the first token's share by layer and
+head. It is of the last step with diagnostics, at the trained length or the shortest that all runs have (--length: another);
+the reach is of all lengths. Without --out it is RUN/diagnostics.png of the first run.
+"""
+import argparse
+import os
+
+import metrics
+import plot
+from common import UserError, run
+
+
+def chosen_length(runs, wanted):
+  common = set.intersection(*(set(run.diagnostics) for run in runs))
+  if wanted is None:
+    wanted = next((run.context() for run in runs if run.context() in common), min(common, default=None))
+  if wanted not in common:
+    missing = next((run for run in runs if wanted not in run.diagnostics), runs[0])
+    raise UserError("%s: no length in common; run ./train %s --diagnostics --lengths %s" % (
+        missing.label, missing.folder, wanted or min(runs[0].diagnostics)))
+  return wanted
+
+
+def spikes(run, key):
+  values = [metrics.finite(entry.get(key)) for entry in run.lines if entry["type"] == "train"]
+  score = metrics.spike_score(values)
+  return "-" if not score else "%.2f%s" % (100 * score[0], "" if score[1] == 1000 else "*")
+
+
+def table(runs, length):
+  number = lambda value, text: "-" if value is None else text % value
+  rows = []
+  for run in runs:
+    d = run.diagnostics[length]
+    rows.append([run.label, str(d.step), number(d.first_token, "%.3f"), number(d.sink_rate, "%.1f"), number(d.m_act, "%.4g"),
+                 number(d.entropy_norm, "%.3f"), number(d.gate, "%.3f"), number(d.zeros, "%.3f"), spikes(run, "loss"),
+                 spikes(run, "grad_norm")])
+  return plot.markdown(
+      ["run", "step", "first token", "sink rate %", "M-Act", "entropy / uniform", "gate", "zeros", "loss spikes %", "norm spikes %"], rows)
+
+
+def cumulative(shares):
+  """(end of the bin, share of attention within it) of bins of distances 0, 1, 2 to 3, 4 to 7, ..."""
+  total, points = 0, []
+  for number, share in enumerate(shares):
+    total += share or 0
+    points.append((2 ** number, total))
+  return points
+
+
+def uniform_reach(length):
+  """Of weights 1 / i, as a mean over rows i = 2 .. length."""
+  later = [0.0] * (length + 1)  # later[d] = sum of 1 / i over the rows that see distance d: i > d, i >= 2
+  for i in range(length, 1, -1):
+    later[i - 1] = later[i] + 1 / i
+  later[0] = later[1]
+  shares = [0.0] * ((length - 1).bit_length() + 1)
+  for distance in range(length):
+    shares[distance.bit_length()] += later[distance] / max(1, length - 1)
+  return shares
+
+
+def draw(runs, length, path):
+  pyplot, ticker = plot.load_pyplot()
+  columns = 3
+  rows = 2 + -(-len(runs) // columns)
+  figure, panels = pyplot.subplots(rows, columns, figsize=(15, 4.2 * rows), constrained_layout=True, squeeze=False)
+  first, largest, sparse, gate, reach, legend = panels[:2].flat
+  lengths = sorted({length for run in runs for length in run.diagnostics})
+  for number, run in enumerate(runs):
+    d, look = run.diagnostics[length], {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(run.label)}
+    layers = range(len(d.max))
+    draws = lambda axes, values, **more: axes.plot(layers, [float("nan") if v is None else v for v in values], **{**look, **more})
+    draws(first, d.by_layer("first"), marker="o", markersize=3)
+    draws(largest, d.max, marker="o", markersize=3)
+    draws(sparse, d.by_layer("entropy_norm"))
+    draws(sparse, d.by_layer("zeros"), linestyle="--")
+    shares = [metrics.mean(share) for share in zip(*d.gate_shares)]
+    if shares:  # below 0, twenty bins of [0, 1], above 1
+      gate.step([(bin - 0.5) / 20 for bin in range(len(shares))], shares, where="mid", **look)
+    for which, at in enumerate(lengths):
+      if at in run.diagnostics:
+        reach.plot(*zip(*cumulative(run.diagnostics[at].reach)), color=look["color"], linewidth=1.3,
+                   linestyle=plot.LINES[which % 3])
+  for at in lengths:
+    reach.plot(*zip(*cumulative(uniform_reach(at))), color="#888888", linewidth=1, linestyle=":")
+  first.set(title="First token, length %d" % length, xlabel="layer", ylabel="share of attention", ylim=(0, None))
+  largest.set(title="Largest activation", xlabel="layer", ylabel="max |x| of the residual stream", yscale="log")
+  sparse.set(title="Entropy (solid) and zeros (dashed)", xlabel="layer", ylabel="relative to uniform; share of pairs", ylim=(0, 1.03))
+  gate.set(title="Gate scores", xlabel="score (at the ends: below 0, above 1)", ylabel="share")
+  reach.set(title="Reach (dotted: uniform)", xlabel="distance (tokens)", ylabel="attention within it", ylim=(0, 1.03))
+  plot.length_axis(reach, ticker)
+  if not gate.lines:
+    gate.text(0.5, 0.5, "no gate", ha="center", va="center", transform=gate.transAxes, color="#888888")
+  legend.axis("off")
+  legend.legend(handles=first.lines, loc="upper left", frameon=False, title="runs")
+  styles = [reach.plot([], [], color="#444444", linestyle=plot.LINES[which % 3], label="length %d" % at)[0] for which, at in enumerate(lengths)]
+  reach.legend(handles=styles, loc="best", frameon=False)
+  by_head = {run: [[float("nan") if v is None else v for v in heads] for heads in run.diagnostics[length].heads["first"]] for run in runs}
+  top = max([v for values in by_head.values() for heads in values for v in heads if v == v] or [1])
+  for axes, run in zip(panels[2:].flat, runs):
+    image = axes.imshow(by_head[run], vmin=0, vmax=top, cmap="Blues", aspect="auto")
+    axes.set(title="First token: " + plot.in_text(run.label), xlabel="head", ylabel="layer")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  figure.colorbar(image, ax=list(panels[2:].flat), label="share of attention")
+  for axes in (first, largest, sparse):
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  for axes in list(panels[2:].flat)[len(runs):]:
+    axes.axis("off")
+  try:
+    figure.savefig(path, dpi=130)
+  except (OSError, ValueError) as error:  # no folder; a name that ends in no kind of picture
+    raise UserError("--out %s: %s" % (path, error))
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
+  parser.add_argument("--out", metavar="FILE.png", help="[diagnostics.png in the first run]")
+  parser.add_argument("--length", type=int, metavar="T", help="[the trained length, else the shortest that all runs have]")
+  args = parser.parse_args()
+  runs = metrics.read_runs(args.runs)
+  for run in runs:
+    if not run.diagnostics:
+      raise UserError("%s holds no diagnostics; run ./train %s --diagnostics" % (metrics.metrics_file(run.folder), run.folder))
+  length = chosen_length(runs, args.length)
+  print("at length %d:\n" % length, table(runs, length), sep="\n")
+  path = args.out or os.path.join(runs[0].folder, "diagnostics.png")
+  draw(runs, length, path)
+  print("\npicture: " + path)
+
+
+if __name__ == "__main__":
+  run(main, "nothing was written")

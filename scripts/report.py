@@ -1,0 +1,509 @@
+#!/usr/bin/env python3
+"""Compares runs and sweeps in one HTML page without scripts or links outside, and in Markdown.
+
+    python3 scripts/report.py RUN... [--sweep FILE.json]... [--out report.html] [--markdown DIR] [--title TEXT] [--baseline RUN]
+
+All numbers are from RUN/metrics.jsonl and the results of scripts/sweep.py (--sweep). Runs that differ in nothing but the seed
+are one row of the summary, with mean and standard deviation. Differences are to the first run, or --baseline. What makes a
+comparison unfair is listed first. A section without lines says which command makes them. Equal inputs give equal pages: the
+date is that of the newest line. Damaged lines are skipped.
+"""
+import argparse
+import base64
+import collections
+import contextlib
+import html
+import io
+import json
+import os
+import re
+import statistics
+import time
+
+import diagnose
+import metrics
+import passkey
+import plot
+import sweep
+from common import UserError, output_folder, run as run_main
+
+Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning", "missing" or "code"
+Figure = collections.namedtuple("Figure", "name caption png wide")
+Column = collections.namedtuple("Column", "title value digits better", defaults=(None,))  # value(run): a number or None; better: min, max
+
+FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.", "diagnostics.",
+        "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ between runs that are compared
+UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
+STYLE = """
+:root { color-scheme: light }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; margin: 0 auto; padding: 1.2rem; max-width: 1200px }
+h1 { font-size: 1.7rem; margin: 0 } h2 { font-size: 1.2rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid #dde1e7 }
+.scroll { overflow-x: auto; margin: .8rem 0 } table { border-spacing: 0; font-variant-numeric: tabular-nums; font-size: .84rem }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #e6e9ee; text-align: right; white-space: nowrap }
+th { vertical-align: bottom; background: #f5f7f9; white-space: normal }
+td.wide { white-space: normal; min-width: 20rem; text-align: left }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; white-space: normal; overflow-wrap: anywhere;
+  min-width: 7rem; max-width: 40vw } th:first-child { background: #f5f7f9 }
+figure { margin: 1rem 0 } img { max-width: 100%; min-width: min(100%, 660px); height: auto }
+@media (max-width: 700px) { img.wide { max-width: none; width: 900px } }
+figcaption { color: #5a6472; font-size: .88rem }
+.warning { background: #fff4dc; border-left: 4px solid #d9920a; padding: .4rem .8rem; margin: .5rem 0 }
+pre { background: #f5f7f9; padding: .7rem; font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }
+@media print { body { max-width: none; font-size: 10px } td { white-space: normal } figure, tr { break-inside: avoid } }
+"""
+
+
+# ---------------------------------------------------------------------------------------------------------- the numbers
+
+def each(values, key):
+  return [entry[key] for entry in values if metrics.finite(entry.get(key)) is not None]
+
+
+def middle(run, key):
+  values = each(run.lines, key)
+  return statistics.median_low(values) if values else None  # one of the values
+
+
+def last(run, key):
+  return next(iter(each(reversed(run.lines), key)), None)
+
+
+def trained_hours(run):
+  return run.axis("hours")(run.lines[-1]["step"]) if run.lines else None
+
+
+def newest(run, kind, keys):
+  """The last line of a type for each value of these keys, of the newest step that has any."""
+  lines = run.others.get(kind, [])
+  step = max((line["step"] for line in lines), default=None)
+  return {tuple(str(line.get(key)) for key in keys): line for line in lines if line["step"] == step}
+
+
+def by_seed(runs):
+  """Lists of runs that differ in the seed and in nothing else that matters."""
+  groups = []
+  for run in runs:
+    rest = {key: value for key, value in metrics.flat(run.config).items() if not key.startswith(UNIMPORTANT)}
+    same = [group for known, group in groups if known == rest and run.config.get("seed") not in {other.config.get("seed") for other in group}]
+    if same:
+      same[0].append(run)
+    else:
+      groups.append((rest, [run]))
+  return [group for _, group in groups]
+
+
+def group_label(runs):
+  if len(runs) == 1:
+    return runs[0].label
+  names = {re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % run.config.get("seed"), "*", run.label) for run in runs}
+  return f"{names.pop() if len(names) == 1 else runs[0].label} ({len(runs)} seeds)"
+
+
+def number(value, text="{:.3f}".format):
+  return "-" if metrics.finite(value) is None else text(value) if abs(value) < 1e15 else "%.3g" % value
+
+
+def percent(value):
+  return number(value, lambda share: "%.1f" % (100 * share))
+
+
+def loss_at(length):
+  return lambda run: run.row[length].loss if length in run.row else None
+
+
+def summary(runs):
+  context = min((run.context() for run in runs if run.context()), default=1)
+  lengths = sorted({length for run in runs for length in run.row if length >= context})
+  columns = [Column("parameters", lambda run: metrics.finite(run.start.get("parameters")), "{:,.0f}"),
+             Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"), Column("hours", trained_hours, "{:.3g}")]
+  columns += [Column(f"loss at {length}", loss_at(length), "{:.3f}", min) for length in lengths]
+  if lengths:
+    columns.append(Column(f"end of {lengths[-1]}", lambda run: lengths[-1] in run.row and run.row[lengths[-1]].last_loss or None, "{:.3f}", min))
+  columns += task_columns(runs) + passkey_columns(runs) + diagnostics_columns(runs)
+  columns += [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
+              Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
+  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
+  cells = []  # by column
+  for column in columns:
+    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
+    means = [statistics.mean(values) for values in found if values]
+    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
+    texts = []
+    for values in found:
+      text = column.digits.format(statistics.mean(values)) if values else "-"
+      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(values) > 1 and column.better else ""
+      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
+    if means:
+      cells.append((column.title, texts))
+  return plot.markdown(["run", *(title for title, _ in cells)],
+                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+
+
+def unfair(runs):
+  """What sets the runs apart beside attention and seed, as sentences."""
+  configs = {run: metrics.flat(run.config) for run in runs}
+  keys = [key for key in metrics.differing(runs) if not key.startswith(FAIR)]
+  result = ["The runs differ in more than attention and seed: %s." % ", ".join(
+      f"{key} ({', '.join(sorted({str(config.get(key, '-')) for config in configs.values()})[:6])})" for key in keys)] if keys else []
+  for title, values in (("Parameters", {metrics.finite(run.start.get("parameters")) for run in runs} - {None}),
+                        ("Trained tokens", {last(run, "tokens") for run in runs} - {None})):
+    if len(values) > 1:
+      result.append(f"{title} differ: from {min(values):,} to {max(values):,}.")
+  for title, key in (("Speeds are of different devices", "device"), ("The builds differ", "commit")):
+    values = sorted({str(run.start.get(key)) for run in runs})
+    if len(values) > 1:
+      result.append(f"{title}: {', '.join(values)}.")
+  data = metrics.comparable(runs)
+  if len(data) > 1:
+    result.append("The losses are of different data: " + "; ".join(f"{', '.join(run.label for run in group)} of {group[0].of()}" for group in data) + ".")
+  for run in runs:
+    steps, made = metrics.section(run.config, "train").get("steps"), run.lines[-1]["step"] if run.lines else None
+    if made and steps and made < steps:
+      result.append(f"{run.label} has made {made} of {steps} steps.")
+  groups = by_seed(runs)
+  if len(groups) > 1 and any(len(group) < 2 for group in groups):
+    result.append("Not every setting has several seeds: small differences may be those of another seed.")
+  return [Text(text, "warning") for text in result]
+
+
+# ---------------------------------------------------------------------------------------------------------- sections
+
+def figure(name, caption, draw, panels=2, labels=0):
+  """draw(*axes, ticker). labels: lines of the legend, which take room below."""
+  pyplot, ticker = plot.load_pyplot()
+  drawn, axes = pyplot.subplots(1, panels, figsize=({1: 7, 2: 11}.get(panels, 4.3 * panels), 4 + 0.2 * labels), constrained_layout=True, squeeze=False)
+  draw(*axes[0], ticker)
+  return as_png(name, caption, drawn)
+
+
+def as_png(name, caption, drawn):
+  data = io.BytesIO()
+  drawn.savefig(data, format="png", dpi=100, metadata={"Software": None})
+  plot.load_pyplot()[0].close(drawn)
+  return Figure(name, caption, data.getvalue(), bool(drawn.get_figwidth() > 8))
+
+
+def legend_below(axes, labels):
+  if axes.get_legend_handles_labels()[1]:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=2 if labels > 2 else 1, fontsize=8.5)
+
+
+def runs_section(runs, baseline):
+  rows = [[run.label, number(run.start.get("parameters"), "{:,.0f}".format),
+           number(run.start.get("flops_per_token"), "{:.3g}".format),
+           str(run.step()), number(last(run, "tokens"), "{:,.0f}".format),
+           number(trained_hours(run), "{:.3g}".format), str(run.start.get("device", "-")),
+           str(run.start.get("commit", "-")), " ".join(f"{k} {v}" for k, v in metrics.section(run.start, "versions").items())] for run in runs]
+  notes = [Text(run.note()) for run in runs if run.note()]
+  return [plot.markdown(["run", "parameters", "FLOPs per token", "step", "tokens", "hours", "device", "commit", "versions"], rows),
+          *([Text("The settings that differ:"), plot.settings_table(runs)] if len(runs) > 1 else []), *notes]
+
+
+def curves(runs, baseline):
+  if not any(run.train() for run in runs):
+    return [Text("./train CONFIG.json trains.", "missing")]
+  style = plot.looks(runs)
+
+  def losses(left, right, ticker):
+    for axes, over in ((left, "tokens"), (right, "hours")):
+      plot.draw_losses(runs, style, axes, over)
+    legend_below(left, len(runs))
+  blocks = [figure("losses", "Training and validation loss by tokens and by hours of training.", losses, labels=len(runs) / 2)]
+  smooth = {run: plot.smooth([loss for _, loss in run.train()]) for run in runs}
+  goal = smooth[baseline][-1] if smooth[baseline] else -1
+
+  def reached(run, over):
+    step = next((step for (step, _), loss in zip(run.train(), smooth[run]) if loss <= goal), None)
+    return step and run.axis(over)(step)
+  rows = []
+  for run in runs:
+    rows.append([run.label, number(smooth[run][-1]) if smooth[run] else "-"])
+    for over, digits in (("tokens", "{:,.0f}"), ("hours", "{:.3g}")):
+      mine, other = reached(run, over), reached(baseline, over)
+      rows[-1] += [digits.format(mine), "%.2f" % (other / mine)] if mine else ["not reached", "-"]
+  if len(runs) > 1 and smooth[baseline]:
+    blocks += [Text(f"How soon each run first reaches the last training loss of {baseline.label} (both as means over a window around the step):"),
+               plot.markdown(["run", "last loss", "tokens to there", "times as fast", "hours to there", "times as fast"], rows)]
+  return blocks
+
+
+def lengths(runs, baseline):
+  if not any(run.row for run in runs):
+    return [Text("./train RUN --eval measures it.", "missing")]
+  blocks = []
+  for group in metrics.comparable(runs):
+    at = {run: run.row.get(run.context()) for run in group}
+    some = sorted({length for run in group for length in run.row})
+    blocks += [Text(f"Loss in nats per token, of {group[0].of()}:"), plot.table(group),
+               Text("Loss less that at the trained length:"),
+               plot.markdown(["run", *map(str, some)], [[run.label, *(
+                   "%+.3f" % (run.row[n].loss - at[run].loss) if n in run.row and at[run] else "-" for n in some)] for run in group])]
+  style, gaps = plot.looks(runs), plot.differences(runs, baseline)
+
+  def draw(left, middle, *more):
+    ticker = more[-1]
+    plot.draw_lengths(runs, style, left, ticker, "nats")
+    plot.mark_contexts(runs, [left])
+    legend_below(left, len(runs))
+    plot.draw_positions(runs, style, middle, ticker, "nats")
+    if gaps:
+      plot.draw_differences(gaps, baseline, style, more[0], ticker)
+  blocks.append(figure("lengths", "Loss by evaluated length, and by position. Bars are standard errors.", draw, 2 + bool(gaps), len(runs) / 2))
+  if gaps:
+    blocks += [Text(f"Difference to {baseline.label} on the same windows, paired: mean ± standard error over windows:"), plot.difference_table(gaps, baseline)]
+  return blocks + seed_differences(runs, baseline)
+
+
+def seed_differences(runs, baseline):
+  """Of settings with several seeds, paired by seed."""
+  groups = by_seed(runs)
+  base = next(group for group in groups if baseline in group)
+  some, rows = sorted(baseline.row), []
+  of = lambda group, length: {run.config.get("seed"): run.row[length].loss for run in group if length in run.row}
+  for group in groups:
+    both = {run.config.get("seed") for run in group} & {run.config.get("seed") for run in base}
+    if group is not base and len(both) > 1:
+      rows.append([f"{group_label(group)} - {group_label(base)}", str(len(both)), *(sweep.paired(of(group, n), of(base, n)) for n in some)])
+  return [Text("Difference paired by seed: mean ± standard error over seeds:"),
+          plot.markdown(["difference", "seeds", *map(str, some)], rows)] if rows else []
+
+
+def contexts(runs, baseline):
+  groups = metrics.same_targets(runs)
+  if not groups:
+    return [Text("./train RUN --eval --set eval.mode=suffix measures it.", "missing")]
+  blocks = []
+  for group in groups:
+    e = next(iter(group[0].contexts.values()))
+    blocks += [Text("Loss of the last %d targets in windows of %d of %s, by the context that the model sees:" % (e.targets[1], e.targets[0], e.data())),
+               plot.table(group, "nats", "with context", lambda run: run.contexts)]
+
+  def draw(axes, ticker):
+    plot.draw_contexts(runs, groups, axes, ticker, "nats")
+    legend_below(axes, len(runs))
+  return [*blocks, figure("contexts", "Loss of the same targets by context.", draw, 1, len(runs) / 2)]
+
+
+def lines_table(runs, kind, keys, columns):
+  """The newest lines of a type as a table, or None without any. columns: {title: (field, its text)}."""
+  rows = [[run.label, *found, *(text(line.get(field)) for field, text in columns.values())]
+          for run in runs for found, line in newest(run, kind, keys).items()]
+  return plot.markdown(["run", *keys, *columns], rows) if rows else None
+
+
+def task_columns(runs):
+  """By length (acc_norm), or where a task has no such score, acc."""
+  names = sorted({name for run in runs for (name,) in newest(run, "task", ["task"])})
+
+  def score(name):
+    lines = {run: newest(run, "task", ["task"]).get((name,), {}) for run in runs}
+    key = "acc_norm" if any(metrics.finite(line.get("acc_norm")) is not None for line in lines.values()) else "acc"
+    return Column(f"{name} {key}", lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
+  return [score(name) for name in names]
+
+
+def tasks(runs, baseline):
+  table = lines_table(runs, "task", ["task", "n"], {
+      "correct %": ("acc", percent), "standard error": ("stderr", percent), "chance %": ("chance", percent),
+      "by length %": ("acc_norm", percent), "margin": ("margin", number)})
+  return [table] if table else [Text("./train RUN --tasks measures it.", "missing")]
+
+
+def mean(values):
+  """Of a list in a line; None if it is none, or has a null."""
+  values = metrics.numbers(values)
+  return statistics.mean(values) if values and None not in values else None
+
+
+def passkey_columns(runs):
+  found = sorted({(int(length), form) for run in runs for form, length in newest(run, "passkey", ["form", "length"]) if length.isdigit()})
+  score = lambda key: lambda run: mean(newest(run, "passkey", ["form", "length"]).get(key, {}).get("exact"))
+  return [Column(f"passkey at {length}", score((form, str(length))), "{:.1%}", max) for length, form in found]
+
+
+def passkeys(runs, baseline):
+  table, shown = lines_table(runs, "passkey", ["form", "length", "trials"], {
+      "exact %": ("exact", lambda values: percent(mean(values))), "standard error": ("stderr", percent),
+      "nll": ("nll", lambda values: number(mean(values))), "rank": ("rank", lambda values: number(mean(values), "{:.2f}".format)),
+      "control %": ("control", percent)}), []
+  for run in runs:
+    with contextlib.suppress(UserError):  # no lines, or none that is whole
+      shown += [(run.label, form, cells) for form, cells in sorted(passkey.results(run).items())]
+  return [table, *(as_png(f"passkey_{i // 3 + 1}", "Exact answers by length and depth of the key, and by distance.", passkey.draw(shown[i:i + 3]))
+                   for i in range(0, len(shown), 3))] if table else [Text("./train RUN --passkey measures it.", "missing")]
+
+
+def diagnostics_columns(runs):
+  return [Column(title, lambda run, field=field: getattr(run.diagnostics.get(run.context()), field, None), text)
+          for title, field, text in (("F-Attn", "first_token", "{:.3f}"), ("M-Act", "m_act", "{:.4g}"))]
+
+
+def diagnostics(runs, baseline):
+  some, picture = [run for run in runs if run.diagnostics], io.BytesIO()
+  if not some:
+    return [Text("./train RUN --diagnostics measures it.", "missing")]
+  try:
+    length = diagnose.chosen_length(some, None)
+  except UserError as error:
+    return [Text(str(error), "missing")]
+  diagnose.draw(some, length, picture)
+  return [Text(f"What attention looks at, at length {length}:"), diagnose.table(some, length),
+          Figure("diagnostics", "Diagnostics by layer, head and distance.", picture.getvalue(), True)]
+
+
+def sweeps(results):
+  blocks = []
+  for position, result in enumerate(results, 1):
+    blocks += [Text(f"{result['name']}{', size ' + result['size'] if result['size'] else ''}: {sweep.note(result)}"), sweep.table(result)]
+    blocks += filter(None, [sweep.difference_table(result)])
+    lost = [f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"]]
+    blocks += [figure(f"sweep_{position}", f"Sweep {result['name']}.", lambda axes, ticker: sweep.draw(result, axes, ticker), 1, 3)]
+    blocks += [Text("\n".join(lost), "code")] * bool(lost) + [Text(f"Made by {result['command']}")]
+  return blocks or [Text("python3 scripts/sweep.py configs/sweeps/lr.json makes one; name its results with --sweep.", "missing")]
+
+
+def speed(runs, baseline):
+  rows = [[run.label, number(middle(run, "tokens_per_s"), "{:,.0f}".format), number(middle(run, "ms"), "{:.1f}".format), percent(middle(run, "mfu")),
+           str(run.start.get("device", "-"))] for run in runs if middle(run, "tokens_per_s")]
+  if not rows:
+    return [Text("./train CONFIG.json trains.", "missing")]
+  return [Text("Medians over the steps of training. MFU is known only where the peak of the device is."),
+          plot.markdown(["run", "tokens/s", "ms a step", "MFU %", "device"], rows)]
+
+
+def stability(runs, baseline):
+  if not any(run.lines for run in runs):
+    return [Text("./train CONFIG.json trains.", "missing")]
+  rows, score = [], lambda found: "-" if found is None else "%.2f (%d sd, %d steps)" % (100 * found[0], found[2], found[1])
+  for run in runs:
+    norms, why = each(run.lines, "grad_norm"), sweep.judged(run)
+    broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None]
+    rows.append([run.label, score(metrics.spike_score([loss for _, loss in run.train()])), score(metrics.spike_score(norms)),
+                 number(max(norms, default=None)), percent(metrics.clipped(run)), str(sum(entry["type"] == "skip" for entry in run.lines)),
+                 f"loss not finite at step {broken[0]}" if broken else why or "no"])
+  style = plot.looks(runs)
+  return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations above the mean of the steps before it."),
+          plot.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
+          figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(runs, style, axes[:-1]), len(plot.DETAILS))]
+
+
+def appendix(runs, baseline):
+  configs = {run: metrics.flat(run.config) for run in runs}
+  rows = [[run.label, ", ".join(f"{key}={value}" for key, value in configs[run].items() if configs[runs[0]].get(key) != value and key != "name")
+           or "as the first"] for run in runs[1:]]
+  return [Text("The commands:"), Text("\n".join(str(run.start.get("command", "- (unknown)")) for run in runs), "code"),
+          Text(f"The configuration of {runs[0].label}:"), Text(json.dumps(runs[0].config, indent=1, ensure_ascii=False), "code"),
+          *([Text("What differs from it:"), plot.markdown(["run", "settings"], rows)] if rows else [])]
+
+
+SECTIONS = (("Runs", runs_section), ("Training", curves), ("Loss by length", lengths), ("The same targets with growing context", contexts),
+            ("Tasks", tasks), ("Passkey retrieval", passkeys), ("Diagnostics", diagnostics), ("Speed", speed), ("Stability", stability))
+
+
+def newest_time(runs):
+  times = [time_ for run in runs for entries in ([run.start], run.lines, *run.others.values()) for time_ in each(entries, "time")]
+  times += [e.time for run in runs for e in run.evaluations if e.time]
+  return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times))) if times and 0 <= max(times) < 1e11 else "unknown"
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+def in_html(block):
+  if isinstance(block, Figure):
+    data = base64.b64encode(block.png).decode()
+    caption, kind = html.escape(block.caption), ' class="wide"' * block.wide
+    return f'<figure><div class="scroll"><img{kind} alt="{caption}" src="data:image/png;base64,{data}"></div><figcaption>{caption}</figcaption></figure>'
+  if isinstance(block, Text):
+    text = html.escape(block.text)
+    return f"<pre>{text}</pre>" if block.kind == "code" else f'<p class="{block.kind}">{text}</p>' if block.kind else f"<p>{text}</p>"
+
+  def cell(tag, text):
+    bold = text.startswith("**") and text.endswith("**") and len(text) > 4
+    inner = html.escape(text[2:-2] if bold else text)
+    kind = ' class="wide"' if len(text) > 60 else ""
+    return f"<{tag}{kind}>{f'<b>{inner}</b>' if bold else inner}</{tag}>"
+  line = lambda tag, cells: "<tr>" + "".join(cell(tag, text) for text in cells) + "</tr>"
+  body = "\n".join(line("td", row) for row in block.rows)
+  return f'<div class="scroll"><table><thead>{line("th", block.head)}</thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def page(title, subtitle, sections):
+  body = "\n".join(f"<section><h2>{html.escape(name)}</h2>\n" + "\n".join(map(in_html, blocks)) + "\n</section>" for name, blocks in sections)
+  return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+          f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n<h1>{html.escape(title)}</h1><p>{html.escape(subtitle)}</p>\n{body}\n</body></html>\n")
+
+
+def in_markdown(block):
+  escaped = lambda text: html.escape(text, quote=False).replace("|", "\\|")
+  if isinstance(block, Figure):
+    return f"![{block.caption}]({block.name}.png)"
+  if isinstance(block, Text):
+    if block.kind == "code":
+      return "\n".join("    " + line for line in block.text.split("\n"))
+    return "> **Warning:** " * (block.kind == "warning") + escaped(block.text)
+  return plot.markdown([escaped(text) for text in block.head], [[escaped(text) for text in row] for row in block.rows])
+
+
+def write_markdown(folder, title, subtitle, sections):
+  os.makedirs(folder, exist_ok=True)
+  parts = [f"# {html.escape(title, quote=False)}", subtitle]
+  for name, blocks in sections:
+    parts += [f"## {name}", *map(in_markdown, blocks)]
+    for block in blocks:
+      if isinstance(block, Figure):
+        with open(os.path.join(folder, block.name + ".png"), "wb") as file:
+          file.write(block.png)
+  with open(os.path.join(folder, "report.md"), "w", encoding="utf-8") as file:
+    file.write("\n\n".join(parts) + "\n")
+
+
+def read_sweeps(paths):
+  results = []
+  for path in paths:
+    try:
+      with open(path, encoding="utf-8") as file:
+        results.append(json.load(file))
+      sweep.note(results[-1]), sweep.table(results[-1])
+    except OSError as error:
+      raise UserError(f"--sweep {path}: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise UserError(f"--sweep {path} does not hold results of scripts/sweep.py ({type(error).__name__}: {error})")
+  return results
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
+  parser.add_argument("--sweep", action="append", default=[], metavar="FILE.json", help="what scripts/sweep.py --results wrote")
+  parser.add_argument("--out", default="report.html", metavar="FILE.html", help="[report.html]")
+  parser.add_argument("--markdown", metavar="DIR", help="also write report.md and its pictures there")
+  parser.add_argument("--title", default="Report")
+  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
+  arguments = parser.parse_args()
+  if not os.path.isdir(os.path.dirname(arguments.out) or "."):
+    raise UserError(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
+  results = read_sweeps(arguments.sweep)
+  runs = metrics.read_runs(arguments.runs)
+  for run in runs:
+    if not run.lines and not run.row and not run.contexts:
+      raise UserError(f"{run.folder}/metrics.jsonl holds no losses yet")
+  wanted = os.path.realpath(metrics.metrics_file(arguments.baseline or arguments.runs[0]))
+  baseline = next((run for run in runs if run.path == wanted), None)
+  if not baseline:
+    raise UserError(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
+  sections = [(name, make(runs, baseline)) for name, make in SECTIONS] + [("Sweeps", sweeps(results))]
+  empty = [(name, blocks) for name, blocks in sections if isinstance(blocks[0], Text) and blocks[0].kind == "missing"]
+  sections = [("Summary", [*unfair(runs), summary(runs)]), *(section for section in sections if section not in empty),
+              *([("Not measured", [Text(f"{name}: {blocks[0].text}") for name, blocks in empty])] if empty else []),
+              ("Appendix", appendix(runs, baseline))]
+  subtitle = f"{len(runs)} run{'s' * (len(runs) > 1)}, newest line of {newest_time(runs)}"
+  with open(arguments.out, "w", encoding="utf-8") as file:
+    file.write(page(arguments.title, subtitle, sections))
+  if arguments.markdown:
+    with output_folder(arguments.markdown):
+      write_markdown(arguments.markdown, arguments.title, subtitle, sections)
+  print(arguments.out)
+
+
+if __name__ == "__main__":
+  run_main(main, "the report is not complete")

@@ -1,0 +1,525 @@
+#!/usr/bin/env python3
+"""Trains one run for each combination of a sweep's axes and seeds, and compares them.
+
+    python3 scripts/sweep.py configs/sweeps/lr.json [--size gpu] [--axis KEY=A,B]... [--seeds 1,2,3] [--set key=value]...
+                             [--plan | --table] [--overwrite] [--results FILE.json] [--picture FILE.png]
+
+SWEEP.json: "config" (a configuration, or the folder of a run), "set" {key: value} for all runs, "seeds", "axes" and
+"chart". An axis is a key with a list of values, or a name with {label: {key: value, ...}}. "sizes" {name: {...}} holds
+entries that --size puts in place of these; its "set" is added. --axis selects labels of an axis, or gives a key other values.
+
+Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
+runs/SWEEP_LABELS_SEED_HASH; the hash is that of the configuration and the run's settings. All settings are checked before
+the first run. A complete run is not repeated, and one that was stopped continues from its newest checkpoint, unless
+--overwrite is given. If a run fails the others are still made. Ctrl-C ends the sweep once the run has saved.
+
+A run has diverged if its loss was not finite, or if it made at least 100 steps and its validation loss ended less than 0.5
+below that of step 0, or the mean training loss of its last 5% is more than 5% above that of an earlier window as long.
+
+Charts: "lengths" (loss by evaluated length, a line for each combination), and three of the loss at the trained length,
+with the first axis along x: "lines", "bars", and "lr", with the sensitivity of Wortsman et al. (arXiv 2309.14322): the mean
+over the rates of min(loss, loss of step 0) less the lowest loss. Prints the losses, mean and standard deviation over the seeds, and
+paired differences to the first row. --results keeps all of it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png].
+"""
+import argparse
+import collections
+import ctypes
+import hashlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import metrics
+import plot
+from common import UserError, die_of_interrupt, run as run_main, settings
+
+ENTRIES = ("_", "name", "config", "set", "axes", "seeds", "chart", "sizes")
+CHARTS = ("lengths", "lines", "bars", "lr")
+STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
+JUDGED = 100  # steps from which losses tell whether a run has diverged
+
+Member = collections.namedtuple("Member", "name labels seed settings")  # labels, settings: dicts of text
+
+
+# ---------------------------------------------------------------------------------------------------------- the file
+
+def text(value):
+  return value if isinstance(value, str) else json.dumps(value)
+
+
+def settings_of(values, where):
+  if not isinstance(values, dict):
+    raise UserError(f"{where}: must be an object {{key: value}}")
+  return {key: text(value) for key, value in values.items()}
+
+
+def read_sweep(path, arguments):
+  """The sweep with the size and the flags applied; axes as {axis: {label: {key: text}}}."""
+  try:
+    with open(path, encoding="utf-8") as file:
+      sweep = json.load(file)
+    sizes = sweep.pop("sizes", {})
+    size = sizes[arguments.size] if arguments.size else {}
+    sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
+  except OSError as error:
+    raise UserError(f"{path}: {error.strerror}")
+  except KeyError:
+    raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
+  except (ValueError, TypeError, AttributeError) as error:
+    raise UserError(f"{path} is not the JSON of a sweep: {error}")
+  unknown = [key for key in sweep if key not in ENTRIES]
+  if unknown:
+    raise UserError(f"{path}: {unknown[0]}: must be one of {', '.join(ENTRIES)}")
+  stem = os.path.splitext(os.path.basename(path))[0]
+  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep}
+  sweep["size"] = arguments.size or ""
+  sweep["config"] = arguments.config or sweep["config"]
+  if os.path.isdir(sweep["config"]):
+    sweep["config"] = os.path.join(sweep["config"], "config.json")
+  sweep["seeds"] = arguments.seeds or sweep["seeds"]
+  if sweep["chart"] not in CHARTS:
+    raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(CHARTS)}")
+  if not re.fullmatch(r"[\w.+-]+", str(sweep["name"])):
+    raise UserError(f"{path}: name {sweep['name']}: use letters, digits and _ . + - only")
+  axes = {}
+  for axis, values in [*sweep["axes"].items(), *arguments.axis]:
+    known, named = axes.get(axis, {}), isinstance(sweep["axes"].get(axis), dict)
+    if isinstance(values, dict):
+      axes[axis] = {label: settings_of(chosen, f"{path}: {axis}: {label}") for label, chosen in values.items()}
+    elif not isinstance(values, list) or len(set(map(text, values))) < len(values) or not values:
+      raise UserError(f"{path}: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}")
+    elif named and (unknown := [label for label in values if label not in known]):
+      raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
+    else:
+      axes[axis] = {text(value): known[value] if named else {axis: text(value)} for value in values}
+  if not axes or not all(axes.values()):
+    raise UserError(f"{path}: axes: name at least one, with values")
+  if not isinstance(sweep["seeds"], list) or len(set(sweep["seeds"])) < len(sweep["seeds"]) or not sweep["seeds"]:
+    raise UserError(f"{path}: seeds: must be a list of different numbers")
+  everywhere = {**settings_of(sweep["set"], f"{path}: set"), **dict(arguments.set)}
+  own = {"name", "seed"} | {key for values in axes.values() for chosen in values.values() for key in chosen}
+  own |= {"attention.kind"} if "attention.variant" in own else set()
+  if mine := sorted(own & set(everywhere)):
+    raise UserError(f"--set {mine[0]}={everywhere[mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
+  return {**sweep, "axes": axes, "set": everywhere}
+
+
+def members_of(sweep):
+  """Seed by seed, so that a sweep that is not finished is a whole one with fewer seeds."""
+  try:
+    with open(sweep["config"], encoding="utf-8") as file:
+      config = file.read()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f"{sweep['config']}: {getattr(error, 'strerror', error)}")
+  result = []
+  for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
+    chosen = dict(sweep["set"])
+    for axis, label in zip(sweep["axes"], labels):
+      chosen.update(sweep["axes"][axis][label])
+    digest = hashlib.sha256("\0".join([config, json.dumps(chosen, sort_keys=True)]).encode()).hexdigest()[:8]
+    name = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels), str(seed), digest])
+    result.append(Member(name, dict(zip(sweep["axes"], labels)), seed, chosen))
+  return result
+
+
+# ---------------------------------------------------------------------------------------------------------- the runs
+
+def read_run(name):
+  try:
+    return metrics.Run(os.path.join("runs", name))
+  except OSError:
+    return None
+
+
+def note_file(name):
+  return os.path.join("runs", name, "sweep.json")
+
+
+def main_length(run):
+  """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
+  lengths = metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
+  return run.context() if run.context() in lengths else min(lengths, default=None)
+
+
+def initial_loss(run):
+  return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
+
+
+def judged(run):
+  """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
+  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row.get(main_length(run))
+  if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
+    return ""
+  if first is not None and last.loss > first - 0.5:
+    return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
+  width = len(losses) // 20
+  sums = [0.0, *itertools.accumulate(losses)]
+  *earlier, end = [(b - a) / width for a, b in zip(sums, sums[width:])]
+  return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
+
+
+def outcome(name):
+  """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained."""
+  run = read_run(name)
+  try:
+    steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
+  except (AttributeError, KeyError):
+    return None
+  try:
+    with open(note_file(name), encoding="utf-8") as file:
+      return "diverged", run, str(json.load(file)["diverged"])
+  except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
+    pass
+  if run.step() != steps or any(length not in run.row for length in lengths):
+    return None
+  why = judged(run)
+  return ("diverged" if why else "complete"), run, why
+
+
+def trained(name):
+  """Whether the run has made all its steps, so that continuing it would change nothing."""
+  run = read_run(name)
+  return bool(run and run.lines) and run.lines[-1]["step"] == metrics.section(run.config, "train").get("steps")
+
+
+def duration(seconds):
+  return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
+
+
+def title(member):
+  return ", ".join(member.labels.values()) + f", seed {member.seed}"
+
+
+def command_of(sweep, member):
+  result = [sweep["config"]]
+  for key, value in {"name": member.name, "seed": member.seed, **member.settings}.items():
+    result += ["--set", f"{key}={value}"]
+  return result
+
+
+def check(program, sweep, members):
+  """Ends the script if ./train refuses the settings of a run, would not evaluate it, or if two are the same."""
+  known = {}
+  for member in members:
+    found = settings(program, *command_of(sweep, member))
+    if not found["eval"]["every"]:
+      raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 (the last step always is)")
+    if found["eval"]["mode"] != "windows":
+      raise UserError(f"eval.mode = {found['eval']['mode']}: only evaluations in mode windows are compared; give --set eval.mode=windows")
+    found.pop("name", None)
+    found["attention"].pop("variant", None)
+    same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
+    if same is not member:
+      raise UserError(f"{title(same)} and {title(member)} have the same settings; leave out one of them, or a --set")
+
+
+def end_with_parent():
+  """In ./train before it starts: it saves and ends if this script is killed, so that the next can continue the run."""
+  ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def train(command):
+  """Exit code and output. After Ctrl-C it waits until the program has saved; a second one reaches the program too. While the
+  run of a killed sweep saves, it waits for that."""
+  for attempt in range(60):
+    with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as output:
+      program, interrupted = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=end_with_parent), False
+      while True:
+        try:
+          code = program.wait()
+          break
+        except KeyboardInterrupt:
+          interrupted = True
+          program.send_signal(signal.SIGINT)
+      output.seek(0)
+      said = output.read()
+    if interrupted or code != 2 or "another process" not in said:
+      break
+    time.sleep(1)
+  return -signal.SIGINT if interrupted else code, said
+
+
+def collect(program, sweep, members, overwrite):
+  """Trains what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
+  Ctrl-C, or a signal to a run, ended the sweep."""
+  done = {member.name: None if overwrite else outcome(member.name) for member in members}
+  missing, failed, stopped, start = [m for m in members if not done[m.name]], {}, False, time.monotonic()
+  check(program, sweep, missing)
+  for number, member in enumerate(missing):
+    left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
+    ends = f", about {duration(left)} left, until {time.strftime('%H:%M', time.localtime(time.time() + left))}" if number else ""
+    print(f"{number + 1}/{len(missing)}: {title(member)}{ends}", file=sys.stderr, flush=True)
+    name = member.name
+    if overwrite and os.path.exists(note_file(name)):
+      os.remove(note_file(name))
+    command = [os.path.abspath(program), *command_of(sweep, member), "--overwrite" if overwrite else "--resume"]
+    code, output = train(command)
+    said = (output.strip().splitlines() or ["no output"])[-1]
+    if code == 1 and "training has diverged" in output:
+      with open(note_file(name), "w", encoding="utf-8") as file:
+        json.dump({"diverged": said.partition(": training has diverged")[0]}, file)
+    if code in (0, 1) or code in STOPPED:
+      done[name] = outcome(name)
+    if done[name] and done[name][0] == "diverged":
+      print(f"diverged: {done[name][2]}", file=sys.stderr, flush=True)
+    if code == 0 and not done[name] and trained(name):
+      failed[name] = "it has trained all steps, but lacks a finite validation loss at some of eval.lengths"
+    elif code in STOPPED or (code == 0 and not done[name]):  # 0: a program that ends well when it is told to stop
+      print(f"sweep.py: stopped in {name}; run this again, without --overwrite, to continue", file=sys.stderr)
+      stopped = True
+      break
+    elif code and not done[name]:
+      failed[name] = f"exit code {code}: {said}"
+      print(f"{output}\nsweep.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
+  return {name: found for name, found in done.items() if found}, failed, stopped
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+def summary(sweep, members, done, failed):
+  """All that tables and charts need, as JSON."""
+  first, entries = next(iter(done.values()))[1], []
+  config = first.config
+  for member in members:
+    name = member.name
+    state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
+    losses = {str(n): e.loss for n, e in sorted(run.row.items())} if run and run.step() == run.config["train"]["steps"] else {}
+    entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
+                    "initial": run and initial_loss(run), "loss": losses.get(str(main_length(run))) if run else None,
+                    "losses": losses, "clipped": run and metrics.clipped(run)})
+  return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
+          "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
+          "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
+          "context": first.context(), "steps": config["train"]["steps"], "tokens_per_step": config["batch"]["tokens"],
+          "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
+
+
+Cell = collections.namedtuple("Cell", "losses capped diverged")  # of runs that did not diverge, of all at most that of step 0
+
+
+def grid(result):
+  """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
+  value of that axis."""
+  by_length = result["chart"] == "lengths"
+  x = None if by_length else next(iter(result["axes"]))
+  others = [values for axis, values in result["axes"].items() if axis != x]
+  columns = [str(length) for length in result["lengths"]] if by_length else result["axes"][x]
+  rows = {", ".join(labels) or "loss": {column: Cell({}, {}, 0) for column in columns} for labels in itertools.product(*others)}
+  for entry in result["runs"]:
+    row = rows[", ".join(label for axis, label in entry["labels"].items() if axis != x) or "loss"]
+    for column in columns if by_length else [entry["labels"][x]]:
+      losses, capped, diverged = row[column]
+      loss = entry["losses"].get(column) if by_length else entry["loss"]
+      if entry["state"] == "complete" and loss is not None:
+        losses[entry["seed"]] = loss
+      if entry["state"] in ("complete", "diverged") and entry["initial"] is not None:
+        capped[entry["seed"]] = entry["initial"] if loss is None else min(loss, entry["initial"])
+      row[column] = Cell(losses, capped, diverged + (entry["state"] == "diverged"))
+  return rows
+
+
+def cell_text(cell, seeds):
+  values = list(cell.losses.values())
+  if not values:
+    return "diverged" if cell.diverged else "-"
+  return ("%.3f" % statistics.mean(values) + (" ± %.3f" % statistics.stdev(values) if len(values) > 1 else "")
+          + (f" ({len(values)} of {seeds} seeds)" if len(values) + cell.diverged < seeds else "")
+          + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
+
+
+def sensitivity(row):
+  """None unless each rate has a run."""
+  means = [statistics.mean(cell.capped.values()) for cell in row.values() if cell.capped]
+  return statistics.mean(means) - min(means) if len(means) == len(row) else None
+
+
+def best(row):
+  """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
+  found = [(statistics.mean(cell.losses.values()), column) for column, cell in row.items() if cell.losses and not cell.diverged]
+  return (min(found)[1], row[min(found)[1]]) if found else None
+
+
+def table(result):
+  """The losses, as Markdown."""
+  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
+  columns = list(next(iter(rows.values())))
+  what = "validation loss at length" if result["chart"] == "lengths" else f"validation loss at {next(iter(result['axes']))}"
+  lines = []
+  for label, row in rows.items():
+    top, even = best(row), sensitivity(row)
+    lines.append([label, *(cell_text(cell, seeds) for cell in row.values())] + lr * [
+        f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
+  return plot.markdown([what, *columns] + lr * ["best", "sensitivity"], lines)
+
+
+def paired(one, other):
+  """Mean difference of the losses over the seeds that both have, with its standard error, as text."""
+  gaps = [one[seed] - other[seed] for seed in one if seed in other]
+  if len(gaps) < 2:
+    return "%+.3f" % gaps[0] if gaps else "-"
+  return "%+.3f ± %.3f" % (statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)))
+
+
+def difference_table(result):
+  """Same seed, same order of data: the rows less the first one. "" for a single row."""
+  (first, base), *others = grid(result).items()
+  lr = result["chart"] == "lr"
+  lines = []
+  for label, row in others:
+    tops = [best(base), best(row)]
+    lines.append([f"{label} - {first}", *(paired(cell.losses, base[column].losses) for column, cell in row.items())]
+                 + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
+  seeds = len(result["seeds"])
+  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if seeds > 1 else ", one seed")
+  return plot.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+
+
+def note(result):
+  """What the figures are of, one sentence."""
+  states = collections.Counter(entry["state"] for entry in result["runs"])
+  missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
+  return (f"{len(result['seeds'])} seed{'s' * (len(result['seeds']) > 1)}, {result['steps']} steps of {result['tokens_per_step']} "
+          f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
+
+
+# ---------------------------------------------------------------------------------------------------------- the chart
+
+def draw(result, axes, ticker):
+  rows, kind = grid(result), result["chart"]
+  columns = list(next(iter(rows.values())))
+  try:
+    places = list(range(len(columns))) if kind == "bars" else [float(column) for column in columns]
+  except ValueError:  # names
+    places, kind = list(range(len(columns))), "lines"
+  for number, (label, row) in enumerate(rows.items()):
+    look = {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(label)}
+    cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
+    at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
+    spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in cells]
+    if kind == "lr" and (even := sensitivity(row)) is not None:
+      look["label"] += " (sensitivity %.3f)" % even
+    if kind == "bars":
+      width = 0.8 / len(rows)
+      axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, **look)
+    elif kind == "lengths":
+      axes.errorbar(at, values, yerr=spread, fmt="o-", capsize=3, markersize=4, linewidth=1.6, **look)
+    else:
+      axes.plot(at, values, "o-", markersize=4, linewidth=1.6, **look)
+      axes.fill_between(at, [min(v) for _, v in cells], [max(v) for _, v in cells], color=look["color"], alpha=0.15, linewidth=0)
+      lost = [place for place, cell in zip(places, row.values()) if cell.diverged]
+      axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
+                transform=axes.get_xaxis_transform(), clip_on=False)
+  x = "evaluated length (tokens); the dashed line is the trained one" if kind == "lengths" else next(iter(result["axes"]))
+  if kind == "lengths":
+    plot.length_axis(axes, ticker, places)
+    axes.axvline(result["context"], color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+  elif kind == "lr":
+    axes.set_xscale("log")
+    x += "; a cross at the top: some run diverged" if any(cell.diverged for row in rows.values() for cell in row.values()) else ""
+  elif kind == "bars":  # losses differ little: from 0 they would all look alike
+    means = [statistics.mean(cell.losses.values()) for row in rows.values() for cell in row.values() if cell.losses] or [0, 1]
+    gap = max(means) - min(means) + 1e-3
+    axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
+  if kind != "lengths":
+    axes.xaxis.set_major_locator(ticker.FixedLocator(places))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
+    axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
+  seeds, spread = len(result["seeds"]), "standard deviation" if kind in ("lengths", "bars") else "range"
+  axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
+           title=f"mean and {spread} of {seeds} seeds" if seeds > 1 else "one seed")
+  axes.legend(fontsize=8.5)
+
+
+def picture(result, path):
+  pyplot, ticker = plot.load_pyplot()
+  figure, axes = pyplot.subplots(figsize=(7.5, 4.6), constrained_layout=True)
+  draw(result, axes, ticker)
+  figure.savefig(path, dpi=150)
+
+
+# ---------------------------------------------------------------------------------------------------------- the flags
+
+def distinct(kind, example):
+  """The type of an option with values of a kind, separated by commas."""
+  def parse(given):
+    try:
+      values = [kind(value) for value in given.split(",")]
+    except ValueError:
+      raise argparse.ArgumentTypeError(f"{given!r} is not a list such as {example}")
+    if len(set(values)) < len(values):
+      raise argparse.ArgumentTypeError(f"{given!r} has a value twice, which would train and count one run twice")
+    return values
+  return parse
+
+
+def pair(kind):
+  def parse(given):
+    key, equals, value = given.partition("=")
+    if not equals:
+      raise argparse.ArgumentTypeError(f"{given!r} is not KEY=VALUE")
+    return key, kind(value)
+  return parse
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("sweep", metavar="SWEEP.json", help="configs/sweeps/ has examples")
+  parser.add_argument("--size", metavar="NAME", help="one of the sizes in the file")
+  parser.add_argument("--config", help="in place of the file's")
+  parser.add_argument("--axis", action="append", default=[], type=pair(distinct(str, "1e-3,2e-3")), metavar="KEY=A,B,...")
+  parser.add_argument("--seeds", type=distinct(int, "1,2,3"), metavar="N,M,...")
+  parser.add_argument("--set", action="append", default=[], type=pair(str), metavar="key=value", help="for every run")
+  parser.add_argument("--train", default=os.environ.get("TRAIN", "./train"), help="the program [$TRAIN, else ./train]")
+  parser.add_argument("--plan", action="store_true", help="only list the runs, and which of them are complete")
+  parser.add_argument("--table", action="store_true", help="only the results of the runs that are complete")
+  parser.add_argument("--overwrite", action="store_true", help="train every run anew, complete ones too")
+  parser.add_argument("--results", metavar="FILE.json")
+  parser.add_argument("--picture", metavar="FILE.png")
+  arguments = parser.parse_args()
+  for path in (arguments.results, arguments.picture):  # not after hours of training
+    if path and not os.path.isdir(os.path.dirname(path) or "."):
+      parser.error(f"{path}: there is no folder {os.path.dirname(path)}")
+  sweep = read_sweep(arguments.sweep, arguments)
+  members = members_of(sweep)
+  if arguments.plan:
+    for member in members:
+      found = outcome(member.name)
+      print(f"{member.name}: {found[0] if found else 'to train'}")
+    return
+  drawable = bool(importlib.util.find_spec("matplotlib"))
+  if not drawable:
+    print("sweep.py: no picture will be drawn: install matplotlib (pip install matplotlib); then run this again",
+          file=sys.stderr, flush=True)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, or ./train would go on alone
+  if arguments.table:
+    done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
+  else:
+    done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)
+  if done:
+    result = summary(sweep, members, done, failed)
+    print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
+    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"]))))
+    with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
+      json.dump(result, file, indent=1)
+      file.write("\n")
+    if drawable:
+      picture(result, arguments.picture or stem + ".png")
+  for name, reason in failed.items():
+    print(f"sweep.py: runs/{name} failed: {reason}", file=sys.stderr)
+  if stopped:
+    die_of_interrupt()
+  sys.exit(1 if failed else 2 if arguments.picture and not drawable else 0)
+
+
+if __name__ == "__main__":
+  run_main(main, "run this again, without --overwrite, to continue")

@@ -1,0 +1,240 @@
+// attention_diagnose() and gate_figures() against float64 references that hold whole rows of weights, by the rule of
+// test/support/compare.h; closed forms of uniform scores; equal bits.
+#include "test/attention/attention_reference.h"
+#include "test/attention/gate_reference.h"
+
+#include <gtest/gtest.h>
+
+#include "test/support/device.h"
+
+static const bool poisoned = (set_cpu_poison(true), true);
+
+namespace {
+
+using F = RowFigure;
+
+template <class T> struct Diagnosed {
+  AttentionShape shape;
+  std::vector<float> figures;
+  double at(int figure, int b, int h, int i) const {
+    return figures[figure * shape.rows() + (size_t(b) * shape.H + h) * shape.T + i];
+  }
+  Diagnosed(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
+            const std::vector<T>& sinks = {}, const std::vector<float>& bias = {})
+      : shape(shape) {
+    DeviceArray<T> in(qkv), out(shape.out_size()), sink(sinks);
+    DeviceArray<float> c(bias);
+    DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
+        rows(row_figures(shape.T) * shape.rows());
+    AttentionLearned<T> learned;
+    AttentionSetup general = s;
+    general.kernels = Kernels::general;
+    if (s.sink == Sink::learned) learned.sink = sink;
+    if (s.bias != Bias::none) learned.bias = c;
+    attention_forward<T>(out, stats, in, general, shape, true, nullptr, learned);
+    attention_diagnose<T>(rows, stats, in, s, shape, nullptr, learned);
+    figures = rows.download();
+  }
+};
+
+// From the weights of the keys that the row sees, the last of which is its own.
+template <class P> Numbers<P> ref_row_figures(const Numbers<P>& p, const std::vector<int>& keys, int T) {
+  Numbers<P> figures(row_figures(T));
+  for (size_t n = 0; n < keys.size(); n++) {
+    int distance = keys.back() - keys[n], bin = 0;
+    figures[F::SUM] += p[n];
+    if (p[n] > 0) figures[F::P_LOG_P] += P::round(p[n] * std::log(p[n]));
+    if (keys[n] == 0) figures[F::FIRST] = p[n];
+    figures[F::LARGEST] = std::max(figures[F::LARGEST], p[n]);
+    figures[F::DISTANCE] += p[n] * distance;
+    figures[F::ZEROS] += p[n] == 0;
+    figures[F::KEYS]++;
+    for (int first = 1; first <= distance; first *= 2) bin++;
+    figures[F::REACH + bin] += p[n];
+  }
+  return figures;
+}
+
+// Keys whose weight is at most `largest`, with every score raised by `raise` and lssar's offset lowered by it: what
+// rounding may move.
+double small_weights(AttentionSetup s, Numbers<Exact> z, double sink, double raise, double largest) {
+  double sink_weight;
+  s.offset -= raise;
+  for (double& x : z) x += raise;
+  auto p = ref_weights<Exact>(s, z, sink, &sink_weight);
+  return double(std::count_if(p.begin(), p.end(), [&](double x) { return x <= largest; }));
+}
+
+// As the kernels compute weights: softmax's from the logarithm of its denominator, which is kept in float32.
+Numbers<Naive<float>> plain_weights(const AttentionSetup& s, const Numbers<Naive<float>>& z, float sink) {
+  float unused, largest = sink, sum = 0;
+  auto p = ref_weights<Naive<float>>(s, z, sink, &unused);
+  if (s.kind != Kind::softmax) return p;
+  for (float x : z) largest = std::max(largest, x);
+  for (float x : z) sum += std::exp(x - largest);
+  if (sink > -INFINITY) sum += std::exp(sink - largest);
+  float lse = largest + std::log(sum);
+  for (size_t j = 0; j < z.size(); j++) p[j] = std::exp(z[j] - lse);
+  return p;
+}
+
+// Of all shapes of one kind and D, three tensors: sums of weights; of P ln P, which near 1 is as wrong as a number of
+// size 1; of distances as shares of T.
+template <class T> struct Check {
+  AttentionSetup s;
+  Pool weights, p_log_p, distances;
+  Check(const AttentionSetup& s, const AttentionShape& shape)
+      : s(s),
+        weights(describe(s, shape) + " weights", u<float>),
+        p_log_p(describe(s, shape) + " P ln P", u<float>, 1),
+        distances(describe(s, shape) + " distances", u<float>) {}
+
+  void add(const AttentionShape& shape, unsigned seed) {
+    s.context = shape.T;
+    auto qkv = random_qkv<T>(shape, seed), sinks = random_normal<T>(s.sink == Sink::learned ? shape.H : 0, seed + 100);
+    if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
+    auto bias = s.bias == Bias::none ? std::vector<float>() : random_bias(shape, seed + 200);
+    Diagnosed<T> diagnosed(s, shape, qkv, sinks, bias);
+    auto x = widen<Exact>(qkv), sink = widen<Exact>(sinks), c = widen<Exact>(bias);
+    auto nx = widen<Naive<float>>(qkv), nsink = widen<Naive<float>>(sinks);  // weights are float32 whatever T is
+    auto nc = widen<Naive<float>>(bias);
+    for (size_t row = 0; row < shape.rows(); row++) {
+      int i = int(row % shape.T), h = int(row / shape.T % shape.H), b = int(row / shape.T / shape.H);
+      double logit = ref_sink<Exact>(s, sink, h), unused;
+      auto keys = ref_keys(s, i);
+      auto z = ref_scores<Exact>(s, shape, x, c, keys, b, h, i);
+      auto nz = ref_scores<Naive<float>>(s, shape, nx, nc, keys, b, h, i);
+      auto exact = ref_row_figures<Exact>(ref_weights<Exact>(s, z, logit, &unused), keys, shape.T);
+      auto naive =
+          ref_row_figures<Naive<float>>(plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h)), keys, shape.T);
+      double fewest = small_weights(s, z, logit, 1e-5, 0), most = small_weights(s, z, logit, -1e-5, 1e-37);
+      double zeros = diagnosed.at(F::ZEROS, b, h, i), reach = 0;
+      EXPECT_TRUE(fewest <= zeros && zeros <= most) << describe(s, shape) << " row " << i << ": " << zeros;
+      EXPECT_EQ(diagnosed.at(F::KEYS, b, h, i), double(keys.size()));
+      for (int f = 0; f < row_figures(shape.T); f++) {
+        if (f == F::ZEROS || f == F::KEYS) continue;
+        double got = diagnosed.at(f, b, h, i), of = f == F::DISTANCE ? shape.T : 1;
+        Pool& pool = f == F::P_LOG_P ? p_log_p : f == F::DISTANCE ? distances : weights;
+        pool.add(std::vector{got / of}, {exact[f] / of}, std::vector{naive[f] / of});
+        if (f >= F::REACH) reach += got;
+      }
+      EXPECT_NEAR(reach, diagnosed.at(F::SUM, b, h, i), 1e-5 * reach);
+    }
+  }
+};
+
+std::vector<AttentionSetup> settings_of_all_kinds() {
+  std::vector<AttentionSetup> all;
+  for (size_t k = 0; k < std::size(kind_names); k++)
+    if (attention_is_built(Kind(k))) all.push_back({{.kind = Kind(k), .power = 3}});
+  return all;
+}
+
+template <class T> void check_every_kind() {
+  for (int D : {1, 36, 64, 128})
+    for (const AttentionSetup& s : settings_of_all_kinds()) {
+      Check<T> check(s, {1, 257, 3, D});
+      for (int T_ : {1, 2, 3, 4, 31, 113, 257})
+        for (unsigned seed = 1; seed <= (T_ < 100 ? 8u : 1u); seed++) check.add({T_ < 100 ? 2 : 1, T_, 3, D}, seed);
+    }
+}
+TEST(Diagnose, EveryKindAtEveryShape) { check_every_kind<float>(); }
+TEST(Diagnose, EveryKindInBf16) { check_every_kind<bf16>(); }
+
+TEST(Diagnose, SettingsOfTheKinds) {
+  AttentionShape shape{1, 70, 2, 200};
+  for (Sink sink : {Sink::one, Sink::learned}) Check<float>({{.sink = sink}}, shape).add(shape, 5);
+  for (double power : {1.0, 2.5}) {
+    AttentionSetup s{{.kind = Kind::lssar, .power = power, .offset_free_rows = 7}};
+    if (attention_is_built(Kind::lssar)) Check<float>(s, shape).add(shape, 6);
+  }
+}
+
+// With a window no weight lies beyond it, but for those of the sink tokens.
+TEST(Diagnose, WindowsAndBiases) {
+  if (!on_cpu) GTEST_SKIP() << "the general kernels have no such masks on a GPU";
+  for (AttentionSetup s : settings_of_all_kinds())
+    for (int n = 0; n < 4; n++) {
+      AttentionShape shape{1, n == 3 ? 100 : 200, 2, 36};
+      s.window = std::vector{3, 17, 70, 0}[n], s.sink_tokens = std::vector{0, 4, 1, 0}[n];
+      s.bias = n % 2 ? Bias::fox : Bias::none;
+      Check<float>(s, shape).add(shape, 7 + n);
+      Check<bf16>(s, shape).add(shape, 7 + n);
+    }
+}
+
+// All scores equal: softmax and lssa are uniform, and so is lssar in its first rows; the others are degenerate.
+TEST(Diagnose, UniformScores) {
+  int T = 100;
+  AttentionShape shape{1, T, 1, 16};
+  auto qkv = random_normal<float>(shape.qkv_size(), 1);
+  for (int t = 0; t < T; t++)
+    for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = 0;
+  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
+    if (!attention_is_built(kind)) continue;
+    Diagnosed<float> diagnosed({{.kind = kind}}, shape, qkv);
+    for (int i = 0; i < T; i++) {
+      bool degenerate = kind == Kind::lssar && i >= 3;
+      EXPECT_EQ(diagnosed.at(F::ZEROS, 0, 0, i), degenerate ? i + 1 : 0);
+      double sum = diagnosed.at(F::SUM, 0, 0, i), n = i + 1;
+      EXPECT_NEAR(sum, degenerate ? 0 : 1, 1e-5);
+      if (degenerate) continue;
+      EXPECT_NEAR(diagnosed.at(F::FIRST, 0, 0, i), 1 / n, 1e-6);
+      EXPECT_NEAR(-diagnosed.at(F::P_LOG_P, 0, 0, i), std::log(n), 1e-5 * std::log(n) + 1e-6);
+      EXPECT_NEAR(diagnosed.at(F::DISTANCE, 0, 0, i), i / 2.0, 1e-5 * n);
+    }
+  }
+}
+
+TEST(Diagnose, EqualBits) {
+  AttentionShape shape{2, 150, 3, 40};
+  auto qkv = random_qkv<float>(shape, 9);
+  for (const AttentionSetup& s : settings_of_all_kinds())
+    expect_reproducible(kind_names[int(s.kind)], [&] {
+      auto figures = Diagnosed<float>(s, shape, qkv).figures;
+      auto bytes = reinterpret_cast<const unsigned char*>(figures.data());
+      return std::vector<unsigned char>(bytes, bytes + figures.size() * sizeof(float));
+    });
+}
+
+}  // namespace
+
+// ---- gate_figures()
+
+TEST(GateFigures, EveryActivation) {
+  const int N = 300, H = 3, D = 20, W = H * D, Q = 3 * W + 64;
+  auto x = random_normal<float>(size_t(N) * W, 1, 0.1f), logits = random_normal<float>(size_t(N) * Q, 2, 3);
+  DeviceArray<float> dx(x), dlogits(logits), figures(GATE_FIGURE_BLOCKS * GateFigure::COUNT);
+  for (size_t a = 0; a < std::size(gate_activation_names); a++)
+    for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
+      for (GateOp op : {GateOp::multiply, GateOp::add}) {
+        GateSettings settings{.activation = GateActivation(a), .granularity = granularity, .op = op};
+        if (a == 0 && op == GateOp::add) continue;
+        auto run = [&] {
+          gate_figures<float>(figures, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
+          return bits_of(figures);
+        };
+        run();
+        std::vector<float> got = figures.download();
+        std::vector<double> sums(GateFigure::COUNT), exact(GateFigure::COUNT);
+        for (size_t n = 0; n < got.size(); n++) sums[n % GateFigure::COUNT] += got[n];
+        for (int row = 0; row < N; row++)
+          for (int c = 0; c < W; c++) {
+            double g = logits[size_t(row) * Q + 3 * W + (granularity == GateGranularity::headwise ? c / D : c)], slope;
+            g = a == 0 ? 1 : ref_activation<Exact>(GateActivation(a), g, &slope);
+            double v = x[size_t(row) * W + c], y = op == GateOp::add ? v + g : v * g;
+            exact[GateFigure::BEFORE] += std::fabs(v), exact[GateFigure::AFTER] += std::fabs(y);
+            exact[GateFigure::BELOW_001] += std::fabs(y) < 0.01, exact[GateFigure::BELOW_0001] += std::fabs(y) < 0.001;
+            exact[GateFigure::GATE] += g, exact[GateFigure::CLOSED] += g < 0.01, exact[GateFigure::NARROW] += g < 0.1;
+            int share = int(std::min(g * GateFigure::BINS, GateFigure::BINS - 1.0));
+            exact[g < 0 ? GateFigure::NEGATIVE : g > 1 ? GateFigure::ABOVE : GateFigure::SHARES + share]++;
+          }
+        for (int f = 0; f < GateFigure::COUNT;
+             f++) {  // sums of 18,000 floats; a number at the edge may be counted apart
+          bool counts = f != GateFigure::BEFORE && f != GateFigure::AFTER && f != GateFigure::GATE;
+          EXPECT_NEAR(sums[f], exact[f], counts ? 1 : 1e-5 * N * W)
+              << gate_activation_names[a] << " " << gate_op_names[int(op)] << " figure " << f;
+        }
+        expect_reproducible("gate figures", run);
+      }
+}

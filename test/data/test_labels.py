@@ -1,0 +1,212 @@
+"""Training on labels: what a position predicts instead of the next token, or that it predicts nothing. The comparison with
+PyTorch is skipped where torch or transformers is missing.
+"""
+import array
+import os
+import random
+import shutil
+import struct
+import unittest
+
+from support.runs import Runs
+from support.scripts import SCRIPTS  # noqa: F401: on the path
+from support.workspace import TEXT, read_safetensors, shard
+
+try:
+  import torch
+  import torch.nn.functional as F
+  import transformers  # noqa: F401
+  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+except ImportError:
+  torch = None
+
+NONE = 65535
+SHARDS = {"train_000000": TEXT * 6, "train_000001": TEXT[10:] * 3, "val": TEXT[30:] * 10}  # those of Workspace
+LABELS = {"data__labels": "labels_train_*.bin", "data__val_labels": "labels_val.bin"}
+
+
+def label_file(values, columns=1):
+  """uint16 labels, or floats, `columns` for each token."""
+  kind = 1 if isinstance(values[0], int) else 2
+  header = struct.pack("<256i", 20261101, 1, len(values) // columns, kind, columns, *[0] * 251)
+  return header + array.array("H" if kind == 1 else "f", values).tobytes()
+
+
+def following(tokens):
+  """The next token of each."""
+  return [*tokens[1:], 0]
+
+
+def some(tokens, seed=1):
+  """The next tokens of about a third, in windows of 16 of which some have none."""
+  chance = random.Random(seed)
+  labels = [token if chance.random() < 0.4 else NONE for token in following(tokens)]
+  for first in range(0, len(labels), 16):
+    if first == 16 or chance.random() < 0.2:
+      labels[first:first + 16] = [NONE] * len(labels[first:first + 16])
+  return labels
+
+
+class LabelRuns(Runs):
+  def write_labels(self, labels_of):
+    for name, tokens in SHARDS.items():
+      self.write(f"labels_{name}.bin", label_file(labels_of(list(tokens))))
+
+  def outcome(self, step=40, run="tiny"):
+    """Without the names of label files."""
+    lines, files = super().outcome(step, run)
+    for line in lines:
+      if "of" in line:
+        line["of"]["data"] = [file for file in line["of"]["data"] if not file["name"].startswith("labels")]
+    return lines, files
+
+
+class Same(LabelRuns):
+  def setUp(self):
+    super().setUp()
+    self.changes.update(batch__tokens=128, train__steps=12, checkpoint__every=5)
+
+  def test_next_tokens_as_labels_change_no_bit(self):
+    self.write_labels(following)
+    for ranks, changes in (("1", {}), ("2", {"precision": "bf16"}), ("4", {}), ("1", {"eval__mode": "suffix", "eval__lengths": [8, 40]}),
+                           ("1", {"model__vocab": 5000, "train__steps": 5})):
+      with self.subTest(ranks=ranks, **changes):
+        steps = changes.get("train__steps", 12)
+        self.run_ok("--gpus", ranks, "--overwrite", name="plain", **changes)
+        self.run_ok("--gpus", ranks, "--overwrite", **LABELS, **changes)
+        self.assertEqual(self.outcome(steps), self.outcome(steps, "plain"))
+
+  def test_resuming_changes_no_bit(self):
+    self.write_labels(some)
+    for changes in ({"train__label_mean": "sequence"}, {"data__shuffle": False, "precision": "bf16"}):
+      self.run_ok("--overwrite", name="straight", **LABELS, **changes)
+      self.run_ok("--overwrite", **LABELS, **changes)
+      for step in (10, 12):
+        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.run_ok("--resume", **LABELS, **changes)
+      self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
+
+  def test_ranks_agree(self):
+    self.write_labels(some)
+    for mean in ("batch", "sequence"):
+      runs = [self.run_ok("--gpus", ranks, "--overwrite", name=f"ranks{ranks}", optimizer__lr=1e-3, train__label_mean=mean, **LABELS)
+              for ranks in "124"]
+      self.assertEqual(len(runs), 3)
+      for kind in ("train", "val"):
+        one = self.metrics("ranks1", kind)
+        for ranks in "24":
+          for mine, other in zip(self.metrics(f"ranks{ranks}", kind), one):
+            self.assertLess(abs(mine["loss"] / other["loss"] - 1), 1e-5)
+
+  def test_other_labels_are_another_run(self):
+    self.write_labels(some)
+    self.run_ok(**LABELS)
+    self.run_bad("--resume", names=["data.train, shard 3", "labels_train_000000.bin", "no further shard"], train__steps=20)
+    self.write_labels(lambda tokens: some(tokens, 2))
+    self.run_bad("--resume", names=["data.train, shard 3", "labels_train_000000.bin"], train__steps=20, **LABELS)
+    self.write_labels(some)
+    self.run_bad("--resume", names=["train.label_mean", "sequence"], train__steps=20, train__label_mean="sequence", **LABELS)
+
+
+class Losses(LabelRuns):
+  def test_evaluation_counts_labels_alone(self):
+    """The loss of labels is that of the same targets in an evaluation without labels, window by window."""
+    self.write_labels(some)
+    self.run_ok(train__steps=10, eval__every=0)
+    flags = {"init": "runs/tiny/step_00000010", "eval__tokens": 10000, "eval__lengths": [16]}
+    labels = some(list(SHARDS["val"]))
+    for mean in ("batch", "sequence"):
+      self.ok("--eval", name=mean, data__val_labels="labels_val.bin", train__label_mean=mean, **flags)
+    windows = (len(labels) - 1) // 16
+    found = [[at for at in range(16) if labels[16 * window + at] != NONE] for window in range(windows)]
+    count, labelled = sum(map(len, found)), [window for window, places in enumerate(found) if places]
+    self.assertLess(len(labelled), windows)
+    means = []  # of the windows with labels: a shard of its own each, whose only label files are these
+    tokens = SHARDS["val"]
+    for window in labelled:
+      self.write("val.bin", shard(tokens[16 * window:16 * window + 17]))
+      self.write("one.bin", label_file(labels[16 * window:16 * window + 17]))
+      self.ok("--eval", name="one", data__val_labels="one.bin", **flags)
+      means.append(self.metrics("one", "eval")[-1]["loss"])
+      if len(means) == 12:
+        break
+    for mean in ("batch", "sequence"):
+      line = self.metrics(mean, "eval")[0]
+      self.assertEqual((line["of"]["tokens"], line["of"]["windows"]), (count, len(labelled)))
+      self.assertEqual([file["name"] for file in line["of"]["data"]], ["val.bin", "labels_val.bin"])
+      self.assertIsNone(line["bits_per_byte"])
+      self.assertEqual(len(line["window_losses"]), len(labelled))
+      for ours, theirs in zip(line["window_losses"], means):
+        self.assertLess(abs(ours - theirs), 2e-6)
+      weights = [1] * len(labelled) if mean == "sequence" else [len(found[window]) for window in labelled]
+      expected = sum(w * x for w, x in zip(weights, line["window_losses"])) / sum(weights)
+      self.assertLess(abs(line["loss"] - expected), 2e-6)
+
+  def test_bad_labels_are_refused(self):
+    self.write_labels(following)
+    tokens = list(SHARDS["val"])
+    self.bad(names=["data.labels", "1 label file for 2 token shards"], data__labels="labels_val.bin")
+    self.bad(names=["data.labels", "none_.*matches no file"], data__labels="none_*.bin")
+    self.bad(names=["data.val_labels", "not a label file"], data__val_labels="val.bin")
+    self.write("short.bin", label_file(following(tokens)[:-1]))
+    self.bad(names=["data.val_labels", "short.bin", f"{len(tokens) - 1} labels", f"{len(tokens)} tokens"], data__val_labels="short.bin")
+    self.write("values.bin", label_file([0.5] * len(tokens)))
+    self.bad(names=["data.val_labels", "values.bin", "model.head.outputs = 0"], data__val_labels="values.bin")
+    self.write("none.bin", label_file([NONE] * len(tokens)))
+    self.bad("--eval", names=["data.val_labels", "none of the .* windows"], wrote_nothing=False, data__val_labels="none.bin")
+    late = [256 if at == 2000 else token for at, token in enumerate(following(list(TEXT) * 24))]
+    self.write("train_000000.bin", shard(TEXT * 24))
+    self.write("labels_train_000000.bin", label_file(late))
+    self.bad("--dry-run", names=["data.train", "label 256 at position 2000"], wrote_nothing=False, **LABELS)
+
+
+@unittest.skipUnless(torch, "needs torch and transformers")
+class Gradients(LabelRuns):
+  """Of the first step, against PyTorch's."""
+
+  def expected(self, loss_of):
+    """The loss and the gradients, by name, that PyTorch computes for the first step: loss_of(model, inputs [B, T], first)
+    of its windows, which begin at `first` of the first shard."""
+    folder = self.path("runs/tiny/step_00000001")
+    model = PlusGPTLMHeadModel(PlusGPTConfig.from_pretrained(folder))
+    weights = {name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+               for name, (_, shape, data) in read_safetensors(os.path.join(folder, "model.safetensors")).items()}
+    model.load_state_dict(weights)
+    first = torch.arange(4)[:, None] * 16 + torch.arange(16)
+    loss = loss_of(model, torch.tensor(list(SHARDS["train_000000"]))[first], first)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+  def compare(self, loss_of, **changes):
+    changes = {"init": "runs/tiny/step_00000001", "data__shuffle": False, "batch__micro": 2, "precision": "fp32", **changes}
+    expected_loss, expected = self.expected(loss_of)
+    said = self.run_ok("--dump-gradients", "gradients.safetensors", name="other", **changes).stdout
+    self.assertLess(abs(float(said.split("loss ")[-1].split()[0]) - expected_loss), 1e-4 * abs(expected_loss))
+    found = read_safetensors(self.path("gradients.safetensors"))
+    self.assertEqual(set(found), set(expected))
+    for name, (_, shape, data) in found.items():
+      ours = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+      self.assertGreater(expected[name].abs().max(), 0, name)
+      self.assertLess((ours - expected[name]).abs().max(), 1e-4 * expected[name].abs().max(), name)
+
+
+class Autograd(Gradients):
+  def test_sparse_labels(self):
+    self.write_labels(some)
+    labels = torch.tensor(some(list(SHARDS["train_000000"])))
+    for variant in ("softmax", "lssar"):
+      self.run_ok("--overwrite", train__steps=1, eval__every=0, optimizer__lr=0.1, optimizer__warmup_steps=0, attention__variant=variant)
+      for mean in ("batch", "sequence"):
+        def loss_of(model, inputs, first):
+          wanted = labels[first].where(labels[first] != NONE, -100)
+          self.assertIn((wanted >= 0).any(1).sum(), (2, 3))
+          losses = F.cross_entropy(model(inputs).logits.transpose(1, 2), wanted, reduction="none")
+          if mean == "batch":
+            return losses.sum() / (wanted >= 0).sum()
+          counts = (wanted >= 0).sum(1)
+          return (losses.sum(1)[counts > 0] / counts[counts > 0]).mean()
+        self.compare(loss_of, attention__variant=variant, train__label_mean=mean, **LABELS)
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,184 @@
+"""./train --diagnostics, diagnostics.every, log.groups_every."""
+import json
+import math
+import os
+import subprocess
+
+from support.workspace import TRAIN, Workspace, floats, read_safetensors, shard, write_safetensors
+
+HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance", "d50", "d90"}
+LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
+LINE = {"type", "step", "tokens", "length", "sequences", "start", "weights", "first_token", "sink_rate", "entropy", "entropy_norm",
+        "m_act", "gate", "zeros", "layers"}
+
+
+def norm(values):
+  return math.sqrt(sum(x * x for x in values))
+
+
+class Diagnostics(Workspace):
+  def close(self, one, other, what=""):
+    """Equal but for the last of six digits, as sums in another order are; the time does not count."""
+    if isinstance(one, dict):
+      self.assertEqual(set(one), set(other), what)
+      for key in set(one) - {"time"}:
+        self.close(one[key], other[key], f"{what}.{key}")
+    elif isinstance(one, list):
+      self.assertEqual(len(one), len(other), what)
+      for number, pair in enumerate(zip(one, other)):
+        self.close(*pair, f"{what}[{number}]")
+    elif isinstance(one, float):
+      self.assertAlmostEqual(one, other, delta=2e-6 * max(1, abs(one)), msg=what)
+    else:
+      self.assertEqual(one, other, what)
+
+  def test_bad_input(self):
+    ask = ("--diagnostics",)
+    self.bad(*ask, names=["diagnostics.tokens = 10", "16 tokens"], diagnostics__tokens=10)
+    self.bad(*ask, names=["diagnostics.start", "50256", "diagnostics.start=any"], diagnostics__start="document")
+    self.bad(*ask, names=["diagnostics.start", "documnt", 'did you mean "document"'], diagnostics__start="documnt")
+    self.bad(*ask, "--lengths", "2000", names=["2000", "data.val"])
+    self.bad(*ask, "--lengths", "100", names=["--lengths = 100", "learned"], model__position="learned")
+    self.bad(*ask, "--eval", names=["--eval", "--diagnostics"])
+    self.bad("--diagnostics=1", names=["takes no value"])
+    self.bad(*ask, "--resume", names=["runs/tiny"])
+    self.bad(names=["diagnostics.tokens = 10"], diagnostics__tokens=10, diagnostics__every=2)  # before the first step
+    self.bad(names=["diagnostics.every"], diagnostics__every=-1)
+    self.bad(names=["log.groups_every"], log__groups_every=-1)
+
+  def test_a_fresh_model_is_uniform(self):
+    done = self.ok("--diagnostics", "--lengths", "16,300", eval__tokens=1, data__train="absent")
+    self.assertNotIn("eval.tokens", done.stdout)
+    start, *lines = self.metrics()
+    self.assertEqual([(line["length"], line["sequences"]) for line in lines], [(16, 49), (300, 2)])
+    for line in lines:
+      T = line["length"]
+      self.assertEqual(set(line) - {"time"}, LINE)
+      self.assertEqual((line["type"], line["step"], line["weights"], line["gate"]), ("diagnostics", 0, "random", None))
+      uniform = sum(1 / i for i in range(2, T + 1)) / (T - 1)
+      self.assertAlmostEqual(line["first_token"], uniform, delta=0.02 * uniform)
+      self.assertAlmostEqual(line["entropy_norm"], 1, delta=1e-3)
+      self.assertEqual((line["zeros"], line["sink_rate"]), (0, 0))
+      self.assertAlmostEqual(line["m_act"], sum(layer["max"][0] for layer in line["layers"]) / 2, delta=1e-6)
+      for layer in line["layers"]:
+        self.assertEqual(set(layer), LAYER)
+        self.assertEqual(layer["max"], sorted(layer["max"], reverse=True))
+        self.assertTrue(0 < layer["median"] < layer["max"][2] < 100, layer["max"])
+        self.assertEqual(layer["out_abs"][0], layer["out_abs"][1])
+        for head in layer["heads"]:
+          self.assertEqual(set(head), HEAD)
+          self.assertAlmostEqual(sum(head["reach"]), 1, delta=1e-5)
+          self.assertEqual(len(head["reach"]), (T - 1).bit_length() + 1)
+          self.assertAlmostEqual(head["distance"], T / 4, delta=0.02 * T)
+          self.assertLess(head["d50"], head["d90"])
+
+  def test_gates_and_lssar(self):
+    self.ok("--diagnostics", attention__variant="lssar_softplus_gated")
+    line, = self.metrics(kind="diagnostics")
+    self.assertEqual(line["gate"], 1)  # softplus of the initial bias
+    self.assertTrue(0.3 < line["zeros"] < 0.9, line["zeros"])
+    for layer in line["layers"]:
+      self.assertEqual(set(layer), LAYER | {"gate_below", "gate_shares"})
+      self.assertAlmostEqual(sum(layer["gate_shares"]), 1, delta=1e-5)
+      self.assertTrue(1 <= layer["survivors"][0] <= 16)
+
+  def test_every_gate_position(self):
+    for position in ("sdpa", "value", "key", "query", "output"):
+      self.ok("--diagnostics", name=position, attention__gate={"activation": "sigmoid", "position": position, "weight_init": "zero"})
+      line, = self.metrics(position, "diagnostics")
+      self.assertEqual(line["gate"], 0.5)
+      for layer in line["layers"]:
+        before, after = layer["out_abs"]
+        self.assertAlmostEqual(after / before, 0.5, delta=1e-5)
+
+  def test_equal_bits_for_any_number_of_threads(self):
+    lines = []
+    for threads in (1, 2, 7):
+      self.ok("--diagnostics", "--lengths", "16,200", name=f"t{threads}", threads=threads, attention__variant="lssar_softplus_gated")
+      lines.append([{**line, "time": 0} for line in self.metrics(f"t{threads}", "diagnostics")])
+    self.assertEqual(lines[1:], [lines[0]] * 2)
+
+  def test_several_ranks(self):
+    for precision in ("fp32", "bf16"):
+      lines = []
+      for ranks in (1, 2, 3):
+        self.ok("--diagnostics", "--lengths", "16,100", "--gpus", str(ranks), name=f"{precision}{ranks}", precision=precision,
+                eval__batch=2, attention__variant="sigmoid_gated")
+        lines.append(self.metrics(f"{precision}{ranks}", "diagnostics"))
+      self.close(lines[1], lines[0])
+      self.close(lines[2], lines[0])
+
+  def test_while_training_and_resumed(self):
+    changes = {"diagnostics__every": 2, "log__groups_every": 2, "checkpoint__every": 2, "eval__every": 0}
+    self.ok(**changes)
+    first = self.steady()
+    self.assertEqual([line["step"] for line in first if line["type"] == "diagnostics"], [0, 2, 4])
+    self.assertEqual([line["step"] for line in first if line["type"] == "groups"], [2, 4])
+    for line in first:
+      if line["type"] == "diagnostics":
+        self.assertEqual((line["weights"], line["tokens"]), ("runs/tiny", 64 * line["step"]))
+    self.ok("--resume", "runs/tiny/step_00000002", **changes)
+    self.assertEqual(self.steady(), first)
+    self.ok("--resume", **changes)  # nothing is missing
+    self.assertEqual(self.steady(), first)
+    self.ok("--diagnostics", "--resume", **changes)  # the same weights, the same line
+    last = {**self.steady()[-1], "weights": "runs/tiny"}
+    self.assertEqual(last, [line for line in first if line["type"] == "diagnostics"][-1])
+    self.ok(name="without", checkpoint__every=2, eval__every=0)  # training is not changed
+    self.assertEqual(self.bytes_of(self.model()), self.bytes_of(self.model("without")))
+
+  def test_documents(self):
+    tokens = [7] * 100
+    for at in (3, 10, 40, 99):  # windows of 16 from 3, which holds 10 too, and from 40; the one from 99 is cut
+      tokens[at] = 50256
+    self.write("val.bin", shard(tokens))
+    self.ok("--diagnostics", model__vocab=50257, generate=None, diagnostics__start="document")
+    line, = self.metrics(kind="diagnostics")
+    self.assertEqual((line["sequences"], line["start"]), (2, "document"))
+    self.bad("--diagnostics", "--lengths", "98", wrote_nothing=False, model__vocab=50257, generate=None, diagnostics__start="document",
+             names=["98 tokens in a row"])
+
+  def test_weights_that_are_not_finite(self):
+    self.ok()
+    tensors = read_safetensors(self.model())
+    kind, shape, data = tensors["ln_f.weight"]
+    write_safetensors(self.path("fine/model.safetensors"), {**tensors, "ln_f.weight": (kind, shape, b"\xff" * len(data))})
+    kind, shape, data = tensors["h.0.ln_1.weight"]
+    write_safetensors(self.path("bad/model.safetensors"), {**tensors, "h.0.ln_1.weight": (kind, shape, b"\xff" * len(data))})
+    self.ok("--diagnostics", name="fine", init="fine")  # it looks at the residual stream, before ln_f
+    done = self.call("--diagnostics", name="bad", init="bad")
+    self.assertEqual(done.returncode, 1)
+    self.assertIn("the residual stream is not finite", done.stderr)
+
+  def test_groups(self):
+    changes = {"log__groups_every": 1, "checkpoint__every": 1, "checkpoint__keep": 4, "optimizer__weight_decay": 0,
+               "attention__variant": "softplus_gated", "attention__scale": "ssmax"}
+    self.ok(**changes)
+    losses = {line["step"]: line for line in self.metrics(kind="train")}
+    lines = self.metrics(kind="groups")
+    self.assertEqual([line["step"] for line in lines], [1, 2, 3, 4])
+    groups = ["layernorm", "attn.q", "attn.k", "attn.v", "attn.c_gate", "other", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
+    self.assertEqual(list(lines[0]["norms"]), ["wte", *(f"h.{l}.{name}" for l in (0, 1) for name in groups), "layernorm"])
+    for line in lines:
+      self.assertAlmostEqual(norm(g for g, _, _ in line["norms"].values()), losses[line["step"]]["grad_norm"],
+                             delta=1e-5 * losses[line["step"]]["grad_norm"])
+    now, before = ({name: list(floats(data)) for name, (_, _, data) in read_safetensors(self.model(step=step)).items()} for step in (4, 3))
+    strip = lambda weights, part: [x for row in range(16) for x in weights["h.1.attn.c_attn.weight"][48 * row + 16 * part:][:16]] + \
+        weights["h.1.attn.c_attn.bias"][16 * part:16 * part + 16]
+    both = lambda weights, name: weights[name + ".weight"] + weights[name + ".bias"]
+    for name, of in (("wte", lambda w: w["wte.weight"]), ("h.1.attn.k", lambda w: strip(w, 1)), ("h.1.attn.v", lambda w: strip(w, 2)),
+                     ("h.0.attn.c_gate", lambda w: both(w, "h.0.attn.c_gate")), ("h.0.mlp.c_proj", lambda w: both(w, "h.0.mlp.c_proj")),
+                     ("h.1.layernorm", lambda w: both(w, "h.1.ln_1") + both(w, "h.1.ln_2"))):
+      _, weight, update = lines[-1]["norms"][name]
+      self.assertAlmostEqual(weight, norm(of(now)), delta=1e-5 * weight)
+      moved = norm(a - b for a, b in zip(of(now), of(before)))
+      self.assertAlmostEqual(update * weight, moved, delta=1e-3 * moved)  # weights near 1 move by 1e-2, in float32
+
+  def test_groups_of_several_ranks(self):
+    for precision in ("fp32", "bf16"):
+      lines = []
+      for stage in (0, 1):
+        self.ok("--gpus", "2", name=f"{precision}{stage}", precision=precision, train__zero_stage=stage, log__groups_every=2)
+        lines.append(self.metrics(f"{precision}{stage}", "groups"))
+      self.assertEqual(len(lines[0]), 2)
+      self.close(lines[1], lines[0])

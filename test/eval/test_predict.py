@@ -1,0 +1,174 @@
+"""Models with a regression head: training on float32 labels, --predict, and what they begin from. The comparisons with
+PyTorch are skipped where torch or transformers is missing.
+"""
+import array
+import math
+import os
+import random
+import shutil
+import unittest
+
+from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, torch
+from support.workspace import read_safetensors
+
+if torch:
+  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+NAN = math.nan
+
+
+def some_values(K):
+  """Of about a third of the tokens, in windows of 16 of which some have none: K numbers, of which some are missing."""
+  def labels_of(tokens):
+    chance = random.Random(K)
+    rows = [[chance.gauss(token / 100, 0.5) if chance.random() < 0.8 else NAN for _ in range(K)] if chance.random() < 0.4 else [NAN] * K
+            for token in tokens]
+    for first in range(0, len(rows), 16):
+      if first == 16 or chance.random() < 0.2:
+        rows[first:first + 16] = [[NAN] * K for _ in rows[first:first + 16]]
+    return [value for row in rows for value in row]
+  return labels_of
+
+
+class Head(LabelRuns):
+  def write_values(self, K):
+    labels_of = some_values(K)
+    for name, tokens in SHARDS.items():
+      self.write(f"labels_{name}.bin", label_file(labels_of(list(tokens)), K))
+    return {**LABELS, "model__head__outputs": K}
+
+  def predicted(self, *flags, **changes):
+    """The outputs, and their shape."""
+    self.ok("--predict", "pred.npy", *flags, **changes)
+    content = self.bytes_of(self.path("pred.npy"))
+    self.assertEqual(content[:10], b"\x93NUMPY\x01\x00\x76\x00")
+    header = eval(content[10:128])
+    self.assertEqual((header["descr"], header["fortran_order"], content[127:128]), ("<f4", False, b"\n"))
+    values = array.array("f", content[128:])
+    self.assertEqual(len(values), math.prod(header["shape"]))
+    return values, header["shape"]
+
+
+class Runs(Head):
+  def setUp(self):
+    super().setUp()
+    self.changes.update(batch__tokens=128, train__steps=12, checkpoint__every=5)
+
+  def test_training_and_resuming(self):
+    for K, changes in ((1, {}), (3, {"precision": "bf16", "train__label_mean": "sequence"})):
+      changes.update(self.write_values(K))
+      self.run_ok("--overwrite", name="straight", **changes)
+      losses = [line["loss"] for line in self.metrics("straight", "val")]
+      self.assertLess(losses[-1], 0.7 * losses[0])
+      self.assertEqual({line["perplexity"] for line in self.metrics("straight", "val")}, {None})
+      self.run_ok("--overwrite", **changes)
+      for step in (10, 12):
+        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.run_ok("--resume", **changes)
+      self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
+
+  def test_ranks(self):
+    changes = self.write_values(2)
+    found = {}
+    for ranks in "124":
+      self.run_ok("--gpus", ranks, "--overwrite", name=f"ranks{ranks}", optimizer__lr=1e-3, **changes)
+      found[ranks] = self.predicted("--gpus", ranks, init="runs/ranks1/step_00000012", name="p", eval__batch=2, **changes)
+    windows = (len(SHARDS["val"]) - 1) // 16
+    self.assertEqual(found["1"][1], (windows, 16, 2))
+    self.assertGreater(len(set(found["1"][0])), 100)
+    for ranks in "24":
+      self.assertEqual(found[ranks], found["1"])
+      for mine, other in zip(self.metrics(f"ranks{ranks}", "train"), self.metrics("ranks1", "train")):
+        self.assertLess(abs(mine["loss"] / other["loss"] - 1), 1e-5)
+
+  def test_predictions_do_not_depend_on_eval_tokens_or_labels(self):
+    changes = self.write_values(2)
+    self.run_ok(**changes)
+    del changes["data__val_labels"]
+    expected = self.predicted("--resume", **changes)
+    self.assertEqual(self.predicted("--resume", eval__tokens=32, eval__every=0, **changes), expected)
+    self.assertEqual(self.predicted("--resume", eval__mode="suffix", eval__lengths=[8, 32], **changes), expected)
+    self.assertEqual([name for name in self.files() if ".tmp" in name], [])
+
+  def test_init_of_a_language_model(self):
+    self.changes["precision"] = "bf16"  # so that ranks share the masters
+    self.run_ok(name="language", model__position="learned")  # GPT-2, as transformers knows it
+    before = read_safetensors(self.path("runs/language/step_00000012/model.safetensors"))
+    changes = {**self.write_values(2), "init": "runs/language/step_00000012", "model__position": "learned", "train__steps": 1,
+               "optimizer__lr": 0}
+    for ranks in "12":
+      done = self.run_ok("--gpus", ranks, "--overwrite", **changes)
+      self.assertIn("new, from the seed: head.weight, head.bias\n", done.stdout)
+      self.assertNotIn("warning: init", done.stderr)
+      after = read_safetensors(self.path("runs/tiny/step_00000001/model.safetensors"))
+      self.assertEqual(set(after) - set(before), {"head.weight", "head.bias"})
+      for name, tensor in before.items():
+        self.assertEqual(after[name], tensor, name)
+      weight = array.array("f", after["head.weight"][2])
+      self.assertEqual(after["head.weight"][1], [16, 2])
+      self.assertTrue(0.01 < math.sqrt(sum(x * x for x in weight) / 32) < 0.03, weight)  # 0.02, with an error of an eighth
+      self.assertEqual(set(array.array("f", after["head.bias"][2])), {0.0})
+    config = self.bytes_of(self.path("runs/tiny/step_00000001/config.json")).decode()
+    self.assertIn('"PlusGPTLMHeadModel"', config)
+    self.bad("--eval", names=["head.weight", "not a parameter"], wrote_nothing=False, model__position="learned", init="runs/tiny/step_00000001")
+    self.bad("--eval", names=["head.weight has shape"], wrote_nothing=False,
+             **{**changes, **self.write_values(1), "init": "runs/tiny/step_00000001"})
+    self.assertNotIn("new, from", self.run_ok("--overwrite", name="b", **{**changes, **self.write_values(2), "init": "runs/tiny/step_00000001"}).stdout)
+
+  def test_refusals(self):
+    changes = self.write_values(2)
+    self.bad(names=["model.head.outputs = 2", "data.labels"], model__head__outputs=2)
+    self.bad(names=["model.head.outputs = 2", "data.val_labels"], model__head__outputs=2, data__labels=LABELS["data__labels"])
+    self.bad(names=["2 values", "model.head.outputs = 3"], **{**changes, "model__head__outputs": 3})
+    self.bad(names=["model.head.outputs = 2000"], model__head__outputs=2000)
+    self.bad(names=["generate.every = 1", "model.head.outputs"], generate__every=1, **changes)
+    for flags in (("--generate", "a"), ("--passkey",)):
+      self.bad(*flags, names=["model.head.outputs = 2", "model of tokens"], passkey__form="compact", **changes)
+    self.bad("--predict", "pred.npy", names=["model.head.outputs = 0"])
+    self.bad("--predict", "nowhere/pred.npy", names=["--predict nowhere/pred.npy", "no folder nowhere"], **changes)
+    self.bad("--predict", ".", names=["is a folder"], **changes)
+    self.bad("--predict", "", names=["needs the name of a file"], **changes)
+    self.bad("--predict", "x.npy", "--eval", names=["--predict", "--eval", "exclude"], **changes)
+    tokens = SHARDS["val"]
+    self.write("labels_val.bin", label_file([math.inf if at == 77 else 0.0 for at in range(2 * len(tokens))], 2))
+    self.bad(names=["data.val_labels", "label inf at position 38"], **changes)
+
+
+class Autograd(Head, Gradients):
+  def test_the_head(self):
+    for K, mean in ((1, "batch"), (2, "sequence"), (7, "batch")):
+      changes = self.write_values(K)
+      values = torch.tensor(some_values(K)(list(SHARDS["train_000000"]))).view(-1, K)
+      self.run_ok("--overwrite", train__steps=1, optimizer__lr=0.1, optimizer__warmup_steps=0, train__label_mean=mean,
+                  **{**changes, "eval__every": 0})
+
+      def loss_of(model, inputs, first):
+        wanted = values[first]
+        output = model(inputs, labels=wanted)
+        there = ~wanted.isnan()
+        rows = (there * (output.logits - wanted.nan_to_num())**2).sum(-1) / there.sum(-1).clamp(min=1)
+        labelled = there.any(-1)
+        self.assertTrue(0 < labelled.any(1).sum() < 4)
+        loss = rows.sum() / labelled.sum()
+        torch.testing.assert_close(output.loss, loss)
+        if mean == "batch":
+          return loss
+        counts = labelled.sum(1)
+        return (rows.sum(1)[counts > 0] / counts[counts > 0]).mean()
+      self.compare(loss_of, train__label_mean=mean, eval__every=0, **changes)
+
+  def test_predictions_are_those_of_transformers(self):
+    changes = self.write_values(2)
+    self.run_ok(train__steps=3, eval__every=0, attention__variant="lssar", **changes)
+    values, shape = self.predicted("--resume", train__steps=3, eval__every=0, attention__variant="lssar", precision="fp32", **changes)
+    folder = self.path("runs/tiny/step_00000003")
+    model = PlusGPTLMHeadModel(PlusGPTConfig.from_pretrained(folder))
+    weights = read_safetensors(os.path.join(folder, "model.safetensors"))
+    model.load_state_dict({name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(size)
+                           for name, (_, size, data) in weights.items()})
+    inputs = torch.tensor(list(SHARDS["val"])[:shape[0] * 16]).view(shape[0], 16)
+    with torch.no_grad():
+      torch.testing.assert_close(torch.tensor(values).view(shape), model(inputs).logits, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,103 @@
+"""scripts/diagnose.py, and what scripts/metrics.py reads for it: diagnostics lines, spike scores."""
+import json
+import os
+import random
+import statistics
+import subprocess
+import unittest
+
+from scripts.test_plot import drawing_python
+from support.scripts import SCRIPTS, ScriptTest
+
+import diagnose  # from SCRIPTS
+import metrics
+
+CONFIG = {"model": {"context": 16}}
+
+
+def line(step, length, first, layers=2, gate=None, **more):
+  head = {"first": first, "entropy_norm": 0.5, "zeros": 0.25, "reach": [1 / ((length - 1).bit_length() + 1)] * ((length - 1).bit_length() + 1)}
+  layer = {"max": [8.0, 4.0, 2.0], "gate": gate, "heads": [head, {**head, "first": first and first / 2}],
+           **({"gate_shares": [0.0, *[0.05] * 20, 0.0]} if gate else {})}
+  return {"type": "diagnostics", "time": 1.0, "step": step, "length": length, "sequences": 3, "first_token": first, "sink_rate": 12.5,
+          "entropy": 2.0, "entropy_norm": 0.5, "m_act": 8.0, "gate": gate, "zeros": 0.25, "layers": [layer] * layers, **more}
+
+
+class Diagnose(ScriptTest):
+  def make_run(self, name, *lines, steps=4):
+    os.makedirs(self.path(name))
+    train = [{"type": "train", "step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, steps + 1)]
+    entries = [{"type": "start", "config": CONFIG}, *train, *lines]
+    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries))
+    return self.path(name)
+
+  def script(self, *args, code=0):
+    python = drawing_python()
+    if not python:
+      self.skipTest("no matplotlib")
+    done = subprocess.run([python, os.path.join(SCRIPTS, "diagnose.py"), *map(str, args)], capture_output=True, text=True, timeout=120)
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+  def test_table_and_picture(self):
+    a = self.make_run("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5), line(4, 16, 0.25),  # the last of step 4 counts
+                      line(4, 8, None, zeros=None), steps=200)
+    b = self.make_run("b", line(9, 16, 0.125, layers=3, gate=0.5))
+    out = self.script(a, b, "--out", self.path("x.png"))
+    self.assertIn("at length 16:", out)  # the trained one
+    self.assertIn("| a | 4 | 0.250 | 12.5 | 8 | 0.500 | - | 0.250 | 0.00* | 0.00* |", out)
+    self.assertIn("| b | 9 | 0.125 | 12.5 | 8 | 0.500 | 0.500 | 0.250 | - | - |", out)
+    with open(self.path("x.png"), "rb") as picture:
+      self.assertEqual(picture.read(4), b"\x89PNG")
+    self.assertIn("at length 64:", self.script(a, "--length", 64))
+    self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
+    self.assertIn("at length 8:", self.script(a, "--length", 8))  # of nulls
+
+  def test_bad_input(self):
+    a, b, none = self.make_run("a", line(4, 16, 0.5)), self.make_run("b", line(4, 64, 0.5)), self.make_run("none")
+    self.assertIn("--diagnostics --lengths 16", self.script(a, b, code=2))
+    self.assertIn("--lengths 32", self.script(a, "--length", 32, code=2))
+    self.assertIn("./train %s --diagnostics" % none, self.script(none, code=2))
+    self.assertIn("absent", self.script(self.path("absent"), code=2))
+    self.assertIn("no/x.png", self.script(a, "--out", self.path("no/x.png"), code=2))
+    self.assertIn("x.nonsense", self.script(a, "--out", self.path("x.nonsense"), code=2))
+
+  def test_damaged_lines_are_skipped(self):
+    good = line(4, 16, 0.5)
+    damaged = [{**good, "step": "4"}, {**good, "length": 0}, {**good, "layers": []}, {**good, "layers": 7}, {**good, "layers": [7]},
+               {**good, "layers": [{"max": [], "heads": []}]}, {key: good[key] for key in good if key != "zeros"},
+               {**good, "layers": [*good["layers"], {**good["layers"][0], "heads": good["layers"][0]["heads"][:1]}]}]
+    run = metrics.Run(self.make_run("a", *({**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged), good))
+    self.assertEqual([(d.step, d.by_layer("first")) for d in run.diagnostics.values()], [(4, [0.375, 0.375])])
+
+  def test_spike_score(self):
+    rng = random.Random(1)
+    for length, window, limit in ((150, 128, 6), (1999, 128, 6), (2500, 1000, 7)):
+      values = [3 + rng.gauss(0, 0.1) for _ in range(length)]
+      for at in (length - 1, length - 17, length - 18, window // 2):
+        values[at] += rng.choice((2, -2))
+      expected = 0
+      for at in range(window, length):
+        before = values[at - window:at]
+        expected += abs(values[at] - statistics.mean(before)) >= limit * statistics.pstdev(before)
+      share, *rest = metrics.spike_score(values)
+      self.assertEqual(rest, [window, limit])
+      self.assertAlmostEqual(share, expected / (length - window))
+      self.assertGreater(share, 0)
+    self.assertIsNone(metrics.spike_score([1.0] * 128))
+    self.assertIsNone(metrics.spike_score([1.0] * 200 + [None]))
+    self.assertEqual(metrics.spike_score([1.0] * 200)[0], 0)
+
+  def test_uniform_reach(self):
+    for length in (2, 3, 16, 37):
+      expected = [0] * ((length - 1).bit_length() + 1)
+      for i in range(2, length + 1):
+        for j in range(1, i + 1):
+          expected[(i - j).bit_length()] += 1 / i / (length - 1)
+      for got, want in zip(diagnose.uniform_reach(length), expected):
+        self.assertAlmostEqual(got, want)
+
+
+if __name__ == "__main__":
+  unittest.main()

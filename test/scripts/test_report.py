@@ -1,0 +1,261 @@
+"""scripts/report.py: what the page holds, that it stands alone, and what it says of unfair comparisons."""
+import html.parser
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+from support.scripts import SCRIPTS, ScriptTest
+from scripts.test_plot import DAMAGED, drawing_python
+
+CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"}, "optimizer": {"lr": 0.01, "grad_clip": 1},
+          "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
+VOID = {"meta", "img"}
+
+
+def lines(base=1.5, config=(), steps=8, seed=1, **start):
+  """Of a run whose losses lie around base, with numbers of its own in every field."""
+  config = {**CONFIG, "seed": seed, **dict(config)}
+  of = {"data": [{"name": "val.bin", "tokens": 900, "xxh64": "v"}], "windows": 4, "tokens_asked": 64, "weights": "runs/x"}
+  result = [{"type": "start", "time": 1e9, "config": config, "commit": "abc", "command": "./train c.json", "device": "CPU",
+             "versions": {"backend": "cpu"}, "parameters": 1234567, "flops_per_token": 7.5e6, **start}]
+  result += [{"type": "train", "time": 1e9 + step, "step": step, "loss": base + 4 / step, "grad_norm": 0.5 * step, "lr": 0.01,
+              "tokens": 64 * step, "tokens_per_s": 1000.0 + step, "mfu": 0.25, "ms": 36000.0} for step in range(1, steps + 1)]
+  result += [{"type": "val", "time": 1e9 + 9, "step": steps, "length": length, "loss": base + extra, "stderr": 0.01, "last_loss": base + 2 * extra,
+              "window_losses": [base + extra + (-0.1) ** g for g in range(4)], "position_edges": [0, 8, length],
+              "by_position": [base, base + extra], "of": of} for length, extra in ((16, 0.25), (32, 0.375))]
+  return result
+
+
+class Checker(html.parser.HTMLParser):
+  """Fails on tags that do not balance; collects attributes, the text, and cells by table."""
+
+  def __init__(self, page):
+    super().__init__()
+    self.open, self.attributes, self.text, self.tables = [], [], [], []
+    self.feed(page)
+    assert not self.open, self.open
+
+  def handle_starttag(self, tag, attributes):
+    self.attributes += [(tag, *pair) for pair in attributes]
+    if tag not in VOID:
+      self.open.append(tag)
+    if tag == "table":
+      self.tables.append([])
+    elif tag == "tr":
+      self.tables[-1].append([])
+    elif tag in ("td", "th"):
+      self.tables[-1][-1].append("")
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag, tag
+
+  def handle_data(self, data):
+    self.text.append(data)
+    if "td" in self.open or "th" in self.open:
+      self.tables[-1][-1][-1] += data
+
+
+class Report(ScriptTest):
+  def setUp(self):
+    super().setUp()
+    self.python = drawing_python()
+    if not self.python:
+      self.skipTest("no matplotlib")
+
+  def make_run(self, name, content):
+    os.makedirs(self.path(name))
+    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content))
+    return name
+
+  def report(self, *flags, code=0):
+    done = subprocess.run([self.python, os.path.join(SCRIPTS, "report.py"), *flags], cwd=self.dir, capture_output=True, text=True, timeout=120)
+    self.errors = done.stderr
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+    if code == 0:
+      with open(self.path("report.html"), encoding="utf-8") as file:
+        self.source = file.read()
+      self.page = Checker(self.source)
+      self.said = "\n".join(self.page.text)
+
+  def summary(self):
+    """{run: {column: text}}"""
+    head, *rows = self.page.tables[0]
+    return {row[0]: dict(zip(head[1:], row[1:])) for row in rows}
+
+  def warnings(self):
+    return re.findall(r'<p class="warning">(.*?)</p>', self.source)
+
+  def test_one_run(self):
+    self.make_run("a", lines())
+    self.report("a", "--title", "A <b> & c")
+    self.assertIn("A <b> & c", self.page.text)
+    self.assertEqual(self.summary()["a"], {
+        "parameters": "1,234,567", "tokens": "512", "hours": "0.08", "loss at 16": "1.750", "loss at 32": "1.875", "end of 32": "2.250",
+        "tokens/s": "1,004", "MFU": "25.0%"})
+    self.assertIn("1 run, newest line of 2001-09-09 01:46 UTC", self.said)
+    for section in ("Tasks: ./train RUN --tasks", "Passkey retrieval: ./train RUN --passkey", "Diagnostics: ./train RUN --diagnostics",
+                    "Sweeps: python3 scripts/sweep.py"):
+      self.assertIn(section, self.said)
+
+  def test_stands_alone(self):
+    self.make_run("a", lines())
+    self.make_run("b", lines(2.0))
+    self.report("a", "b")
+    first = self.source
+    self.report("a", "b", "--markdown", "md/x")
+    self.assertEqual(first, self.source)  # equal inputs, equal pages
+    self.assertNotRegex(self.source, r"<script|<link|@import|url\(|https?://")
+    for tag, key, value in self.page.attributes:
+      if key in ("src", "href"):
+        self.assertEqual((tag, value[:22]), ("img", "data:image/png;base64,"))
+    self.assertLess(len(self.source), 3e6)
+    with open(self.path("md/x/report.md"), encoding="utf-8") as file:
+      markdown = file.read()
+    pictures = re.findall(r"!\[.*?\]\((\w+\.png)\)", markdown)
+    self.assertEqual(sorted([*pictures, "report.md"]), sorted(os.listdir(self.path("md/x"))))
+    self.assertEqual(len(pictures), self.source.count("<img"))
+
+  def test_numbers_are_those_of_the_files(self):
+    names = [self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], steps=5 + number))
+             for number in range(3)]
+    self.report(*names)
+    for number, name in enumerate(names):
+      entries = lines(1.5 + number / 7, steps=5 + number)
+      known = {float(f"{value:.3f}") for entry in entries for value in entry.values() if type(value) in (int, float)}
+      known |= {100 * value for value in known} | {round(sum(entry.get("ms", 0) for entry in entries) / 3.6e6, 5)}
+      found = [float(value) for text in self.summary()[name].values() for value in re.findall(r"[\d.]+", text.replace(",", ""))]
+      self.assertEqual(len(found), 8)
+      self.assertEqual([value for value in found if value not in known], [])
+    bold = re.findall(r"<b>(.*?)</b>", self.source)
+    self.assertEqual(bold, ["1.750", "1.875", "2.250", "1,004"])  # the lowest losses; the fastest
+
+  def test_seeds_are_one_row(self):
+    names = [self.make_run(f"x_{variant}_{seed}_1a2b", lines(base + seed / 10, [("attention", {"variant": variant})], seed=seed))
+             for variant, base in (("softmax", 1.0), ("lssar", 1.5)) for seed in (1, 2)]
+    self.report(*names)
+    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
+                     {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.071", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.071"})
+    paired, = (table for table in self.page.tables if table[0][:2] == ["difference", "seeds"])
+    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "2", "+0.500 ± 0.000", "+0.500 ± 0.000"])
+    self.assertEqual(self.warnings(), [])
+
+  def test_paired_windows(self):
+    self.make_run("a", lines())
+    other = lines()
+    for entry in other:
+      entry["window_losses"] = [loss + gap for loss, gap in zip(entry.get("window_losses", []), (0.1, 0.3, 0.1, 0.3))]
+    self.make_run("b", other)
+    self.report("a", "b")
+    # four differences, standard deviation 0.2 / sqrt(3), over sqrt(4)
+    self.assertIn(["b - a", "+0.200 ± 0.058", "+0.200 ± 0.058"], [row for table in self.page.tables for row in table])
+    self.report("a", "b", "--baseline", "b")
+    self.assertIn(["a - b", "-0.200 ± 0.058", "-0.200 ± 0.058"], [row for table in self.page.tables for row in table])
+    self.report("a", "b", "--baseline", "c", code=2)
+    self.assertIn("--baseline c: must be one of a, b", self.errors)
+
+  def test_unfair_comparisons_show(self):
+    self.make_run("a", lines())
+    other = lines(config=[("optimizer", {"lr": 0.02, "grad_clip": 1}), ("attention", {"variant": "lssar"}), ("train", {"steps": 9})],
+                  device="GPU", commit="def", parameters=1300000)
+    self.make_run("b", other)
+    other = lines()
+    other[-1]["of"]["data"][0].update(name="other.bin", xxh64="o")  # the same object in both lines
+    self.make_run("c", other)
+    self.report("a", "b", "c")
+    self.assertNotIn("<b>", self.source)  # no best among losses of different data
+    self.assertEqual(self.warnings(), [
+        "The runs differ in more than attention and seed: optimizer.lr (0.01, 0.02), train.steps (8, 9).",
+        "Parameters differ: from 1,234,567 to 1,300,000.", "Speeds are of different devices: CPU, GPU.", "The builds differ: abc, def.",
+        "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked.", "b has made 8 of 9 steps.", "Not every setting has several seeds: small differences may be those of another seed."])
+
+  def test_speed_up(self):
+    slow, fast = lines(), lines()
+    for step, entry in enumerate(fast[1:9], 1):
+      entry["loss"], entry["ms"] = (5.5 - step if step < 5 else 1.5), 72000.0
+    for step, entry in enumerate(slow[1:9], 1):
+      entry["loss"] = 5.5 - step / 2
+    fast.insert(6, {"type": "skip", "step": 5, "reason": "spike", "skipped": 1})  # has no tokens
+    self.make_run("slow", slow)
+    self.make_run("fast", fast)
+    self.report("slow", "fast")
+    table, = (table for table in self.page.tables if "times as fast" in table[0])
+    # Means over up to three steps: slow ends at (2.0 + 1.5) / 2 = 1.75 in step 8, 512 tokens; fast passes that in step 5.
+    self.assertEqual(table[1], ["slow", "1.750", "512", "1.00", "0.08", "1.00"])
+    self.assertEqual(table[2], ["fast", "1.500", "320", "1.60", "0.1", "0.80"])
+
+  def test_lines_of_other_types_damage_and_odd_names(self):
+    name = "a<b> & $x$ | \"c\""
+    key = {"type": "passkey", "step": 8, "form": "compact", "trials": 5, "stderr": 0.03, "control": 0.0, "depths": [0, 1],
+           "nll": [1.0, 2.0], "rank": [0.5, 1.0], "distance": [90.0, 9.0]}
+    self.make_run("a", [*lines(), {**key, "step": 4, "length": 64, "exact": [0.0, 0.0]}, {**key, "length": 16, "exact": [0.5, 1.0]},
+                        {**key, "length": 128, "exact": [0.25, 0.5]}, {**key, "length": 128, "exact": [0.25, 0.25]}, *DAMAGED,
+                        {"type": "task", "step": 8, "task": "piqa", "n": 40, "acc": 0.625, "acc_norm": 0.5, "stderr": 0.0125, "chance": 0.5, "margin": -0.07}])
+    self.make_run(name, [*lines(), '{"type":"passkey","step":8}', '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
+                         '{"type":"task","step":8,"task":{"a":1},"acc":"high"}', '{"type":"train","st'])
+    self.report("a", name, "--markdown", "md")
+    columns = ("loss at 16", "piqa acc_norm", "passkey at 16", "passkey at 128")
+    self.assertEqual([[row[column] for column in columns] for row in self.summary().values()],
+                     [["1.750", "50.0%", "75.0%", "25.0%"], ["1.750", "-", "-", "-"]])
+    rows = [row for table in self.page.tables for row in table]
+    self.assertIn(["a", "compact", "16", "5", "75.0", "3.0", "1.500", "0.75", "0.0"], rows)
+    self.assertIn(["a", "piqa", "40", "62.5", "1.2", "50.0", "50.0", "-0.070"], rows)
+    self.assertNotIn("--passkey", self.said)
+    self.assertIn(name, self.summary())
+    with open(self.path("md/report.md"), encoding="utf-8") as file:
+      self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", file.read())
+
+  def test_thirty_runs(self):
+    self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})])) for number in range(30)))
+    self.assertEqual(len(self.summary()), 30)
+    self.assertLess(len(self.source), 3e6)
+
+  def test_diagnostics(self):
+    heads = [{"first": 0.25, "entropy_norm": 0.5, "zeros": None, "reach": [0.5, 0.5]}]
+    line = {"type": "diagnostics", "step": 8, "length": 16, "sequences": 4, "first_token": 0.25, "sink_rate": 12.5, "entropy": 1.0,
+            "entropy_norm": 0.5, "m_act": 94.0, "gate": None, "zeros": None, "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
+    self.make_run("a", [*lines(), line])
+    self.make_run("b", lines())
+    self.report("a", "b")
+    self.assertEqual([(row["F-Attn"], row["M-Act"]) for row in self.summary().values()], [("0.250", "94"), ("-", "-")])
+    self.assertIn(["a", "8", "0.250", "12.5", "94", "0.500", "-", "-", "-", "-"], [row for table in self.page.tables for row in table])
+    self.assertNotIn("--diagnostics", self.said)
+
+  def test_sweeps(self):
+    entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 1, "state": "complete", "why": "", "initial": 5.0, "loss": 2.5, "losses": {"16": 2.5}}
+    result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [1], "chart": "lr", "commit": "abc",
+              "device": "CPU", "command": "sweep.py", "context": 16, "steps": 8, "tokens_per_step": 64, "lengths": [16],
+              "runs": [entry, {**entry, "name": "s_2", "labels": {"lr": "2"}, "state": "diverged", "why": "step 3: loss nan", "loss": None, "losses": {}}]}
+    self.make_run("a", lines())
+    self.write("s.json", json.dumps(result))
+    self.report("a", "--sweep", "s.json")
+    self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"], [row for table in self.page.tables for row in table])
+    self.assertIn("s_2 diverged: step 3: loss nan", self.said)
+    self.write("s.json", json.dumps({**result, "axes": None}))
+    self.report("a", "--sweep", "s.json", code=2)
+    self.assertIn("--sweep s.json does not hold results", self.errors)
+
+  def test_stability(self):
+    content = lines(steps=100, config=[("train", {"steps": 100})])
+    content[90]["loss"] = None
+    self.make_run("a", content)
+    self.make_run("b", [*lines(steps=100, config=[("train", {"steps": 100})]), {"type": "skip", "step": 5, "reason": "spike", "skipped": 1}])
+    self.report("a", "b")
+    table, = (table for table in self.page.tables if table[0][-1] == "diverged")
+    self.assertEqual(table[1:], [["a", "-", "-", "50.000", "98.0", "0", "loss not finite at step 90"], ["b", "-", "-", "50.000", "98.0", "1", "no"]])
+
+  def test_refuses(self):
+    self.make_run("empty", lines()[:1])
+    self.make_run("a", lines())
+    for flags, part in ((["none"], "none/metrics.jsonl: No such file"), (["empty"], "empty/metrics.jsonl holds no losses yet"),
+                        (["a", "--out", "none/x.html"], "none is not a folder"), (["a", "--sweep", "none.json"], "--sweep none.json")):
+      with self.subTest(flags):
+        self.report(*flags, code=2)
+        self.assertIn(part, self.errors)
+
+
+if __name__ == "__main__":
+  unittest.main()

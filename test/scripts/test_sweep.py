@@ -1,0 +1,274 @@
+"""scripts/sweep.py with a stand-in for ./train that fails, stops, diverges or waits. Standard library only."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from support.scripts import SCRIPTS, ScriptTest
+
+import metrics  # from SCRIPTS
+import sweep
+
+TRAIN = """#!%s
+import json, os, signal, sys, time
+settings = dict(flag.split("=", 1) for flag in sys.argv if "=" in flag)
+member = settings["attention.variant"] + settings["seed"]
+if sys.argv[-1] == "--print-config":
+  if settings["attention.variant"] == "":
+    print('config: attention.variant = "" is unknown', file=sys.stderr)
+    sys.exit(2)
+  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "eval.mode": "windows", **settings}
+  for key, value in settings.items():
+    print(key, value if value.isdigit() else json.dumps(value))
+  sys.exit(0)
+print(member, sys.argv[-1], file=open("calls", "a"))
+what = os.environ.get(member, "")
+what = "" if what == "locked" and os.path.exists("tried") else what
+os.makedirs("runs/" + settings["name"], exist_ok=True)
+config = {"model": {"context": 16}, "train": {"steps": 4}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
+  print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
+  print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
+  print(json.dumps({"type": "train", "step": 4 if what in ("", "lacks") else 2, "loss": 1}), file=file)
+  for length in (16,) if what == "lacks" else (16, 32):
+    print(json.dumps({"type": "val", "step": 2 if what else 4, "length": length, "loss": float(settings["seed"])}), file=file)
+if what == "wait":
+  def save(*_):
+    time.sleep(1)
+    open("saved", "w").close()
+    sys.exit(0)
+  signal.signal(signal.SIGINT, save)
+  signal.signal(signal.SIGTERM, save)
+  open("waiting", "w").close()
+  time.sleep(60)
+if what == "locked":
+  open("tried", "w").close()
+  print("runs: another process is writing to it", file=sys.stderr)
+  sys.exit(2)
+if what == "killed":
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  os.kill(os.getpid(), signal.SIGINT)
+if what == "diverges":
+  print("step 3: loss nan, gradient norm nan: training has diverged, and the update was not made", file=sys.stderr)
+  sys.exit(1)
+print("progress\\nloss is not finite")
+sys.exit(int(what if what.isdigit() else 0))
+""" % sys.executable
+HEAD = "| validation loss at length | 16 | 32 |\n|---|---|---|\n"
+ONE = "| a | 1.000 (1 of 2 seeds) | 1.000 (1 of 2 seeds) |\n"
+FILE = {"config": "c.json", "axes": {"attention.variant": ["a", "b"]}, "seeds": [1, 2], "chart": "lengths"}
+
+
+class Series(ScriptTest):
+  def setUp(self):
+    super().setUp()
+    os.chmod(self.write("train", TRAIN), 0o755)
+    self.write("c.json", "{}")
+    self.sweep_file()
+
+  def sweep_file(self, **changes):
+    self.write("s.json", json.dumps({**FILE, **changes}))
+
+  def sweep(self, *flags, code=0, **behaviour):
+    """Returns the first table and which members ./train was called for."""
+    environment = {**os.environ, "TRAIN": "./train", **behaviour}
+    self.write("calls", "")
+    output = self.run_script("sweep.py", "s.json", *flags, code=code, cwd=self.dir, env=environment)
+    with open(self.path("calls")) as file:
+      return output.partition("\n\n")[0] + "\n" * bool(output), file.read().split("\n")[:-1]
+
+  def test_a_run_that_fails_does_not_end_the_series(self):
+    table, calls = self.sweep("--results", "r.json", code=1, a2="1")
+    self.assertEqual(calls, [member + " --resume" for member in ("a1", "b1", "a2", "b2")])
+    self.assertEqual(table, HEAD + ONE + "| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
+    with open(self.path("r.json")) as file:
+      failed, = (entry for entry in json.load(file)["runs"] if entry["state"] == "failed")
+    self.assertRegex(failed["name"], "^s_a_2_")
+    self.assertEqual(failed["why"], "exit code 1: loss is not finite")
+    self.assert_error(f"runs/{failed['name']} failed: {failed['why']}")
+    table, calls = self.sweep()
+    self.assertEqual(calls, ["a2 --resume"])
+    self.assertIn("| a | 1.500 ± 0.707 |", table)
+    self.assertEqual(self.sweep()[1], [])
+    self.assertEqual(self.sweep("--overwrite")[1], [member + " --overwrite" for member in ("a1", "b1", "a2", "b2")])
+    self.assertEqual(self.sweep("--seeds", "1", "--set", "x=1", code=1, a1="3", b1="3")[0], "")
+
+  def test_a_run_that_is_stopped_ends_the_series(self):
+    for what in ("killed", "130", "0"):  # 0: unfinished all the same
+      with self.subTest(what):
+        table, calls = self.sweep("--set", f"x={what}", code=-signal.SIGINT, b1=what)
+        self.assertEqual(table, HEAD + ONE + "| b | - | - |\n")
+        self.assertEqual(calls, ["a1 --resume", "b1 --resume"])
+
+  def test_a_run_without_a_loss_has_failed(self):
+    self.assertIn("| b | 1.500", self.sweep(code=1, a2="lacks")[0])
+    self.assert_error("lacks a finite validation loss")
+
+  def test_refuses_before_training(self):
+    os.mkdir(self.path("run"))
+    for flags, part in ((["--set", "attention.variant=relu"], "--set attention.variant=relu"), (["--set", "seed=5"], "--set seed=5"),
+                        (["--set", "name=x"], "--set name=x"), (["--set", "attention.kind=relu"], "--set attention.kind"),
+                        (["--seeds", "1,01"], "twice"), (["--axis", "attention.variant=a,a"], "twice"),
+                        (["--seeds", "a"], "'a' is not a list such as 1,2,3"), (["--axis", "x"], "'x' is not KEY=VALUE"),
+                        (["--set", "eval.every=0"], "eval.every = 0"), (["--set", "eval.mode=suffix"], "--set eval.mode=windows"),
+                        (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
+                        (["--train", "none"], "none cannot be run"), (["--size", "big"], "s.json has no sizes"),
+                        (["--config", "run"], "run/config.json: No such file"), (["--picture", "none/x.png"], "no folder none")):
+      with self.subTest(flags):
+        self.assertEqual(self.sweep(*flags, code=2), ("", []))
+        self.assert_error(part)
+
+  def test_refuses_files(self):
+    for changes, part in (({"axis": {}}, "axis: must be one of _, name, config"), ({"axes": {}}, "name at least one"),
+                          ({"axes": {"x": []}}, "x: must be a list"), ({"axes": {"x": {"a": 7}}}, "x: a: must be an object"),
+                          ({"axes": {"x": [1, "1"]}}, "different values"), ({"seeds": [1, 1]}, "seeds: must be"),
+                          ({"chart": "pie"}, "chart pie: must be one of lengths"), ({"name": "a/b"}, "name a/b"),
+                          ({"set": [1]}, "is not the JSON of a sweep")):
+      with self.subTest(changes):
+        self.sweep_file(**changes)
+        self.assertEqual(self.sweep(code=2), ("", []))
+        self.assert_error("s.json", part)
+
+  def test_refuses_equal_runs(self):
+    self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
+    self.assertEqual(self.sweep(code=2), ("", []))
+    self.assert_error("one, seed 1 and other, seed 1 have the same settings")
+
+  def plan(self, *flags):
+    return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.dir).splitlines()]
+
+  def test_plan(self):
+    named = {"plain": {"attention.variant": "a"}, "with, more": {"attention.variant": "b", "y": [1, True]}}
+    self.sweep_file(axes={"lr": [0.001, "2e-3"], "which": named}, sizes={"big": {"set": {"z": 1}, "seeds": [7]}})
+    names = [name for name, _ in self.plan()]
+    self.assertEqual([name[:-9] for name in names], ["s_0.001_plain_1", "s_0.001_with-more_1", "s_2e-3_plain_1", "s_2e-3_with-more_1",
+                                                     "s_0.001_plain_2", "s_0.001_with-more_2", "s_2e-3_plain_2", "s_2e-3_with-more_2"])
+    self.assertEqual([name for name, _ in self.plan()], names)
+    self.assertEqual([name for name, _ in self.plan("--axis", "which=plain", "--seeds", "1")], [names[0], names[2]])
+    self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")], ["s_5_plain_7"])
+    self.run_script("sweep.py", "s.json", "--plan", "--axis", "which=other", cwd=self.dir, code=2)
+    self.assert_error("other is not one of plain, with, more")
+    self.write("c.json", "{ }")
+    self.assertFalse(set(names) & {name for name, _ in self.plan()})  # another configuration
+    self.write("c.json", "{}")
+    self.assertFalse(set(names) & {name for name, _ in self.plan("--set", "z=1")})
+    self.sweep()
+    self.assertEqual(self.plan(), [[name, "complete"] for name in names])
+    self.assertEqual(self.sweep("--table", TRAIN="none")[1], [])
+
+  def test_a_run_that_diverges_is_recorded(self):
+    table, calls = self.sweep("--results", "r.json", a1="diverges")
+    self.assertEqual(len(calls), 4)
+    self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
+    with open(self.path("r.json")) as file:
+      entry = json.load(file)["runs"][0]
+    self.assertEqual((entry["state"], entry["why"], entry["loss"], entry["losses"], entry["initial"]),
+                     ("diverged", "step 3: loss nan, gradient norm nan", None, {}, 4.0))
+    self.assertEqual(self.sweep(), (table, []))
+    self.assertEqual(self.sweep("--overwrite")[0], HEAD + "".join(f"| {x} | 1.500 ± 0.707 | 1.500 ± 0.707 |\n" for x in "ab"))
+    self.assertEqual(self.sweep("--set", "x=1", a1="diverges", b1="diverges", a2="diverges", b2="diverges")[0],
+                     HEAD + "".join(f"| {x} | diverged | diverged |\n" for x in "ab"))
+
+  def test_the_folder_of_a_run(self):
+    os.mkdir(self.path("run"))
+    self.write("run/config.json", "{}")
+    self.assertIn("| a | 1.500", self.sweep("--config", "run")[0])
+
+  def test_without_matplotlib(self):
+    blocked = self.write("sitecustomize.py", "import sys\nsys.modules['matplotlib'] = None\n")
+    output, _ = self.sweep("--picture", "p.png", code=2, PYTHONPATH=os.path.dirname(blocked))
+    self.assertIn("| a | 1.500", output)
+    self.assertLess(self.errors.index("no picture will be drawn"), self.errors.index("1/4: a, seed 1"))
+
+  def test_interrupting_waits_until_the_run_has_saved(self):
+    for sign in (signal.SIGINT, signal.SIGTERM):
+      with self.subTest(sign=sign):
+        self.interrupt(sign)
+        os.remove(self.path("waiting"))
+        os.remove(self.path("saved"))
+
+  def test_waits_for_the_run_of_a_killed_sweep(self):
+    self.assertEqual(self.sweep(a1="locked")[1], ["a1 --resume"] * 2 + ["b1 --resume", "a2 --resume", "b2 --resume"])
+
+  def test_its_run_saves_when_it_is_killed(self):
+    process = self.start_waiting()
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 20
+    while not os.path.exists(self.path("saved")) and time.monotonic() < end:
+      time.sleep(0.01)
+    self.assertTrue(os.path.exists(self.path("saved")))
+
+  def start_waiting(self):
+    process = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "s.json"], cwd=self.dir, text=True,
+                               env={**os.environ, "TRAIN": "./train", "b1": "wait"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    while process.poll() is None and not os.path.exists(self.path("waiting")):
+      time.sleep(0.01)
+    return process
+
+  def interrupt(self, sign):
+    process = self.start_waiting()
+    process.send_signal(sign)
+    output, errors = process.communicate()
+    self.assertEqual(process.returncode, -signal.SIGINT, errors)
+    self.assertTrue(os.path.exists(self.path("saved")))
+    self.assertEqual(output.partition("\n\n")[0] + "\n", HEAD + ONE + "| b | - | - |\n")
+
+
+class Judgement(ScriptTest):
+  def run_of(self, losses, first, last):
+    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]}, "optimizer": {"grad_clip": 1.0}}
+    lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
+    lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
+    lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
+    self.write("metrics.jsonl", "\n".join(map(json.dumps, lines)))
+    return metrics.Run(self.dir)
+
+  def test_divergence(self):
+    for losses, last, why in (([3.0] * 100, 3.0, ""), ([3.0] * 99, 5.9, ""), ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),
+                              ([3.0] * 94 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"), ([3.0] * 94 + [3.1] * 6, 3.0, ""),
+                              ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
+      with self.subTest(last=last, end=losses[-1]):
+        self.assertRegex(sweep.judged(self.run_of(losses, 6.0, last)), why or "^$")
+
+  def test_clipped_and_spikes(self):
+    self.assertEqual(metrics.clipped(self.run_of([0.5, 1.5, 1.0, 2.0], 6, 3)), 0.5)
+    values = [1.0 + i % 2 for i in range(328)]  # mean 1.5, deviation 0.5
+    self.assertEqual(metrics.spike_score(values), (0.0, 128, 6))
+    values[200], values[300] = 4.4, 4.51  # the first, 5.8 deviations above, widens the second's window
+    self.assertEqual(metrics.spike_score(values)[0], 0.0)
+    values[200] = 1.0
+    self.assertEqual(metrics.spike_score(values)[0], 1 / 200)
+    self.assertIsNone(metrics.spike_score(values[:128]))
+    self.assertEqual(metrics.spike_score([1e6 + i % 2 for i in range(2000)] + [1e6 + 4.01]), (1 / 1001, 1000, 7))
+
+
+class Tables(unittest.TestCase):
+  def result(self, losses, chart="lr"):
+    """losses: {row: {rate: [loss or None for diverged, by seed]}}, from 6 nats at step 0."""
+    runs = [{"name": f"{row}{rate}", "labels": {"lr": rate, "kind": row}, "seed": seed, "state": "diverged" if loss is None else "complete",
+             "why": "", "initial": 6.0, "loss": loss, "losses": {} if loss is None else {"16": loss}}
+            for row, rates in losses.items() for rate, values in rates.items() for seed, loss in enumerate(values)]
+    rates = list(next(iter(losses.values())))
+    return {"name": "s", "chart": chart, "axes": {"lr": rates, "kind": list(losses)}, "seeds": [0, 1], "lengths": [16], "runs": runs}
+
+  def test_learning_rates(self):
+    result = self.result({"a": {"1": [3.0, 3.2], "2": [2.0, 2.2]}, "b": {"1": [3.5, 3.5], "2": [2.5, None]}})
+    self.assertEqual(sweep.table(result).splitlines()[2:], [
+        "| a | 3.100 ± 0.141 | 2.100 ± 0.141 | 2.100 ± 0.141 at 2 | 0.500 |",  # (1 + 0) / 2
+        "| b | 3.500 ± 0.000 | 2.500 (1 diverged) | 3.500 ± 0.000 at 1 | 0.375 |"])  # 3.5, (2.5 + 6) / 2: (0 + 0.75) / 2
+    # b - a by seed: 0.5 and 0.3, standard error 0.2 / sqrt(2) / sqrt(2); the best ones 1.5 and 1.3
+    self.assertEqual(sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 0.100 | +0.500 | +1.400 ± 0.100 |"])
+
+  def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
+    result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
+    self.assertEqual(sweep.table(result).splitlines()[2], "| a | 3.100 ± 0.141 | - | 3.100 ± 0.141 at 1 | - |")
+    self.assertEqual(sweep.difference_table(result), "")
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,45 @@
+#include "training/groups.h"
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+using Groups = std::vector<std::pair<std::string, std::vector<Strip>>>;
+
+static void add(Groups& groups, const std::string& name, const Strip& strip) {
+  for (auto& [known, strips] : groups)
+    if (known == name) return strips.push_back(strip);
+  groups.push_back({name, {strip}});
+}
+
+static Groups groups_of(const std::vector<Tensor>& tensors) {
+  Groups groups;
+  for (const Tensor& tensor : tensors) {
+    size_t after_layer = tensor.name.starts_with("h.") ? tensor.name.find('.', 2) + 1 : 0;
+    std::string layer = tensor.name.substr(0, after_layer), part = tensor.name.substr(after_layer);
+    std::string module = part.substr(0, part.rfind('.'));  // without .weight or .bias
+    Strip strip{tensor.offset, tensor.rows(), tensor.columns(), tensor.stride};
+    if (module == "attn.c_attn") {
+      strip.columns /= 3;
+      for (const char* name : {"attn.q", "attn.k", "attn.v"}) {
+        add(groups, layer + name, strip);
+        strip.offset += strip.columns;
+      }
+    } else {
+      bool own = module == "wte" || module == "wpe" || module.find(".c_") != std::string::npos;
+      add(groups, layer + (own ? module : module.starts_with("ln_") ? "layernorm" : "other"), strip);
+    }
+  }
+  return groups;
+}
+
+void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics) {
+  nlohmann::ordered_json norms = nlohmann::ordered_json::object();
+  for (auto& [name, strips] : groups_of(model.tensors())) {
+    auto [gradient, weight, update] = model.step_squares(strips, settings);
+    auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
+    norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
+                   weight > 0 ? number(std::sqrt(update / weight)) : NAN};
+  }
+  metrics.write(settings.step, "groups", {{"step", settings.step}, {"norms", norms}});
+}
