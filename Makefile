@@ -99,7 +99,9 @@ else
   WITH_PTX := $(if $(filter ptx,$(BACKEND))$(GPU_ARCH),,$(lastword $(filter-out %a %f,$(ARCH))))
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
             $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
-  NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(DEFINES) -Xcompiler -Wall,-fno-strict-aliasing
+  # nvcc takes a comma for the beginning of another macro
+  COMMA := ,
+  NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }

@@ -259,6 +259,7 @@ TEST(Metrics, LinesAreAsDocumented) {
   EvalReport report = report_at(250, 1024);
   log.evaluation("val", report);
   report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
+  report.perplexity = 1.5;
   report.weights = {"runs/x/step_00001000", 1000, 64000};
   report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
   report.tokens_asked = 9000, report.tokens = 4096, report.windows = 2;
@@ -281,20 +282,20 @@ TEST(Metrics, LinesAreAsDocumented) {
       "\n"
       R"({"type":"train","time":0,"step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
       "\n"
-      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":1.0,)"
+      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":null,)"
       R"("bits_per_byte":null,"last_loss":0.0,)"
       R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
       R"("position_edges":[],"by_position":[],"window_losses":[]})"
       "\n"
       R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
-      R"("perplexity":1.6487212707001282,"bits_per_byte":2.0,"last_loss":0.75,)"
+      R"("perplexity":1.5,"bits_per_byte":2.0,"last_loss":0.75,)"
       R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
       R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
       R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
       R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
       "\n"
       R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
-      R"("loss":0.0,"stderr":null,"perplexity":1.0,"bits_per_byte":null,)"
+      R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
       R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
       R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
       "\n");
