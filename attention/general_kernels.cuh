@@ -512,20 +512,20 @@ template <class T, class Policy, class Mask> void general_diagnose(const Diagnos
   });
 }
 
-template <class Policy, class Mask> void enter_general_kernels_with(KindKernels& k) {
+// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for Shaped:
+// some of these kernels would spill.
+template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
+  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
   using Evaluation = typename Policy::Evaluation;
+  using Mask = std::conditional_t<on_cpu, Shaped, Causal>;
+  KindKernels &k = kernels_of(kind, power), &shaped = kernels_of(kind, power, true);
   k.saved = Policy::SAVED;
   k.vectors = Policy::OUTPUTS - 1;
   k.general_float = {general_forward<float, Policy, Mask>, general_forward<float, Evaluation, Mask>,
                      general_backward<float, Policy, Mask>, false, general_diagnose<float, Policy, Mask>};
   k.general_bf16 = {general_forward<bf16, Policy, Mask>, general_forward<bf16, Evaluation, Mask>,
                     general_backward<bf16, Policy, Mask>, false, general_diagnose<bf16, Policy, Mask>};
-}
-template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
-  enter_general_kernels_with<Policy, Causal>(kernels_of(kind, power));
-  // On a GPU the tiles leave no registers for this mask: some of these kernels would spill.
-  if constexpr (on_cpu) enter_general_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
+  if (on_cpu) shaped.general_float = k.general_float, shaped.general_bf16 = k.general_bf16;
   return true;
 }
 
