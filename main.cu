@@ -105,7 +105,10 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
   config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
-  attention_check(config.attention, config.model.head_dim);
+  AttentionSettings evaluated = config.attention;
+  evaluated.window = config.eval.key_window;
+  for (const AttentionSettings& attention : {config.attention, evaluated})
+    attention_check(attention, config.model.head_dim, config.precision == "fp32", config.diagnoses);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
                   config.generate.prompt);

@@ -50,8 +50,8 @@ template <class T> struct AttentionLearned {
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
 
 // Throws a user_error that names the key if this build has no kernels for these settings. Call it once the
-// configuration has been read.
-void attention_check(const AttentionSettings& settings, int D);
+// configuration has been read. diagnoses: attention_diagnose() will be called; gpu: for tests.
+void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses = false, bool gpu = !on_cpu);
 
 // Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for lssar, a vector of
 // D floats per row).

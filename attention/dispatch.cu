@@ -43,7 +43,9 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionSha
   bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
   for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
   switch (s.kernels) {
-    case Kernels::general: return k.general_bf16;
+    case Kernels::general:
+      if (!k.general_bf16.forward) failure("attention: no general kernels for a window or a bias on a GPU");
+      return k.general_bf16;
     case Kernels::tensor:
       if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build", D);
       return k.tensor_bf16;
@@ -57,15 +59,6 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionSha
   if (on_cpu) return k.general_bf16;
   if (hopper && device_properties().major == 9) return k.hopper_bf16;
   return tensor ? k.tensor_bf16 : k.general_bf16;
-}
-
-// The kernels that were chosen, if there are any.
-template <class T> const Launchers<T>& existing(const Launchers<T>& launchers, int D) {
-  if (launchers.forward) return launchers;
-  user_error(
-      "config: attention.window and attention.bias have no kernels on a GPU for %s and heads of %d channels; use "
-      "precision = \"bf16\" with model.head_dim up to 128, or set them to 0 and \"none\"",
-      std::is_same_v<T, float> ? "precision = \"fp32\"" : "precision = \"bf16\"", D);
 }
 
 // T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
@@ -102,9 +95,18 @@ KindKernels& kernels_of(Kind kind, PowerClass power, bool shaped) {
 
 bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
 
-void attention_check(const AttentionSettings& settings, int D) {
+void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses, bool gpu) {
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
-  kernels_for(settings);
+  int most = kernels_for(settings, true).tensor_D;
+  bool biased = settings.bias != Bias::none;
+  if (!gpu || !(biased || settings.window > 0) || !(fp32 || D > most || diagnoses)) return;
+  std::string mask = biased ? format("attention.bias = \"%s\"", bias_names[int(settings.bias)])
+                            : format("a window of %d keys (attention.window, eval.window)", settings.window);
+  std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
+                    : D > most ? format("model.head_dim = %d; use up to %d", D, most)
+                               : "diagnostics; run those with the CPU build";
+  user_error("config: %s has no kernels on a GPU for %s, or set it to %s", mask.c_str(), use.c_str(),
+             biased ? "\"none\"" : "0");
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {
@@ -124,8 +126,8 @@ ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& s) 
 template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  attention_check(settings, shape.D);
-  const Launchers<T>& launchers = existing(launchers_for(settings, shape, TypeTag<T>(), {out, qkv}), shape.D);
+  attention_check(settings, shape.D, std::is_same_v<T, float>);
+  const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {out, qkv});
   (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
                                                        policy_settings(settings, shape.T, learned.bias), shape,
                                                        settings.qkv_stride, settings.spare_multiprocessors, stream});
@@ -135,7 +137,7 @@ template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned, const std::optional<Prepared>& prepared) {
-  attention_check(settings, shape.D);
+  attention_check(settings, shape.D, std::is_same_v<T, float>);
   const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {dqkv, dout, out, qkv, workspace});
   Preparation<T> preparation;
   // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
@@ -155,7 +157,7 @@ void attention_diagnose(float* figures, const float* stats, const T* qkv, const 
                         const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
   AttentionSetup general = settings;
   general.kernels = Kernels::general;
-  existing(launchers_for(general, shape, TypeTag<T>(), {}), shape.D)
+  launchers_for(general, shape, TypeTag<T>(), {})
       .diagnose(
           {figures, stats, qkv, policy_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride, stream});
 }

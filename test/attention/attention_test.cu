@@ -619,9 +619,9 @@ TEST(AttentionDispatch, NamesAndErrors) {
               from_name<Kind>("KIND", kind_names, "lsar");
             }).find("KIND = \"lsar\" is unknown; choose one of softmax, lssa"),
             std::string::npos);
-  EXPECT_NE(error_text([] { attention_check({}, 513); }).find("model.head_dim = 513"), std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({}, 513, true); }).find("model.head_dim = 513"), std::string::npos);
   EXPECT_NE(error_text([] {
-              attention_check({.kind = Kind(std::size(kind_names))}, 64);
+              attention_check({.kind = Kind(std::size(kind_names))}, 64, true);
             }).find("has no kernels in this build"),
             std::string::npos);
 }

@@ -1,5 +1,5 @@
 // attention/masks.cuh by itself: the streamed tiles and the numbers of keys that a mask gives, against a search for the
-// pairs of rows that see each other (ref_keys()). attention_test.cu has what kernels make of
+// pairs of rows that see each other (ref_keys()); what a GPU build refuses. attention_test.cu has what kernels make of
 // them. Host code: the masks' functions are for both sides.
 #include "attention/masks.cuh"
 
@@ -66,4 +66,31 @@ TEST(Masks, AWindowIsLinearInTheLength) {
   // From 4096 on each further row adds the same, whatever the window.
   EXPECT_EQ(tiles(1024, 65536) - tiles(1024, 32768), 8 * (tiles(1024, 8192) - tiles(1024, 4096)));
   EXPECT_NEAR(tiles(NO_WINDOW, 65536) / tiles(NO_WINDOW, 4096), 256, 8);
+}
+
+// On a GPU windows and biases need the kernels for tensor cores; on the CPU nothing is refused.
+TEST(Masks, NeedTensorCoresOnAGpu) {
+  Kind kind = Kind::softmax;
+  if (!attention_is_built(kind)) GTEST_SKIP() << "built without softmax";
+  int most = kernels_of(kind, PowerClass::usual, true).tensor_D;
+  AttentionSettings plain{.kind = kind}, window{.kind = kind, .window = 64}, bias = window;
+  bias.bias = Bias::fox;
+  auto refusal = [](const AttentionSettings& s, int D, bool fp32, bool diagnoses = false, bool gpu = true) {
+    return error_of([&] { attention_check(s, D, fp32, diagnoses, gpu); });
+  };
+  EXPECT_EQ(refusal(window, most, true),
+            "user: config: a window of 64 keys (attention.window, eval.window) has no kernels on a GPU for precision = "
+            "\"fp32\"; use \"bf16\", or set it to 0");
+  EXPECT_EQ(
+      refusal(bias, most + 1, false),
+      format("user: config: attention.bias = \"fox\" has no kernels on a GPU for model.head_dim = %d; use up to %d, or "
+             "set it to \"none\"",
+             most + 1, most));
+  EXPECT_NE(refusal(window, most, false, true).find("for diagnostics; run those with the CPU build"),
+            std::string::npos);
+  for (const AttentionSettings& s : {plain, window, bias}) {
+    EXPECT_EQ(refusal(s, most, false), "");
+    EXPECT_EQ(refusal(s, 200, true, true, false), "");
+  }
+  EXPECT_EQ(refusal(plain, 200, true, true), "");
 }
