@@ -5,6 +5,7 @@
 //   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
 //   keys(i)                         the number of keys that query i sees
 //   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
+//   cuts(i0, rows, j0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees(i, j)                      any other score is -inf
 //   ADDS, adds()                    whether z_ij is add(z_ij, c(i), c(j)) before that; the backward kernels then sum the
 //                                   gradients of scores by query and by key
@@ -42,6 +43,7 @@ struct Causal {
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
   __device__ __forceinline__ bool leaves(int i0, int, int j0, int columns) const { return j0 + columns - 1 <= i0; }
+  __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i; }
 };
 
@@ -67,7 +69,10 @@ struct Shaped {
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
   __device__ __forceinline__ bool leaves(int i0, int rows, int j0, int columns) const {
-    return !bias && j0 + columns - 1 <= i0 && (i0 + rows - window <= j0 || j0 + columns <= sinks);
+    return !bias && j0 + columns - 1 <= i0 && !cuts(i0, rows, j0, columns);
+  }
+  __device__ __forceinline__ bool cuts(int i0, int rows, int j0, int columns) const {
+    return i0 + rows - window > j0 && j0 + columns > sinks;
   }
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i && (i - window < j || j < sinks); }
   __device__ __forceinline__ bool adds() const { return bias; }

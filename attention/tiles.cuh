@@ -166,11 +166,16 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& 
       }
     }
   }
-  for (int x = 0; x < Tile::X; x++) {
-    int other = stream0 + mine.streamed(x);
-    for (int e = 0; e < E; e++)
-      z[x][e] = !(KEYS ? mask.sees(other, first + e) : mask.sees(first + e, other)) ? -INFINITY : z[x][e];
-  }
+  auto hide = [&](auto sees) {
+    for (int x = 0; x < Tile::X; x++) {
+      int other = stream0 + mine.streamed(x);
+      for (int e = 0; e < E; e++)
+        z[x][e] = !(KEYS ? sees(other, first + e) : sees(first + e, other)) ? -INFINITY : z[x][e];
+    }
+  };
+  if (mask.cuts(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS))
+    hide([&](int i, int j) { return mask.sees(i, j); });
+  else hide([](int i, int j) { return j <= i; });
 }
 
 // With a bias: for each of the first HELD threads, the sum over a weight tile's streamed rows of its held row's dz.
