@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "base/signals.h"
 #include "base/text.h"
@@ -21,10 +20,7 @@
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
-#include "eval/diagnostics.h"
-#include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "eval/passkey.h"
 #include "eval/predict.h"
 #include "eval/tasks.h"
 #include "ranks/spawn.h"
@@ -32,6 +28,7 @@
 #include "training/loop.h"
 #include "training/plan.h"
 #include "training/products.h"
+#include "training/questions.h"
 #include "training/start.h"
 #include "version.h"
 
@@ -120,19 +117,13 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   Data data = open_data(flags, config, training, evaluates);
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  std::vector<Task> tasks;
-  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) tasks = open_tasks(config);
+  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) data.tasks = open_tasks(config);
+  std::vector<Question> questions = open_questions(flags, config, data, ranks.rank);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
-  std::vector<PasskeyPrompt> prompts;
   std::vector<FilePrompt> file_prompts;
   if (!flags.generate_file.empty()) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
-  }
-  if (flags.passkey) {
-    prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-    prompts = passkey_prompts(*prompt_tokenizer, config, config.eval.lengths);
-    if (ranks.rank == 0) write_passkey_prompts(*prompt_tokenizer, config, prompts);
   }
   if (dumping) check_output_file("--dump-gradients", flags.dump_gradients);
   if (predicting) check_output_file("--predict", flags.predict);
@@ -142,7 +133,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
 
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
-  if (several) check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, tasks));
+  if (several)
+    check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, data.tasks));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
@@ -151,28 +143,28 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    if (real_run && from->state.step == steps && comm.broadcast(missing_lengths(config, place.run, steps)).empty() &&
-        comm.broadcast(missing_tasks(config, place.run, steps)).empty() &&
-        comm.broadcast(missing_diagnostics(config, place.run, steps)).empty()) {
+    auto answered = [&](const Question& question) {
+      return comm.broadcast(missing_items(question, config, place.run, steps)).empty();
+    };
+    if (real_run && from->state.step == steps && std::all_of(questions.begin(), questions.end(), answered)) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
       return;
     }
     if (!flags.remeasure) take_products(*from, device);
   }
   int micro_before = from ? from->state.config.batch.micro : 0;
-  std::vector<int> lengths = evaluates || flags.passkey ? config.eval.lengths : std::vector<int>{};
-  std::vector<int> planned = task_lengths(config, tasks);
-  if (evaluates || flags.passkey || config.diagnoses)
-    planned.insert(planned.end(), config.eval.lengths.begin(), config.eval.lengths.end());
-  if (!file_prompts.empty()) planned.push_back(longest_text(file_prompts, config));
-  Plan plan = plan_run(config, device, planned, training, micro_before, comm);
+  std::vector<int> lengths;
+  for (const Question& question : questions)
+    lengths.insert(lengths.end(), question.lengths.begin(), question.lengths.end());
+  if (!file_prompts.empty()) lengths.push_back(longest_text(file_prompts, config));
+  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
   if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
   if (flags.generating) return generate_text(*model);
-  agree_on_products(*model, data.val, lengths, tasks, training, flags.passkey);
+  agree_on_products(*model, questions, training);
   if (predicting) return predict(*model, data.val, flags.predict);
   if (!training) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
@@ -180,25 +172,9 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     Weights weights{"random", step};
     if (from) weights = {from->path, step, from->state.tokens};
     else if (!config.init.empty()) weights.path = named_folder(config.init).path;
-    if (flags.passkey) {
-      if (!evaluate_passkey(*model, *prompt_tokenizer, prompts, weights, metrics))
-        failure("a logit is not finite (bad weights, or overflow on these prompts)");
-      return;
-    }
-    if (!flags.tasks.empty()) {
-      std::vector<int> all(tasks.size());
-      std::iota(all.begin(), all.end(), 0);
-      if (!evaluate_tasks(*model, tasks, all, weights, metrics, config.task.samples))
-        failure("a log-likelihood is not finite (bad weights, or overflow on these examples)");
-      return;
-    }
-    if (flags.diagnostics) {
-      if (!diagnose_lengths(*model, data.val, config.eval.lengths, weights, metrics))
-        failure("the residual stream is not finite (bad weights, or overflow on these data)");
-      return;
-    }
-    if (!evaluate_lengths(*model, data.val, data.val_files, config.eval.lengths, "eval", weights, metrics))
-      failure("a loss is not finite (bad weights, or overflow on these data)");
+    for (const Question& question : questions)
+      if (question.asked && !question.ask(*model, question.items, weights, metrics, {}))
+        failure("%s", question.not_finite);
     return;
   }
   Loader loader(*windows, {.T = config.model.context,
@@ -228,7 +204,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   state.config = config;
   state.tokenizer = tokenizer;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-  train(*model, device, loader, data.val, tasks, run_dir.get(), state, metrics);
+  train(*model, device, loader, questions, run_dir.get(), state, metrics);
 }
 
 // Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.

@@ -6,8 +6,6 @@
 #include <csignal>
 #include <cstdio>
 #include <map>
-#include <numeric>
-#include <set>
 #include <utility>
 
 #include "base/background.h"
@@ -16,10 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/state.h"
-#include "eval/diagnostics.h"
-#include "eval/evaluate.h"
 #include "eval/generate.h"
-#include "eval/tasks.h"
 #include "kernels/matmul.cuh"
 #include "settings/schedule.h"
 #include "training/console.h"
@@ -41,42 +36,6 @@ static double seconds_now() {
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
-
-static bool due_or_last(const Config& config, int64_t every, int64_t step) {
-  return due(every, step) || (every > 0 && step == config.train.steps);
-}
-
-// every: eval.every or diagnostics.every
-static std::vector<int> due_lengths(const Config& config, int64_t every, int64_t step) {
-  return due_or_last(config, every, step) ? config.eval.lengths : std::vector<int>{};
-}
-
-static std::vector<int> due_tasks(const Config& config, int64_t step) {
-  std::vector<int> numbers(due_or_last(config, config.task.every, step) ? config.task.names.size() : 0);
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return numbers;
-}
-
-std::vector<int> missing_lengths(const Config& config, const std::string& run, int64_t step) {
-  std::vector<int> lengths = due_lengths(config, config.eval.every, step);
-  std::set<int> done = evaluated_lengths(run + "/metrics.jsonl", step, config.eval);
-  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
-  return lengths;
-}
-
-std::vector<int> missing_tasks(const Config& config, const std::string& run, int64_t step) {
-  std::vector<int> numbers = due_tasks(config, step);
-  std::set<std::string> done = evaluated_tasks(run + "/metrics.jsonl", step);
-  std::erase_if(numbers, [&](int number) { return done.count(config.task.names[size_t(number)]) > 0; });
-  return numbers;
-}
-
-std::vector<int> missing_diagnostics(const Config& config, const std::string& run, int64_t step) {
-  std::vector<int> lengths = due_lengths(config, config.diagnostics.every, step);
-  std::set<int> done = diagnosed_lengths(run + "/metrics.jsonl", step);
-  std::erase_if(lengths, [&](int length) { return done.count(length) > 0; });
-  return lengths;
-}
 
 // Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
 [[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
@@ -171,16 +130,16 @@ StepResult next_gradients(Model& model, Loader& loader) {
   return result;
 }
 
-void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Shard>& val,
-           const std::vector<Task>& tasks, RunDir* run, RunState state, MetricsLog& metrics) {
+void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Question>& questions, RunDir* run,
+           RunState state, MetricsLog& metrics) {
   const Config& config = model.config();
   Comm& comm = model.comm();
   const std::string path = "runs/" + config.name;
   int64_t first = state.step, steps = config.train.steps;
   int64_t saved = comm.broadcast(newest_step(path));  // 0: none yet, as when another run is continued
-  std::vector<int> missing = comm.broadcast(missing_lengths(config, path, first)),
-                   undiagnosed = comm.broadcast(missing_diagnostics(config, path, first)),
-                   tasks_missing = comm.broadcast(missing_tasks(config, path, first));
+  std::vector<std::vector<int>> missing;
+  for (const Question& question : questions)
+    missing.push_back(comm.broadcast(missing_items(question, config, path, first)));
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
@@ -221,16 +180,14 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     background.check();
     if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
     Weights weights{path, step, step * config.batch.tokens};
-    evaluate_lengths(model, val, state.val, step == first ? missing : due_lengths(config, config.eval.every, step),
-                     "val", weights, metrics, stopping);
-    evaluate_tasks(model, tasks, step == first ? tasks_missing : due_tasks(config, step), weights, metrics, "",
-                   stopping);
-    bool stop = stopping();
-    if (!stop && config.diagnostics.every > 0) {
-      diagnose_lengths(model, val, step == first ? undiagnosed : due_lengths(config, config.diagnostics.every, step),
-                       weights, metrics, stopping);
+    bool stop = false;
+    for (size_t i = 0; i < questions.size() && !stop; i++) {
+      std::vector<int> items = step == first ? missing[i] : due_items(questions[i], config, step);
+      if (items.empty()) continue;
+      questions[i].ask(model, items, weights, metrics, stopping);
       stop = stopping();
     }
+    stop = stop || stopping();
     if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
       generate_text(model);
       stop = stopping();

@@ -4,10 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "eval/diagnostics.h"
-#include "eval/evaluate.h"
-#include "eval/passkey.h"
-#include "eval/tasks.h"
 #include "kernels/matmul.cuh"
 
 static void print(const MatmulChoices::Taken& taken, const DeviceInfo& device, const std::string& from) {
@@ -36,8 +32,7 @@ void take_products(const Checkpoint& from, const DeviceInfo& device) {
 
 // Each rank measures by itself, and its times differ from the others'. Generated text is left out: rank 0 alone writes
 // it, so what it chooses there changes no other rank's bits.
-void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths,
-                       const std::vector<Task>& tasks, bool training, bool passkey) {
+void agree_on_products(Model& model, const std::vector<Question>& questions, bool training) {
   Comm& comm = model.comm();
   MatmulChoices* choices = matmul_choices();
   if (!choices || comm.size() == 1) return;
@@ -51,11 +46,6 @@ void agree_on_products(Model& model, const std::vector<Shard>& val, const std::v
     model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
     model.finish(float(config.optimizer.grad_clip));
   }
-  for (int length : lengths)
-    if (passkey) make_products_of_passkey(model, length);
-    else make_products_of_evaluate(model, val, length, config.eval.tokens);
-  make_products_of_tasks(model, tasks);
-  for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
-    make_products_of_diagnostics(model, length);
+  for (const Question& question : questions) question.make_products(model);
   take_rank_0s();
 }

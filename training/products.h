@@ -5,10 +5,9 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "data/shards.h"
-#include "data/task_file.h"
 #include "train_gpt2.h"
 #include "training/device.h"
+#include "training/questions.h"
 
 // Takes the choices of earlier runs from a file in the user's cache folder, and keeps those of this run there. Of rank
 // 0, which prints how many it took and how old they are. remeasure: takes none.
@@ -18,8 +17,6 @@ void use_product_cache(const DeviceInfo& device, bool remeasure);
 void take_products(const Checkpoint& from, const DeviceInfo& device);
 
 // Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes
-// each matrix product of the run once: those of a micro step, if training, of an evaluation (or, with passkey, of
-// --passkey) at these lengths, and of these tasks. The state stays as it is, but for the gradients. A rank whose GPU is of another kind than
-// rank 0's keeps its own choices.
-void agree_on_products(Model& model, const std::vector<Shard>& val, const std::vector<int>& lengths,
-                       const std::vector<Task>& tasks, bool training, bool passkey);
+// each matrix product of the run once: those of a micro step, if training, and of the questions. The state stays as it
+// is, but for the gradients. A rank whose GPU is of another kind than rank 0's keeps its own choices.
+void agree_on_products(Model& model, const std::vector<Question>& questions, bool training);

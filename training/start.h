@@ -6,6 +6,7 @@
 
 #include "checkpoint/resume.h"
 #include "data/loader.h"
+#include "data/task_file.h"
 #include "ranks/comm.h"
 #include "settings/command_line.h"
 #include "training/device.h"
@@ -24,6 +25,8 @@ Config load_config(const Flags& flags, bool trains);
 struct Data {
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;  // the shards, then their label files
+  std::vector<Task> tasks;                       // the benchmarks of task.names, if they will be run
+  bool evaluates;                                // losses on val
 };
 
 // Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes
