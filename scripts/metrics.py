@@ -140,7 +140,7 @@ def mean(values):
 
 class Diagnosis:
   """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
-  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. What is null is None."""
+  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null values are None."""
   NUMBERS = ("first_token", "sink_rate", "entropy", "entropy_norm", "m_act", "gate", "zeros")
 
   def __init__(self, entry):

@@ -503,7 +503,7 @@ def main():
   if not drawable:
     print("sweep.py: no picture will be drawn: install matplotlib (pip install matplotlib); then run this again",
           file=sys.stderr, flush=True)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, or ./train would go on alone
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
   else:
