@@ -438,11 +438,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         sum[RowFigure::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
       }
       float* reach = sums + RowFigure::REACH * Tile::HELD;
-      int near = reach_bin(max(distance, 0)), far = reach_bin(distance + ROWS - 1);
+      // Rows beyond T, which are never written, have distances beyond the last bin.
+      auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowFigure::REACH - 1); };
+      int near = bin(distance), far = bin(distance + ROWS - 1);
       if (near == far) {
         for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
       } else {
-        for (int r = 0; r < ROWS; r++) reach[reach_bin(max(distance + r, 0)) * Tile::HELD + r] += p[r];
+        for (int r = 0; r < ROWS; r++) reach[bin(distance + r) * Tile::HELD + r] += p[r];
       }
     }
     for (int n = 0; n < RowFigure::REACH; n++)

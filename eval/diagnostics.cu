@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "base/progress.h"
 #include "base/text.h"
 #include "eval/evaluate.h"
 
@@ -329,30 +328,20 @@ bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std:
                     std::vector<double>(ranks * (LARGEST + H))};
     std::vector<LayerSums> layers(L, empty);
     std::vector<int> inputs(size_t(batch) * length);
-    std::unique_ptr<ProgressBar> progress;
-    if (comm.first()) progress = std::make_unique<ProgressBar>(format("diagnostics length %d", length), count);
-    model.set_rope(length);
-    bool stopped = false;
-    for (int64_t first = 0; first < count; first += int64_t(comm.size()) * batch) {
-      if (stop && (stopped = stop())) break;
-      int64_t window = first + int64_t(comm.rank()) * batch;
-      if (window >= count) continue;
-      int here = int(std::min<int64_t>(batch, count - window));
+    auto add_batch = [&](int64_t window, int here) {
       for (int row = 0; row < batch; row++)  // a short last batch is filled with its last window, so all have one size
         sequences.read(window + std::min(row, here - 1), &inputs[size_t(row) * length]);
       model.diagnose(inputs.data(), batch, length, here, [&](const LayerFigures& figures) {
         add(layers[figures.layer], figures, config, batch, here, length, comm.rank());
       });
-      if (progress) progress->update(window + here);
-    }
-    model.set_rope(config.model.context);
-    if (stopped) return finite;
+    };
+    std::string what = format("diagnostics length %d", length);
+    if (!for_batches_of_rank(model, what, length, count, batch, stop, add_batch)) return finite;
     for (LayerSums& sums : layers) {
       all_reduce(sums, comm);
       constexpr int INFINITE = 0xff << 8;  // this bin and those above are of infinities and NaN
       finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
     }
-    progress.reset();
     ordered_json report = report_of(layers, config, length, count, weights);
     print(report);
     metrics.write(weights.step, "diagnostics", report);

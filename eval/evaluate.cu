@@ -117,6 +117,25 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
 
+bool for_batches_of_rank(Model& model, const std::string& what, int length, int64_t windows, int batch,
+                         const std::function<bool()>& stop, const std::function<void(int64_t first, int count)>& f) {
+  Comm& comm = model.comm();
+  std::unique_ptr<ProgressBar> progress;
+  if (comm.first()) progress = std::make_unique<ProgressBar>(what, windows);
+  bool stopped = false;
+  model.set_rope(length);
+  for (int64_t round = 0; round < windows; round += int64_t(comm.size()) * batch) {
+    if (stop && (stopped = stop())) break;
+    int64_t first = round + int64_t(comm.rank()) * batch;
+    if (first >= windows) continue;
+    int count = int(std::min<int64_t>(batch, windows - first));
+    f(first, count);
+    if (progress) progress->update(first + count);
+  }
+  model.set_rope(model.config().model.context);
+  return !stopped;
+}
+
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const std::function<bool()>& stop) {
   const Config& config = model.config();
@@ -131,16 +150,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   std::vector<double> weights(counted, 0.0);      // of the labels at each position, summed alike
   std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
   std::vector<double> labels(windows, 0.0);       // how many a window has
-  model.set_rope(length);
-  Comm& comm = model.comm();
-  std::unique_ptr<ProgressBar> progress;
-  if (comm.first()) progress = std::make_unique<ProgressBar>(format("eval length %d", length), windows);
-  bool stopped = false;
-  for (int64_t first = 0; first < windows; first += int64_t(comm.size()) * batch) {
-    if (stop && (stopped = stop())) break;
-    int64_t window = first + int64_t(comm.rank()) * batch;
-    if (window >= windows) continue;
-    int count = int(std::min<int64_t>(batch, windows - window));
+  auto add_batch = [&](int64_t window, int count) {
     // A short last batch is filled with its last window, which is counted once, so all batches have one size.
     for (int row = 0; row < batch; row++)
       reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
@@ -157,10 +167,10 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
       by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / found;
       labels[window + row] = found;
     }
-    if (progress) progress->update(window + count);
-  }
-  model.set_rope(config.model.context);
-  if (stopped) return std::nullopt;
+  };
+  if (!for_batches_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
+    return std::nullopt;
+  Comm& comm = model.comm();
   comm.all_reduce_sum(by_position.data(), by_position.size());
   comm.all_reduce_sum(weights.data(), weights.size());
   comm.all_reduce_sum(by_window.data(), by_window.size());

@@ -4,8 +4,8 @@
 // loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is
 // the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and
 // only the context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows with
-// none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once. Ranks take batches of
-// windows in turn, and all get the result.
+// none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once.
+// Ranks take batches of windows in turn, and all get the result.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -28,6 +28,12 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
 
 // The number of windows of this length that will be evaluated. The same user_errors, for a check before a run begins.
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
+
+// Divides `windows` windows among the ranks and calls f(first, count) for each batch of this rank, in order, with the
+// rotations of this length; count is `batch`, or less in a last batch. what: titles the progress bar. stop: as for
+// evaluate(); returns false if it ended the loop.
+bool for_batches_of_rank(Model& model, const std::string& what, int length, int64_t windows, int batch,
+                         const std::function<bool()>& stop, const std::function<void(int64_t first, int count)>& f);
 
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);

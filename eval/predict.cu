@@ -17,6 +17,9 @@ void check_output_file(const std::string& flag, const std::string& file) {
                folder.c_str());
   if (std::filesystem::is_directory(file, ignored))
     user_error("command line: %s %s is a folder; name a file", flag.c_str(), file.c_str());
+  if (std::filesystem::exists(file, ignored) && !std::filesystem::is_regular_file(file, ignored))
+    user_error("command line: %s %s is a device or a pipe, which the new file would replace; name another file",
+               flag.c_str(), file.c_str());
 }
 
 // Version 1 of the format, in 128 bytes.

@@ -77,6 +77,8 @@ std::string sample_text(const Task& task, const std::vector<double>& likelihoods
 std::vector<Task> open_tasks(const Config& config) {
   std::vector<Task> tasks;
   for (const std::string& name : config.task.names) {
+    for (const Task& task : tasks)
+      if (task.name == name) user_error("task %s is named twice in task.names or --tasks", name.c_str());
     tasks.push_back(read_task(config.task.dir, name, config.model.vocab, config.task.limit));
     for (const TaskExample& example : tasks.back().examples)
       for (const TaskChoice& choice : example.choices)

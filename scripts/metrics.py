@@ -80,8 +80,12 @@ class Evaluation:
       self.by_position = []
     of, evaluation = section(entry, "of"), section(config, "eval")
     self.shards = [(count(shard["tokens"]), str(shard.get("xxh64") or shard["name"])) for shard in of.get("data", [])]
-    self.patterns = section(config, "data").get("val")
-    names = [shard["name"] for shard in of.get("data", [])] or self.patterns or "unknown data"
+    val, labels = (section(config, "data").get(key) for key in ("val", "val_labels"))
+    self.patterns = val, labels
+    # what a loss is of: the next token, labels by one of two means, or the values of a regression head
+    self.predicted = (section(section(config, "model"), "head").get("outputs") or 0,
+                      section(config, "train").get("label_mean") if labels else None)
+    names = [shard["name"] for shard in of.get("data", [])] or val or "unknown data"
     self.names = names if isinstance(names, list) else [names]
     self.asked = of.get("tokens_asked", evaluation.get("tokens"))
     self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
@@ -96,8 +100,10 @@ class Evaluation:
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
 
   def same_data(self, other):
-    """By the content of their shards. Of one data.val a length can need fewer shards than another, and older lines do not
-    name any."""
+    """By what is predicted and the content of their shards. Of one data.val a length can need fewer shards than another,
+    and older lines do not name any."""
+    if self.predicted != other.predicted:
+      return False
     mine, others = set(self.shards), set(other.shards)
     return mine <= others or mine >= others if self.patterns == other.patterns else bool(mine) and mine == others
 
@@ -137,7 +143,7 @@ def mean(values):
 
 class Diagnosis:
   """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
-  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. What is null is None."""
+  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null values are None."""
   NUMBERS = ("first_token", "sink_rate", "entropy", "entropy_norm", "m_act", "gate", "zeros")
 
   def __init__(self, entry):

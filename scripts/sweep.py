@@ -14,7 +14,8 @@ the first run. A complete run is not repeated, and one that was stopped continue
 --overwrite is given. If a run fails the others are still made. Ctrl-C ends the sweep once the run has saved.
 
 A run has diverged if its loss was not finite, or if it made at least 100 steps and its validation loss ended less than 0.5
-below that of step 0, or the mean training loss of its last 5% is more than 5% above that of an earlier window as long.
+below that of step 0 (above that, with init or a regression head), or the mean training loss of its last 5% is more than 5%
+above that of an earlier window as long.
 
 Charts: "lengths" (loss by evaluated length, a line for each combination), and three of the loss at the trained length,
 with the first axis along x: "lines", "bars", and "lr", with the sensitivity of Wortsman et al. (arXiv 2309.14322): the mean
@@ -159,7 +160,9 @@ def judged(run):
   losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row.get(main_length(run))
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
-  if first is not None and last.loss > first - 0.5:
+  config = run.config
+  fresh = not config.get("init") and not metrics.section(metrics.section(config, "model"), "head").get("outputs")
+  if first is not None and last.loss > first - (0.5 if fresh else 0):
     return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
   width = len(losses) // 20
   sums = [0.0, *itertools.accumulate(losses)]
@@ -500,7 +503,7 @@ def main():
   if not drawable:
     print("sweep.py: no picture will be drawn: install matplotlib (pip install matplotlib); then run this again",
           file=sys.stderr, flush=True)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, or ./train would go on alone
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
   else:

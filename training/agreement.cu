@@ -21,6 +21,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--eval", given(flags.eval)},
                  {"--passkey", given(flags.passkey)},
                  {"--tasks", json_quote(flags.tasks)},
+                 {"--diagnostics", given(flags.diagnostics)},
                  {"--lengths", json_quote(flags.lengths)},
                  {"--generate", given(flags.generating)},
                  {"--predict", given(!flags.predict.empty())},

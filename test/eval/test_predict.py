@@ -126,6 +126,7 @@ class Runs(Head):
     self.bad("--predict", "pred.npy", names=["model.head.outputs = 0"])
     self.bad("--predict", "nowhere/pred.npy", names=["--predict nowhere/pred.npy", "no folder nowhere"], **changes)
     self.bad("--predict", ".", names=["is a folder"], **changes)
+    self.bad("--predict", "/dev/null", names=["/dev/null", "is a device or a pipe"], **changes)
     self.bad("--predict", "", names=["needs the name of a file"], **changes)
     self.bad("--predict", "x.npy", "--eval", names=["--predict", "--eval", "exclude"], **changes)
     tokens = SHARDS["val"]

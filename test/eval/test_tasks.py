@@ -137,6 +137,7 @@ class Tasks(RankRuns):
   def test_bad_input(self):
     self.bad("--tasks", "c", names=["task c", r"\./c\.bin", r"task\.dir", "a, b", "prepare_tasks.py"], task__dir=".")
     self.bad("--tasks", "a,,b", names=["task : there is no file"], task__dir=".")
+    self.bad("--tasks", "a,b,a", names=["task a is named twice"], task__dir=".")
     self.bad("--tasks", "", names=["--tasks", "hellaswag,piqa"])
     self.bad("--tasks", "a", "--eval", names=["--eval", "--tasks"])
     self.bad("--tasks", "train_000000", names=["train_000000.bin", "does not begin as a task file"], task__dir=".")

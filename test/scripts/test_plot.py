@@ -153,6 +153,15 @@ class Plot(ScriptTest):
               for number, (data, path) in enumerate((first, second)))
       self.assertEqual((a.same_data(b), b.same_data(a)), (same, same), name)
 
+  def test_losses_of_other_targets_are_of_other_data(self):
+    labels = lambda mean="batch", **head: {"data": {"val": ["a"], "val_labels": ["l"]}, "train": {"label_mean": mean}, "model": head}
+    runs = [self.evaluated(f"run{number}", line(8, 16, 1.0, data=data), **settings) for number, (data, settings) in enumerate((
+        (VAL, {"data": {"val": ["a"], "val_labels": []}}), (VAL + TRAIN, labels()), (VAL + TRAIN, labels("sequence")),
+        (VAL + TRAIN, labels(head={"outputs": 2}))))]
+    for i, a in enumerate(runs):
+      for j, b in enumerate(runs):
+        self.assertEqual(a.own.same_data(b.own), i == j, (i, j))
+
   def test_a_table_for_each_set_of_data(self):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
       self.evaluated(name, line(8, 16, 1.5, "val", data))

@@ -220,8 +220,9 @@ class Series(ScriptTest):
 
 
 class Judgement(ScriptTest):
-  def run_of(self, losses, first, last):
-    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]}, "optimizer": {"grad_clip": 1.0}}
+  def run_of(self, losses, first, last, **settings):
+    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]}, "optimizer": {"grad_clip": 1.0},
+              **settings}
     lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
     lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
@@ -234,6 +235,11 @@ class Judgement(ScriptTest):
                               ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
       with self.subTest(last=last, end=losses[-1]):
         self.assertRegex(sweep.judged(self.run_of(losses, 6.0, last)), why or "^$")
+
+  def test_divergence_of_a_tuned_model(self):
+    for settings in {"init": "runs/x"}, {"model": {"context": 16, "head": {"outputs": 2}}}:
+      self.assertEqual(sweep.judged(self.run_of([0.3] * 100, 0.4, 0.3, **settings)), "")
+      self.assertRegex(sweep.judged(self.run_of([0.3] * 100, 0.4, 0.5, **settings)), "ended at 0.500, from 0.400")
 
   def test_clipped_and_spikes(self):
     self.assertEqual(metrics.clipped(self.run_of([0.5, 1.5, 1.0, 2.0], 6, 3)), 0.5)
