@@ -259,6 +259,15 @@ TEST_F(CpuLayer, PoisonShowsReadsOfUnwrittenMemory) {
 
 // ---- the pool -----------------------------------------------------------------------------------------------------
 
+__global__ void halve(float* x) { x[blockIdx.x] *= 0.5f; }
+TEST_F(CpuLayer, SubnormalsAreZeroInKernelsAlone) {
+  DeviceArray<float> x({0x1p-126f, -0x1p-130f, 0x1p-125f});
+  LAUNCH(halve, 3, 1, 0, nullptr, x);
+  EXPECT_EQ(x.download(), (std::vector<float>{0, 0, 0x1p-126f}));
+  volatile float host = 0x1p-126f;
+  EXPECT_GT(host * 0.5f, 0.0f);
+}
+
 TEST_F(CpuLayer, ParallelForRunsEveryIndexOnce) {
   for (int threads : {1, 2, 3, 8, 1, 5}) {
     set_cpu_threads(threads);

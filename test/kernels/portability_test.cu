@@ -529,11 +529,11 @@ TEST(Maths, CloseToExact) {
                                      : y == rounded;
     if (!ok && ++wrong < 10) ADD_FAILURE() << name << "(" << inputs[i] << ") = " << y << ", not " << exact;
   };
-  double ulp = 0x1p-23;
+  double ulp = 0x1p-23, smallest = 0x1p-126;  // subnormal numbers may be 0
   for (int i = 0; i < n; ++i) {
     double x = inputs[i];
-    check("expf", 0, i, std::exp(x), 2.1 * ulp, 0x1p-149);
-    check("logf", 1, i, std::log(x), 2.1 * ulp, 0);
+    check("expf", 0, i, std::exp(x), 2.1 * ulp, smallest);
+    if (!(x > 0 && x < smallest)) check("logf", 1, i, std::log(x), 2.1 * ulp, 0);
     check("fast_exp2", 2, i, std::exp2(x), 4 * ulp, 0x1p-126);
     if (x == 0 || x >= 0x1p-126) check("fast_log2", 3, i, std::log2(x), 4 * ulp, 4 * ulp);
     check("fast_exp", 4, i, std::exp(x), (4 + std::min(std::fabs(x), 150.0)) * ulp, 0x1p-126);
