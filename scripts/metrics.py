@@ -89,7 +89,8 @@ class Evaluation:
     self.names = names if isinstance(names, list) else [names]
     self.asked = of.get("tokens_asked", evaluation.get("tokens"))
     self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
-    self.window = f"eval.window {of['window']} and {of['sink_tokens']} sink tokens" if "window" in of else ""
+    window = evaluation.get("window") or 0
+    self.window = f"eval.window {window} and {window and evaluation.get('sink_tokens') or 0} sink tokens"
     self.settings = model_settings(config)
     self.windows = count(of.get("windows", 0))
     weights, init = (os.path.normpath(str(value or "random")) for value in (of.get("weights"), config.get("init")))
@@ -130,7 +131,7 @@ class Evaluation:
       reasons.append(f"of {self.asked} tokens asked")
     if self.rope_scaling != own.rope_scaling:
       reasons.append(f"with rope_scaling {self.rope_scaling}")
-    if self.window:
+    if self.window != own.window:
       reasons.append(f"with {self.window}")
     return " and ".join(reasons)
 

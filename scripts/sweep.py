@@ -8,6 +8,10 @@ SWEEP.json: "config" (a configuration, or the folder of a run), "set" {key: valu
 "chart". An axis is a key with a list of values, or a name with {label: {key: value, ...}}. "sizes" {name: {...}} holds
 entries that --size puts in place of these; its "set" is added. --axis selects labels of an axis, or gives a key other values.
 
+Keys eval.* but eval.every, in an axis or by --set, train nothing: a combination with such keys is a run that evaluates the
+last checkpoint of the one without them, which is trained first if it is missing. After a sweep, --set eval.mode=suffix thus
+makes the table of suffix losses of the same weights, in runs/SWEEP_suffix.json.
+
 Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
 runs/SWEEP_LABELS_SEED_HASH; the hash is that of the configuration and the run's settings. All settings are checked before
 the first run. A complete run is not repeated, and one that was stopped continues from its newest checkpoint, unless
@@ -48,7 +52,8 @@ CHARTS = ("lengths", "lines", "bars", "lr")
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 JUDGED = 100  # steps from which losses tell whether a run has diverged
 
-Member = collections.namedtuple("Member", "name labels seed settings")  # labels, settings: dicts of text
+# labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
+Member = collections.namedtuple("Member", "name labels seed settings trained", defaults=(None,))
 
 
 # ---------------------------------------------------------------------------------------------------------- the file
@@ -91,7 +96,7 @@ def read_sweep(path, arguments):
     raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(CHARTS)}")
   if not re.fullmatch(r"[\w.+-]+", str(sweep["name"])):
     raise UserError(f"{path}: name {sweep['name']}: use letters, digits and _ . + - only")
-  axes = {}
+  axes, names = {}, {}
   for axis, values in [*sweep["axes"].items(), *arguments.axis]:
     known, named = axes.get(axis, {}), isinstance(sweep["axes"].get(axis), dict)
     if isinstance(values, dict):
@@ -102,16 +107,22 @@ def read_sweep(path, arguments):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
     else:
       axes[axis] = {text(value): known[value] if named else {axis: text(value)} for value in values}
+    names[axis] = {**known, **axes[axis]}
   if not axes or not all(axes.values()):
     raise UserError(f"{path}: axes: name at least one, with values")
   if not isinstance(sweep["seeds"], list) or len(set(sweep["seeds"])) < len(sweep["seeds"]) or not sweep["seeds"]:
     raise UserError(f"{path}: seeds: must be a list of different numbers")
-  everywhere = {**settings_of(sweep["set"], f"{path}: set"), **dict(arguments.set)}
+  own_set = settings_of(sweep["set"], f"{path}: set")
+  everywhere = {**own_set, **dict(arguments.set)}
   own = {"name", "seed"} | {key for values in axes.values() for chosen in values.values() for key in chosen}
   own |= {"attention.kind"} if "attention.variant" in own else set()
   if mine := sorted(own & set(everywhere)):
     raise UserError(f"--set {mine[0]}={everywhere[mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
-  return {**sweep, "axes": axes, "set": everywhere}
+  return {**sweep, "axes": axes, "set": everywhere, "own_set": own_set, "names": names}
+
+
+def only_evaluates(key):
+  return key.startswith("eval.") and key != "eval.every"
 
 
 def members_of(sweep):
@@ -121,14 +132,29 @@ def members_of(sweep):
       config = file.read()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"{sweep['config']}: {getattr(error, 'strerror', error)}")
-  result = []
-  for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
-    chosen = dict(sweep["set"])
-    for axis, label in zip(sweep["axes"], labels):
-      chosen.update(sweep["axes"][axis][label])
+
+  def run_of(labels, seed, chosen, trained=None):
     digest = hashlib.sha256("\0".join([config, json.dumps(chosen, sort_keys=True)]).encode()).hexdigest()[:8]
     name = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels), str(seed), digest])
-    result.append(Member(name, dict(zip(sweep["axes"], labels)), seed, chosen))
+    return Member(name, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
+
+  def settings_with(labels):
+    return {**sweep["set"], **{key: value for axis, label in zip(sweep["axes"], labels)
+                               for key, value in sweep["names"][axis][label].items()}}
+
+  def training(settings):
+    file = {key: value for key, value in sweep["own_set"].items() if only_evaluates(key)}
+    return {**{key: value for key, value in settings.items() if not only_evaluates(key)}, **file}
+
+  first = {}  # the labels that name the run of these settings, whatever --axis selects
+  for labels in itertools.product(*sweep["names"].values()):
+    first.setdefault(json.dumps(training(settings_with(labels)), sort_keys=True), labels)
+  result = []
+  for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
+    chosen = settings_with(labels)
+    own = training(chosen)
+    trained = run_of(first[json.dumps(own, sort_keys=True)], seed, own) if own != chosen else None
+    result.append(run_of(labels, seed, chosen, trained))
   return result
 
 
@@ -151,13 +177,18 @@ def main_length(run):
   return run.context() if run.context() in lengths else min(lengths, default=None)
 
 
+def evaluated(run):
+  """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
+  return run.contexts if metrics.section(run.config, "eval").get("mode") == "suffix" else run.row
+
+
 def initial_loss(run):
   return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
 
 
 def judged(run):
   """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
-  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row.get(main_length(run))
+  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), evaluated(run).get(main_length(run))
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
   config = run.config
@@ -170,8 +201,11 @@ def judged(run):
   return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
 
 
-def outcome(name):
-  """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained."""
+def outcome(member):
+  """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained or evaluated."""
+  if member.trained and (found := outcome(member.trained)) and found[0] == "diverged":
+    return found
+  name = member.name
   run = read_run(name)
   try:
     steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
@@ -182,7 +216,7 @@ def outcome(name):
       return "diverged", run, str(json.load(file)["diverged"])
   except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
     pass
-  if run.step() != steps or any(length not in run.row for length in lengths):
+  if run.step() != steps or any(length not in evaluated(run) for length in lengths):
     return None
   why = judged(run)
   return ("diverged" if why else "complete"), run, why
@@ -216,8 +250,8 @@ def check(program, sweep, members):
     found = settings(program, *command_of(sweep, member))
     if not found["eval"]["every"]:
       raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 (the last step always is)")
-    if found["eval"]["mode"] != "windows":
-      raise UserError(f"eval.mode = {found['eval']['mode']}: only evaluations in mode windows are compared; give --set eval.mode=windows")
+    if member.trained and not found["checkpoint"]["at_end"]:
+      raise UserError("checkpoint.at_end = false: eval.* keys evaluate the last checkpoint; give --set checkpoint.at_end=true")
     found.pop("name", None)
     found["attention"].pop("variant", None)
     same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
@@ -252,10 +286,15 @@ def train(command):
 
 
 def collect(program, sweep, members, overwrite):
-  """Trains what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
+  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
   Ctrl-C, or a signal to a run, ended the sweep."""
-  done = {member.name: None if overwrite else outcome(member.name) for member in members}
-  missing, failed, stopped, start = [m for m in members if not done[m.name]], {}, False, time.monotonic()
+  done = {member.name: None if overwrite else outcome(member) for member in members}
+  missing = {}  # each after the one whose weights it evaluates
+  for member in (m for m in members if not done[m.name]):
+    if member.trained and (overwrite or not outcome(member.trained)):
+      missing.setdefault(member.trained.name, member.trained)
+    missing.setdefault(member.name, member)
+  missing, failed, stopped, start = [*missing.values()], {}, False, time.monotonic()
   check(program, sweep, missing)
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
@@ -264,23 +303,30 @@ def collect(program, sweep, members, overwrite):
     name = member.name
     if overwrite and os.path.exists(note_file(name)):
       os.remove(note_file(name))
-    command = [os.path.abspath(program), *command_of(sweep, member), "--overwrite" if overwrite else "--resume"]
+    how = ["--overwrite" if overwrite else "--resume"]
+    if member.trained:
+      found = outcome(member.trained)
+      if not found or found[0] == "diverged":
+        done[name] = found
+        continue
+      how = ["--eval", "--resume", os.path.join("runs", member.trained.name)]
+    command = [os.path.abspath(program), *command_of(sweep, member), *how]
     code, output = train(command)
     said = (output.strip().splitlines() or ["no output"])[-1]
     if code == 1 and "training has diverged" in output:
       with open(note_file(name), "w", encoding="utf-8") as file:
         json.dump({"diverged": said.partition(": training has diverged")[0]}, file)
     if code in (0, 1) or code in STOPPED:
-      done[name] = outcome(name)
-    if done[name] and done[name][0] == "diverged":
+      done[name] = outcome(member)
+    if done.get(name) and done[name][0] == "diverged":
       print(f"diverged: {done[name][2]}", file=sys.stderr, flush=True)
-    if code == 0 and not done[name] and trained(name):
-      failed[name] = "it has trained all steps, but lacks a finite validation loss at some of eval.lengths"
+    if code == 0 and not done[name] and (member.trained or trained(name)):
+      failed[name] = "it has made all its steps, but lacks a finite validation loss at some of eval.lengths"
     elif code in STOPPED or (code == 0 and not done[name]):  # 0: a program that ends well when it is told to stop
       print(f"sweep.py: stopped in {name}; run this again, without --overwrite, to continue", file=sys.stderr)
       stopped = True
       break
-    elif code and not done[name]:
+    elif code and not done.get(name):
       failed[name] = f"exit code {code}: {said}"
       print(f"{output}\nsweep.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
   return {name: found for name, found in done.items() if found}, failed, stopped
@@ -295,13 +341,13 @@ def summary(sweep, members, done, failed):
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
-    losses = {str(n): e.loss for n, e in sorted(run.row.items())} if run and run.step() == run.config["train"]["steps"] else {}
+    losses = {str(n): e.loss for n, e in sorted(evaluated(run).items())} if run and run.step() == run.config["train"]["steps"] else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and initial_loss(run), "loss": losses.get(str(main_length(run))) if run else None,
                     "losses": losses, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
           "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
-          "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
+          "mode": metrics.section(config, "eval").get("mode", "windows"), "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
           "context": first.context(), "steps": config["train"]["steps"], "tokens_per_step": config["batch"]["tokens"],
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
@@ -355,7 +401,8 @@ def table(result):
   """The losses, as Markdown."""
   rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
   columns = list(next(iter(rows.values())))
-  what = "validation loss at length" if result["chart"] == "lengths" else f"validation loss at {next(iter(result['axes']))}"
+  loss = "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
+  what = f"{loss} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
   lines = []
   for label, row in rows.items():
     top, even = best(row), sensitivity(row)
@@ -404,7 +451,8 @@ def draw(result, axes, ticker):
   except ValueError:  # names
     places, kind = list(range(len(columns))), "lines"
   for number, (label, row) in enumerate(rows.items()):
-    look = {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(label)}
+    turn, colour = divmod(number, len(plot.COLOURS))
+    look = {"color": plot.COLOURS[colour], "linestyle": plot.LINES[turn % len(plot.LINES)], "label": plot.in_text(label)}
     cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
     at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
     spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in cells]
@@ -414,9 +462,9 @@ def draw(result, axes, ticker):
       width = 0.8 / len(rows)
       axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, **look)
     elif kind == "lengths":
-      axes.errorbar(at, values, yerr=spread, fmt="o-", capsize=3, markersize=4, linewidth=1.6, **look)
+      axes.errorbar(at, values, yerr=spread, marker="o", capsize=3, markersize=4, linewidth=1.6, **look)
     else:
-      axes.plot(at, values, "o-", markersize=4, linewidth=1.6, **look)
+      axes.plot(at, values, marker="o", markersize=4, linewidth=1.6, **look)
       axes.fill_between(at, [min(v) for _, v in cells], [max(v) for _, v in cells], color=look["color"], alpha=0.15, linewidth=0)
       lost = [place for place, cell in zip(places, row.values()) if cell.diverged]
       axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
@@ -440,7 +488,7 @@ def draw(result, axes, ticker):
   seeds, spread = len(result["seeds"]), "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
            title=f"mean and {spread} of {seeds} seeds" if seeds > 1 else "one seed")
-  axes.legend(fontsize=8.5)
+  axes.legend(fontsize=8.5 if len(rows) <= 8 else 6)
 
 
 def picture(result, path):
@@ -496,7 +544,7 @@ def main():
   members = members_of(sweep)
   if arguments.plan:
     for member in members:
-      found = outcome(member.name)
+      found = outcome(member)
       print(f"{member.name}: {found[0] if found else 'to train'}")
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
@@ -505,13 +553,14 @@ def main():
           file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
-    done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
+    done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
   else:
     done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)
   if done:
     result = summary(sweep, members, done, failed)
     print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
-    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"]))))
+    mode = result["mode"] if result["mode"] != "windows" else ""
+    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")

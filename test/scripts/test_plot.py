@@ -144,6 +144,13 @@ class Plot(ScriptTest):
     self.assertEqual([*run.row], [16, 256])
     self.assertEqual([*run.left_out], ["of train.bin", "of 9 tokens asked", "with rope_scaling ntk"])
 
+  def test_a_run_with_a_window_of_its_own(self):
+    start = {"type": "start", "config": {**CONFIG, "eval": {"tokens": 64}}}
+    run = self.evaluated("run", line(8, 16, 1.5), line(8, 32, 1.6), start, line(8, 32, 9.0),
+                         eval={"tokens": 64, "window": 16, "sink_tokens": 4})
+    self.assertEqual({length: e.loss for length, e in run.row.items()}, {16: 1.5, 32: 1.6})
+    self.assertEqual([*run.left_out], ["with eval.window 0 and 0 sink tokens"])
+
   def test_data_are_known_by_their_content(self):
     pattern = lambda *names: {"data": {"val": [*names]}}
     two, moved = VAL + TRAIN, [{**VAL[0], "name": "moved.bin"}]

@@ -20,15 +20,24 @@ if sys.argv[-1] == "--print-config":
   if settings["attention.variant"] == "":
     print('config: attention.variant = "" is unknown', file=sys.stderr)
     sys.exit(2)
-  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "eval.mode": "windows", **settings}
+  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true", **settings}
   for key, value in settings.items():
-    print(key, value if value.isdigit() else json.dumps(value))
+    print(key, value if value.isdigit() or value in ("true", "false") else json.dumps(value))
   sys.exit(0)
 print(member, sys.argv[-1], file=open("calls", "a"))
 what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
 os.makedirs("runs/" + settings["name"], exist_ok=True)
 config = {"model": {"context": 16}, "train": {"steps": 4}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+if settings.get("eval.mode"):
+  config["eval"]["mode"] = settings["eval.mode"]
+if "--eval" in sys.argv:  # 10 more than the run's own
+  of = {"mode": "suffix", "context_of": 32, "suffix": 8} if settings.get("eval.mode") else {}
+  with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
+    print(json.dumps({"type": "start", "config": config}), file=file)
+    for length in (16, 32):
+      print(json.dumps({"type": "eval", "step": 4, "length": length, "loss": 10 + float(settings["seed"]), **of}), file=file)
+  sys.exit(0)
 with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
   print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
   print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
@@ -113,7 +122,8 @@ class Series(ScriptTest):
                         (["--set", "name=x"], "--set name=x"), (["--set", "attention.kind=relu"], "--set attention.kind"),
                         (["--seeds", "1,01"], "twice"), (["--axis", "attention.variant=a,a"], "twice"),
                         (["--seeds", "a"], "'a' is not a list such as 1,2,3"), (["--axis", "x"], "'x' is not KEY=VALUE"),
-                        (["--set", "eval.every=0"], "eval.every = 0"), (["--set", "eval.mode=suffix"], "--set eval.mode=windows"),
+                        (["--set", "eval.every=0"], "eval.every = 0"),
+                        (["--set", "eval.mode=suffix", "--set", "checkpoint.at_end=false"], "--set checkpoint.at_end=true"),
                         (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
                         (["--train", "none"], "none cannot be run"), (["--size", "big"], "s.json has no sizes"),
                         (["--config", "run"], "run/config.json: No such file"), (["--picture", "none/x.png"], "no folder none")):
@@ -136,6 +146,26 @@ class Series(ScriptTest):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
     self.assertEqual(self.sweep(code=2), ("", []))
     self.assert_error("one, seed 1 and other, seed 1 have the same settings")
+
+  def test_evaluations_of_a_run_train_nothing(self):
+    self.sweep_file(axes={"what": {"plain": {"attention.variant": "a"}, "wide": {"attention.variant": "a", "eval.window": 8}}})
+    table, calls = self.sweep()
+    plain = [name for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_plain")]
+    evaluations = [f"a{seed} {os.path.join('runs', name)}" for seed, name in zip("12", plain)]
+    self.assertEqual(calls, ["a1 --resume", evaluations[0], "a2 --resume", evaluations[1]])
+    self.assertEqual(table, HEAD + "| plain | 1.500 ± 0.707 | 1.500 ± 0.707 |\n| wide | 11.500 ± 0.707 | 11.500 ± 0.707 |\n")
+    self.assertEqual(self.sweep(), (table, []))
+    table, calls = self.sweep("--set", "eval.mode=suffix", "--axis", "what=wide")
+    self.assertEqual(calls, evaluations)
+    self.assertIn("| loss of the last targets at length | 16 | 32 |\n|---|---|---|\n| wide | 11.500", table)
+    self.assertEqual(self.sweep("--set", "eval.mode=suffix")[1], evaluations)  # of plain: those of wide are there
+    with open(self.path("runs/s_suffix.json")) as file:
+      self.assertEqual(json.load(file)["mode"], "suffix")
+    calls = self.sweep("--set", "x=1", "--axis", "what=wide")[1]
+    self.assertEqual([call.partition("_1_")[0] for call in calls], ["a1 --resume", "a1 runs/s_plain", "a2 --resume", calls[3].partition("_1_")[0]])
+    table, calls = self.sweep("--set", "x=2", "--seeds", "1", a1="diverges")
+    self.assertEqual((table, calls), (HEAD + "| plain | diverged | diverged |\n| wide | diverged | diverged |\n", ["a1 --resume"]))
+    self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
   def plan(self, *flags):
     return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.dir).splitlines()]
