@@ -536,6 +536,18 @@ class Sweeps(Workspace):
     self.assertNotIn("Traceback", errors)
     return output.partition("\n\n")[0]
 
+  def test_evaluations_share_one_training(self):
+    self.sweep_file(axes={"what": {"all keys": {"attention.variant": "softmax"}, "last 4": {"attention.variant": "softmax", "eval.window": 4}}},
+                    seeds=[1], chart="lengths", set={"eval.lengths": [16, 32], "optimizer.lr": 0.05})
+    for flags in (), ("--set", "eval.mode=suffix"):
+      self.sweep(*flags, "--results", "r.json")
+      with open(self.path("r.json")) as file:
+        whole, window = (entry["losses"] for entry in json.load(file)["runs"])
+      self.assertEqual(whole["16"], window["16"])  # at the trained length the window does not count
+      self.assertNotEqual(whole["32"], window["32"])
+    trained = [name for name in os.listdir(self.path("runs")) if os.path.exists(self.path(f"runs/{name}/config.json"))]
+    self.assertEqual((len(trained), len([name for name in os.listdir(self.path("runs")) if "." not in name])), (1, 4))
+
   def test_repeats_no_run_and_takes_none_for_another(self):
     table = self.sweep("--results", "results.json")
     self.assertEqual(self.sweep(train="/bin/false"), table)
