@@ -229,7 +229,8 @@ def compare(arguments, variant, position, precision, rows):
   good = len(losses) == len(torch_losses) and first_error <= 1e-4 and max(later_error, val_error) <= bound and \
       all(min(error[name], exact_error[name]) <= max(1e-4, 2 * torch_worst) for name in theirs)
   verdict = "-" if precision == "bf16" else "equal" if good else "DIFFERENT"
-  rows.append(f"| {variant}, {settings['model']['position']} | {precision} | {first:.6f} | {first_error:.1e} | "
+  name = ", ".join([variant, settings["model"]["position"], *arguments.set])
+  rows.append(f"| {name} | {precision} | {first:.6f} | {first_error:.1e} | "
               f"{error[worst]:.1e} ({worst}) | {max(exact_error.values()):.1e} ({torch_worst:.1e}) | "
               f"{torch_losses[-1]:.5f} / {losses[-1]:.5f} | {later_error:.1e} | {val_error:.1e} | {verdict} |")
   if arguments.verbose:
