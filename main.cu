@@ -118,7 +118,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) data.tasks = open_tasks(config);
-  std::vector<Question> questions = open_questions(flags, config, data, ranks.rank);
+  std::vector<Question> questions = open_questions(flags, config, data, evaluates, ranks.rank);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
   std::vector<FilePrompt> file_prompts;
   if (!flags.generate_file.empty()) {

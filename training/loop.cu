@@ -35,8 +35,6 @@ static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
-
 // Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
 [[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
   auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
@@ -188,7 +186,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
       stop = stopping();
     }
     stop = stop || stopping();
-    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
+    if (!stop && step > first && due(config.generate.every, step, steps)) {
       generate_text(model);
       stop = stopping();
     }

@@ -131,7 +131,6 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
     check_diagnostics(config, data.val, length);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
-  data.evaluates = evaluates;
   return data;
 }
 
