@@ -111,7 +111,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                   config.generate.prompt);
   std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
   if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
-  if (real_run) watch_signals();
+  if (real_run || predicting) watch_signals();
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
@@ -125,8 +125,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
   }
-  if (dumping) check_output_file("--dump-gradients", flags.dump_gradients);
-  if (predicting) check_output_file("--predict", flags.predict);
+  if (dumping) check_output_file("command line: --dump-gradients " + flags.dump_gradients, flags.dump_gradients);
+  if (predicting) check_output_file("command line: --predict " + flags.predict, flags.predict);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <map>
 #include <utility>
 
 #include "base/background.h"
 #include "base/progress.h"
-#include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/state.h"
@@ -158,15 +156,9 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
   // for all ranks.
   auto stopping = [&] {
-    constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    double ranks[] = {0, 0, 0, double(save_requested())};
-    for (int i = 0; i < 3; i++) ranks[i] = stop_signal() == signals[i];
-    comm.all_reduce_sum(ranks, 4);
-    bool stop = false;
-    for (int i = 0; i < 3 && !stop; i++)
-      if ((stop = ranks[i] > 0)) stop_by(signals[i]);
-    if (stop || ranks[3] > 0) save_unless_saved();
-    return stop;
+    Requests requests = requests_of_ranks(comm);
+    if (requests.stop || requests.save) save_unless_saved();
+    return requests.stop;
   };
   if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
     save_unless_saved();
