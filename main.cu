@@ -44,8 +44,13 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   return metrics;
 }
 
+// The first step that has labels.
 static StepResult one_step(Model& model, Loader& loader) {
-  StepResult result = next_gradients(model, loader);
+  std::optional<StepResult> computed;
+  int64_t steps = model.config().train.steps;
+  for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(model, loader);
+  if (!computed) user_error("data.labels: %lld steps (train.steps) have no label; use other labels", (long long)steps);
+  StepResult result = *computed;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     failure("this step's loss is %g and its gradient norm %g: training cannot start from here", result.loss,
             result.grad_norm);

@@ -112,14 +112,17 @@ void warn_of_zero_gradients(Model& model) {
                  list.c_str());
 }
 
-StepResult next_gradients(Model& model, Loader& loader) {
+std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
+  bool labelled = true;  // the same for all batches of a step, at all ranks
   model.begin_step();
   for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
     const Batch& batch = loader.next();
+    if (!(labelled = batch.labelled)) continue;
     model.forward_backward(batch.inputs.data(),
                            {batch.targets.data(), batch.weights.empty() ? nullptr : batch.weights.data(),
                             batch.values.empty() ? nullptr : batch.values.data()});
   }
+  if (!labelled) return std::nullopt;
   StepResult result = model.finish(float(model.config().optimizer.grad_clip));
   for (auto* x : {&result.loss, &result.grad_norm})
     if (std::isnan(*x)) *x = NAN;  // without a sign, which would be printed
@@ -139,6 +142,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
+  bool warned = false;  // of steps without labels
   Background background;
   auto save_unless_saved = [&] {
     if (state.step == std::exchange(saved, state.step)) return;
@@ -186,18 +190,20 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     if (stop || last) break;
 
     double start = seconds_now();
-    StepResult result;
+    std::optional<StepResult> computed;
     try {
-      result = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
-    } catch (const UserError& error) {                         // a bad token, or a shard that changed
+      computed = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
+    } catch (const UserError& error) {                           // a bad token, or a shard that changed
       background.wait();
       user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
                  how_to_continue(path, step + 1).c_str());
     }
+    StepResult result = computed.value_or(StepResult{NAN, NAN});
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-    std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    std::string skipped = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (!computed) spikes.skip(), skipped = "no window has a label";
     if (finite && step == 0) warn_of_zero_gradients(model);
-    bool updated = finite && spike.empty();
+    bool updated = finite && skipped.empty(), spike = computed && !skipped.empty();
     if (updated) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1,
@@ -213,18 +219,23 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     if (updated && due(config.log.groups_every, step + 1))
       write_group_norms(model, adamw_settings(config, step), metrics);
     eta.add(report.ms);
-    if (!finite) {
+    if (computed && !finite) {
       background.wait();
       report_divergence(model, path, step + 1, result);
     }
-    if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
-    if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
+    if (!skipped.empty()) metrics.skip(step + 1, skipped, spikes.history().skipped);
+    if (report.step % config.log.every == 0 || report.step == steps || spike) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
-      if (!spike.empty())
+      if (spike)
         std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
-                    (long long)spikes.history().skipped, spike.c_str());
+                    (long long)spikes.history().skipped, skipped.c_str());
       std::fflush(stdout);
     }
+    if (!computed && comm.first() && !std::exchange(warned, true))
+      std::fprintf(stderr,
+                   "warning: data.labels: step %lld has no label, so there is nothing to learn from it; such steps are "
+                   "skipped from now on without a warning; a larger batch.tokens makes them rare\n",
+                   (long long)report.step);
   }
   background.wait();
 }

@@ -160,7 +160,7 @@ void check_all_tokens(const Config& config, const Data& data) {
     for (const Shard& shard : *shards) tokens += shard.tokens;
     ProgressBar progress(std::string("tokens of ") + key, tokens);
     auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    int64_t read = check_tokens(*shards, config.model.vocab, key, [&](int64_t done) {
+    int64_t read = check_tokens(*shards, config.model.vocab, [&](int64_t done) {
       progress.update(done);
       return std::chrono::steady_clock::now() < until;
     });
