@@ -1,13 +1,14 @@
 """What the metrics.jsonl of runs say, for every script that reads them. Standard library only.
 
 Older files lack some fields: what their evaluations are of follows from the configuration in the latest "start" line
-before them. Damaged lines, unknown types and evaluations of an unknown "mode" are skipped.
+before them. Unknown types and evaluations of an unknown "mode" are skipped.
 """
 import collections
 import json
 import math
 import os
 import re
+import sys
 
 from common import stop
 
@@ -198,18 +199,25 @@ class Run:
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
   those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any. left_out: {"of other.bin": how many} of all that is in none of these.
 
-  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
+  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
+  A warning names the first damaged line of a file, once."""
+  warned = set()  # files
 
   def __init__(self, folder):
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
     self.start, self.config, self.lines, self.others, found, diagnostics = {}, {}, [], {}, [], {}
-    latest = {}  # the configuration of the lines that follow
+    latest, damaged = {}, []  # the configuration of the lines that follow; numbers of lines
     with open(path, encoding="utf-8", errors="replace") as lines:
-      for line in lines:
+      for number, line in enumerate(lines, 1):
         try:
           entry = json.loads(line)
+          entry.items()  # an AttributeError unless it is an object
+        except (ValueError, RecursionError, AttributeError):
+          damaged += [number] * line.endswith("\n")  # the last line may be half written
+          continue
+        try:
           if entry["type"] == "start":
             latest = {**entry["config"]}  # a TypeError unless it is an object
             self.start, self.config = self.start or entry, self.config or latest
@@ -223,8 +231,12 @@ class Run:
             found.append(Evaluation(entry, latest))
           elif count(entry["step"]) >= 0:
             self.others.setdefault(entry["type"], []).append(entry)
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
+    if damaged and self.path not in self.warned:
+      self.warned.add(self.path)
+      more = f", as {len(damaged) - 1} others are" if damaged[1:] else ""
+      print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
     self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
     settings = model_settings(self.config)
     if not self.lines:  # a run that only evaluates, under its own name

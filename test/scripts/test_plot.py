@@ -1,4 +1,5 @@
 """scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, where the picture is."""
+import io
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import signal
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest
 
@@ -74,7 +76,10 @@ class Plot(ScriptTest):
     return done.stdout
 
   def test_damaged_lines_are_skipped(self):
-    good, damaged = metrics.Run(self.make_run("good")), metrics.Run(self.make_run("damaged", DAMAGED))
+    with mock.patch("sys.stderr", io.StringIO()) as said:
+      good, damaged, _ = (metrics.Run(path) for path in (self.make_run("good"), self.make_run("damaged", DAMAGED), self.path("damaged")))
+    number = len(GOOD) + DAMAGED.index("[]") + 1  # the last line may be half written
+    self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and left out, as 4 others are\n")
     self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
     self.assertEqual(damaged.train(), good.train())
     self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
