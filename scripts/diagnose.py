@@ -33,7 +33,7 @@ def chosen_length(runs, wanted):
 
 
 def spikes(run, key):
-  values = [metrics.finite(entry.get(key)) for entry in run.lines if entry["type"] == "train"]
+  values = [entry[key] for entry in run.lines if entry["type"] == "train" and metrics.finite(entry.get(key)) is not None]
   score = metrics.spike_score(values)
   return "-" if not score else "%.2f%s" % (100 * score[0], "" if score[1] == 1000 else "*")
 

@@ -55,6 +55,14 @@ def weights_run(path):
   return re.sub(r"(/old_steps(_\d+)?)?/step_\d{8,15}$", "", os.path.normpath(path))
 
 
+def other_run(weights, config):
+  """The folder of another run whose weights a line is of, or "" if they are those of the run with this configuration."""
+  weights, init = (os.path.normpath(str(value or "random")) for value in (weights, config.get("init")))
+  names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
+  mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
+  return "" if mine else weights_run(weights)
+
+
 class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
@@ -93,10 +101,7 @@ class Evaluation:
     self.window = f"eval.window {of['window']} and {of['sink_tokens']} sink tokens" if "window" in of else ""
     self.settings = model_settings(config)
     self.windows = count(of.get("windows", 0))
-    weights, init = (os.path.normpath(str(value or "random")) for value in (of.get("weights"), config.get("init")))
-    names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
-    mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
-    self.elsewhere = "" if mine else weights_run(weights)
+    self.elsewhere = other_run(of.get("weights"), config)
     groups = numbers(entry.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
 
@@ -192,7 +197,7 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
-  other types, unchecked but for their step. own: the evaluation that says
+  other types and the run's own weights, unchecked but for their step. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
@@ -207,7 +212,7 @@ class Run:
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, self.others, found, diagnostics = {}, {}, [], {}, [], {}
+    self.start, self.config, self.lines, self.others, found, asked = {}, {}, [], {}, [], []
     latest, damaged = {}, []  # the configuration of the lines that follow; numbers of lines
     with open(path, encoding="utf-8", errors="replace") as lines:
       for number, line in enumerate(lines, 1):
@@ -224,30 +229,35 @@ class Run:
           elif entry["type"] in ("train", "skip"):
             count(entry["step"])
             self.lines.append(entry)
-          elif entry["type"] == "diagnostics":
-            diagnosis = Diagnosis(entry)
-            diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
-          elif count(entry["step"]) >= 0:
-            self.others.setdefault(entry["type"], []).append(entry)
+          elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):
+            line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
+            asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
     if damaged and self.path not in self.warned:
       self.warned.add(self.path)
       more = f", as {len(damaged) - 1} others are" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
-    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
     settings = model_settings(self.config)
-    if not self.lines:  # a run that only evaluates, under its own name
-      first = found[0].elsewhere if found else ""
-      for e in found:
-        e.elsewhere = e.elsewhere if e.elsewhere != first else ""
+    # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
+    first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
+    for e in found:
+      e.elsewhere = e.elsewhere if e.elsewhere != first else ""
+    diagnostics = {}
+    for kind, line, elsewhere in asked:
+      if elsewhere in ("", first) and kind == "diagnostics":
+        diagnostics.setdefault(line.step, {})[line.length] = line
+      elif elsewhere in ("", first):
+        self.others.setdefault(kind, []).append(line)
+    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
     mine = [e for e in found if not e.differs(settings, None)]
     first = [e for e in mine if not e.targets] or mine
     self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
     mine = [e for e in mine if not e.differs(settings, self.own)]
     self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
+    self.left_out.update(f"of the weights of {elsewhere}" for _, _, elsewhere in asked if elsewhere not in ("", first))
 
     self.evaluations = [e for e in mine if not e.targets]
     step = max((e.step for e in self.evaluations), default=None)

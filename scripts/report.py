@@ -291,19 +291,28 @@ def lines_table(runs, kind, keys, columns):
   return plot.markdown(["run", *keys, *columns], rows) if rows else None
 
 
+def task_keys(runs):
+  """The fields whose values tell apart what one task was: its name, and those in which lines of one name differ."""
+  keys = ["n", "max_length", "xxh64"]
+  forms = {key: {found for run in runs for found in newest(run, "task", ["task", key])} for key in keys}
+  return ["task", *(key for key in keys if len(forms[key]) > len({name for name, _ in forms[key]}))]
+
+
 def task_columns(runs):
-  """By length (acc_norm), or where a task has no such score, acc."""
-  names = sorted({name for run in runs for (name,) in newest(run, "task", ["task"])})
+  """By length (acc_norm), or where a task has no such score, acc. Only equal questions share a column."""
+  keys = task_keys(runs)
+  names = sorted({found for run in runs for found in newest(run, "task", keys)})
 
   def score(name):
-    lines = {run: newest(run, "task", ["task"]).get((name,), {}) for run in runs}
+    lines = {run: newest(run, "task", keys).get(name, {}) for run in runs}
     key = "acc_norm" if any(metrics.finite(line.get("acc_norm")) is not None for line in lines.values()) else "acc"
-    return Column(f"{name} {key}", lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
+    of = ", ".join(f"{field} {value}" for field, value in zip(keys[1:], name[1:]))
+    return Column(f"{name[0]} {key}" + (f" ({of})" if of else ""), lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
   return [score(name) for name in names]
 
 
 def tasks(runs, baseline):
-  table = lines_table(runs, "task", ["task", "n"], {
+  table = lines_table(runs, "task", [*dict.fromkeys(["task", "n", *task_keys(runs)])], {
       "correct %": ("acc", percent), "standard error": ("stderr", percent), "chance %": ("chance", percent),
       "by length %": ("acc_norm", percent), "margin": ("margin", number)})
   return [table] if table else [Text("./train RUN --tasks measures it.", "missing")]
@@ -377,12 +386,13 @@ def stability(runs, baseline):
   rows, score = [], lambda found: "-" if found is None else "%.2f (%d sd, %d steps)" % (100 * found[0], found[2], found[1])
   for run in runs:
     norms, why = each(run.lines, "grad_norm"), sweep.judged(run)
-    broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None]
+    skipped = {entry["step"] for entry in run.lines if entry["type"] == "skip"}  # of steps without labels the loss is null too
+    broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None and entry["step"] not in skipped]
     rows.append([run.label, score(metrics.spike_score([loss for _, loss in run.train()])), score(metrics.spike_score(norms)),
-                 number(max(norms, default=None)), percent(metrics.clipped(run)), str(sum(entry["type"] == "skip" for entry in run.lines)),
+                 number(max(norms, default=None)), percent(metrics.clipped(run)), str(len(skipped)),
                  f"loss not finite at step {broken[0]}" if broken else why or "no"])
   style = plot.looks(runs)
-  return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations above the mean of the steps before it."),
+  return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations or more from the mean of the steps before it."),
           plot.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
           figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(runs, style, axes[:-1]), len(plot.DETAILS))]
 
