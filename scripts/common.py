@@ -87,8 +87,22 @@ class Progress:
     sys.stderr.flush()
 
 
+def check_output(flag, path):
+  """A UserError unless a file can be written there, which is what the flag asks for. Leaves nothing behind."""
+  folder = os.path.dirname(path) or "."
+  if not os.path.isdir(folder):
+    raise UserError(f"{flag} {path}: there is no folder {folder}; create it, or name another file")
+  known = os.path.lexists(path)
+  try:
+    open(path, "ab").close()
+  except OSError as error:
+    raise UserError(f"{flag} {path}: {error.strerror}; name another file")
+  if not known:
+    os.remove(path)
+
+
 @contextlib.contextmanager
-def output_folder(folder):
+def output_folder(folder, flag="--out"):
   """Makes it for the block. Afterwards removes the folders that it made if they are empty. A UserError if it cannot be made."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
@@ -98,7 +112,7 @@ def output_folder(folder):
     try:
       os.makedirs(folder, exist_ok=True)
     except OSError as error:
-      raise UserError(f"--out {folder}: {error.strerror}")
+      raise UserError(f"{flag} {folder}: {error.strerror}")
     yield
   finally:
     for path in made:

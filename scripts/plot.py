@@ -13,12 +13,13 @@ targets by context (of eval.mode = suffix). --brief draws only the first two. Re
 lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
+import contextlib
 import math
 import os
 import signal
 
 import metrics
-from common import stop
+from common import UserError, check_output, run as run_main, stop
 
 
 def load_pyplot():
@@ -43,6 +44,18 @@ UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": 
 def in_text(label):
   """Escaped: matplotlib would read text between two $ as a formula."""
   return label.replace("$", r"\$")
+
+
+def picture_path(flag, path):
+  """The path, with .png if it has no ending. A UserError, before any work, if no picture can be written there."""
+  path += "" if os.path.splitext(path)[1] else ".png"
+  check_output(flag, path)
+  with contextlib.suppress(ImportError):
+    from matplotlib.backend_bases import FigureCanvasBase
+    ending = os.path.splitext(path)[1][1:].lower()
+    if ending not in FigureCanvasBase.filetypes:
+      raise UserError(f"{flag} {path}: no picture is called .{ending}; use one of {', '.join(sorted(FigureCanvasBase.filetypes))}")
+  return path
 
 
 def smooth(losses):
@@ -306,8 +319,6 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
-  if arguments.out and not os.path.isdir(os.path.dirname(arguments.out) or "."):
-    stop(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.train() and not run.row and not run.contexts:
@@ -317,25 +328,17 @@ def main():
   if not baseline:
     stop(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
   path = arguments.out or runs[0].folder
-  if os.path.isdir(path):
-    path = os.path.join(path, "loss.png")
-  elif not os.path.splitext(path)[1]:
-    path += ".png"
+  path = picture_path("--out", os.path.join(path, "loss.png") if os.path.isdir(path) else path)
   tables = [f"{group[0].of()}:\n\n" + table(group, arguments.unit) for group in metrics.comparable(runs)]
   gaps = differences(runs, baseline)
   tables += [context_table(group, arguments.unit) for group in metrics.same_targets(runs)]
   tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
   tables += ["\n".join(filter(None, (run.note() for run in runs)))]
   print("\n\n".join(filter(None, tables)))
-  try:
-    draw(runs, path, arguments.brief, arguments.unit, baseline)
-  except OSError as error:
-    stop(f"{path}: {error.strerror}")
-  except ValueError as error:  # a name that ends in no kind of picture
-    stop(f"{path}: {error}")
+  draw(runs, path, arguments.brief, arguments.unit, baseline)
   print(f"\npicture: {path}")
 
 
 if __name__ == "__main__":
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly when the reader of its output (head) has
-  main()
+  run_main(main, "no picture was drawn")

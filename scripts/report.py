@@ -25,7 +25,7 @@ import metrics
 import passkey
 import plot
 import sweep
-from common import UserError, output_folder, run as run_main
+from common import UserError, check_output, output_folder, run as run_main
 
 Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning", "missing" or "code"
 Figure = collections.namedtuple("Figure", "name caption png wide")
@@ -455,7 +455,6 @@ def in_markdown(block):
 
 
 def write_markdown(folder, title, subtitle, sections):
-  os.makedirs(folder, exist_ok=True)
   parts = [f"# {html.escape(title, quote=False)}", subtitle]
   for name, blocks in sections:
     parts += [f"## {name}", *map(in_markdown, blocks)]
@@ -490,8 +489,7 @@ def main():
   parser.add_argument("--title", default="Report")
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
-  if not os.path.isdir(os.path.dirname(arguments.out) or "."):
-    raise UserError(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
+  check_output("--out", arguments.out)
   results = read_sweeps(arguments.sweep)
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
@@ -501,6 +499,12 @@ def main():
   baseline = next((run for run in runs if run.path == wanted), None)
   if not baseline:
     raise UserError(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
+  with output_folder(arguments.markdown, "--markdown") if arguments.markdown else contextlib.nullcontext():
+    write(arguments, runs, baseline, results)
+  print(arguments.out)
+
+
+def write(arguments, runs, baseline, results):
   sections = [(name, make(runs, baseline)) for name, make in SECTIONS] + [("Sweeps", sweeps(results))]
   empty = [(name, blocks) for name, blocks in sections if isinstance(blocks[0], Text) and blocks[0].kind == "missing"]
   sections = [("Summary", [*unfair(runs), summary(runs)]), *(section for section in sections if section not in empty),
@@ -510,9 +514,7 @@ def main():
   with open(arguments.out, "w", encoding="utf-8") as file:
     file.write(page(arguments.title, subtitle, sections))
   if arguments.markdown:
-    with output_folder(arguments.markdown):
-      write_markdown(arguments.markdown, arguments.title, subtitle, sections)
-  print(arguments.out)
+    write_markdown(arguments.markdown, arguments.title, subtitle, sections)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,8 @@ class Report(ScriptTest):
     self.make_run("empty", lines()[:1])
     self.make_run("a", lines())
     for flags, part in ((["none"], "none/metrics.jsonl: No such file"), (["empty"], "empty/metrics.jsonl holds no losses yet"),
-                        (["a", "--out", "none/x.html"], "none is not a folder"), (["a", "--sweep", "none.json"], "--sweep none.json")):
+                        (["a", "--out", "none/x.html"], "no folder none"), (["a", "--out", "empty"], "--out empty: Is a directory"),
+                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"), (["a", "--sweep", "none.json"], "--sweep none.json")):
       with self.subTest(flags):
         self.report(*flags, code=2)
         self.assertIn(part, self.errors)
