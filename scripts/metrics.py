@@ -233,6 +233,8 @@ class Run:
             found.append(Evaluation(entry, latest))
           elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):
             line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
+            if entry["type"] == "task":
+              entry["samples"] = section(latest, "task").get("samples")  # the file with the answers, where --tasks wrote one
             asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue

@@ -15,6 +15,7 @@ import contextlib
 import html
 import io
 import json
+import math
 import os
 import re
 import statistics
@@ -311,11 +312,48 @@ def task_columns(runs):
   return [score(name) for name in names]
 
 
+def answers(line):
+  """{number: whether the choice by length, or without lengths by likelihood alone, was right} of a task line's examples; {} if
+  they are not in the file that the line's program wrote."""
+  found, key = {}, "acc" if metrics.finite(line.get("acc_norm")) is None else "acc_norm"
+  try:
+    with open(line["samples"], encoding="utf-8") as file:
+      for row in map(json.loads, file):
+        if row["task"] == line["task"]:
+          sizes = row["characters"] if key == "acc_norm" else [1] * len(row["loglikelihood"])
+          scores = [likelihood / size for likelihood, size in zip(row["loglikelihood"], sizes)]
+          found[row["example"]] = scores.index(max(scores)) == row["gold"]
+    return found if len(found) == line["n"] and abs(statistics.mean(found.values()) - line[key]) < 1e-9 else {}
+  except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
+    return {}
+
+
+def mcnemar(one, other):
+  """(only one is right, only the other, two-sided p of the exact test) of two answers() to the same questions."""
+  counts = [sum(mine and not theirs for mine, theirs in pairs) for pairs in (
+      [(one[n], other[n]) for n in one], [(other[n], one[n]) for n in one])]
+  tail = sum(math.comb(sum(counts), k) for k in range(min(counts) + 1))
+  return *counts, min(1.0, 2 * tail / 2 ** sum(counts))
+
+
+def paired_tasks(runs, baseline):
+  """Of runs that were asked the same questions as the baseline, where both kept their answers (task.samples)."""
+  rows, keys = [], ["task", "n", "max_length", "xxh64"]
+  base = {asked: found for asked, line in newest(baseline, "task", keys).items() if (found := answers(line))}
+  for run in runs if base else ():
+    for asked, line in newest(run, "task", keys).items():
+      if run is not baseline and asked in base and (found := answers(line)).keys() == base[asked].keys():
+        mine, others, p = mcnemar(found, base[asked])
+        rows.append([run.label, *asked[:2], str(mine), str(others), "%.3g" % p])
+  return [Text(f"Paired with {baseline.label}: examples that only one of both answers right, and the exact two-sided p of McNemar's test:"),
+          plot.markdown(["run", "task", "n", "only this run", f"only {baseline.label}", "p"], rows)] if rows else []
+
+
 def tasks(runs, baseline):
   table = lines_table(runs, "task", [*dict.fromkeys(["task", "n", *task_keys(runs)])], {
       "correct %": ("acc", percent), "standard error": ("stderr", percent), "chance %": ("chance", percent),
       "by length %": ("acc_norm", percent), "margin": ("margin", number)})
-  return [table] if table else [Text("./train RUN --tasks measures it.", "missing")]
+  return [table, *paired_tasks(runs, baseline)] if table else [Text("./train RUN --tasks measures it.", "missing")]
 
 
 def mean(values):

@@ -225,6 +225,20 @@ class Report(ScriptTest):
       table, = (table for table in self.page.tables if "margin" in table[0])
       self.assertEqual(table[0][1:4], ["task", "n", field])
 
+  def test_paired_answers(self):
+    right = {"a": [1] * 12 + [0] * 8, "b": [0] * 9 + [1] * 4 + [0] * 7}  # 9 that only a has right, 1 that only b has
+    for name, found in right.items():
+      rows = [{"task": "piqa", "example": n, "gold": 1, "loglikelihood": [-4.0, -5.0], "characters": [4, 10 if hit else 5]} for n, hit in enumerate(found)]
+      self.write(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0, "acc_norm": sum(found) / 20}
+      self.make_run(name, [*lines(config=[("task", {"samples": self.path(f"{name}.jsonl")})]), of])
+    self.report("a", "b")
+    # 2 (1 + 10) / 2^10
+    self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], [row for table in self.page.tables for row in table])
+    self.write("b.jsonl", json.dumps(rows[0]) + "\n")  # no longer the answers of the line
+    self.report("a", "b")
+    self.assertNotIn("McNemar", self.said)
+
   def test_thirty_runs(self):
     self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})])) for number in range(30)))
     self.assertEqual(len(self.summary()), 30)
