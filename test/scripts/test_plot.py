@@ -281,6 +281,18 @@ class Plot(ScriptTest):
     self.draw(folder, "--out", "p.xyz", code=2)
     self.assertEqual(self.draw(folder, "--out", "nosuch/p.png", code=2, cwd=self.dir), "")  # before the work
 
+  def test_tasks(self):
+    task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
+                                                     "acc_norm": score, **more}
+    a = metrics.Run(self.make_run("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5), task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
+    b = metrics.Run(self.make_run("b", [task(8, 0.25), task(8, 1.0, "sciq"), task(8, 0.125, n=3), task(8, 1.0, "arc")]))
+    none = metrics.Run(self.make_run("none"))
+    self.assertEqual(plot.task_scores([a, b, none]), ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
+    self.assertEqual(plot.task_scores([none]), ({}, []))
+    other = metrics.Run(self.make_run("other", [task(8, 0.125, n=3)]))
+    self.assertEqual(plot.task_scores([a, other]), ({}, []))
+    self.draw(*(self.path(name) for name in "ab"))
+
   def test_a_run_given_twice(self):
     self.make_run("run")
     os.symlink("run", self.path("same"))
