@@ -324,7 +324,7 @@ def task_columns(runs):
   return [score(name) for name in names]
 
 
-def answers(line):
+def right_answers(line):
   """{number: whether the choice by length, or without lengths by likelihood alone, was right} of a task line's examples; {} if
   they are not in the file that the line's program wrote."""
   found, key = {}, "acc" if metrics.finite(line.get("acc_norm")) is None else "acc_norm"
@@ -341,7 +341,7 @@ def answers(line):
 
 
 def mcnemar(one, other):
-  """(only one is right, only the other, two-sided p of the exact test) of two answers() to the same questions."""
+  """(only one is right, only the other, two-sided p of the exact test) of two right_answers() to the same questions."""
   counts = [sum(mine and not theirs for mine, theirs in pairs) for pairs in (
       [(one[n], other[n]) for n in one], [(other[n], one[n]) for n in one])]
   tail = sum(math.comb(sum(counts), k) for k in range(min(counts) + 1))
@@ -351,10 +351,10 @@ def mcnemar(one, other):
 def paired_tasks(runs, baseline):
   """Of runs that were asked the same questions as the baseline, where both kept their answers (task.samples)."""
   rows, keys = [], ["task", "n", "max_length", "xxh64"]
-  base = {asked: found for asked, line in newest(baseline, "task", keys).items() if (found := answers(line))}
+  base = {asked: found for asked, line in newest(baseline, "task", keys).items() if (found := right_answers(line))}
   for run in runs if base else ():
     for asked, line in newest(run, "task", keys).items():
-      if run is not baseline and asked in base and (found := answers(line)).keys() == base[asked].keys():
+      if run is not baseline and asked in base and (found := right_answers(line)).keys() == base[asked].keys():
         mine, others, p = mcnemar(found, base[asked])
         rows.append([run.label, *asked[:2], str(mine), str(others), "%.3g" % p])
   return [Text(f"Paired with {baseline.label}: examples that only one of both answers right, and the exact two-sided p of McNemar's test:"),
