@@ -48,6 +48,12 @@ std::string count_text(double count) {
   return format("%.*f%s", size < 9.995 ? 2 : size < 99.95 ? 1 : 0, count, units[unit]);
 }
 
+std::string cell_text(const char* form, double x) {
+  return std::isnan(x) ? format("%*s", std::atoi(form + 1), "-") : format(form, x);
+}
+
+std::string plural(double count, const std::string& noun) { return noun + (count == 1 ? "" : "s"); }
+
 static const char* const BYTE_UNITS[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
 
 std::string bytes_text(double bytes) {
