@@ -209,6 +209,7 @@ fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards
 	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
 # QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
