@@ -204,9 +204,9 @@ check-ptx:                         ## the CUDA build's tests on its PTX, without
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
-FUZZERS := config shards safetensors
+FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
-  checkpoint/safetensors data/shards)
+  checkpoint/safetensors data/shards data/task_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
@@ -215,7 +215,7 @@ build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
 	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
 .PRECIOUS: build/fuzz/%.o
 -include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
-fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards and safetensors, FUZZ_SECONDS=20 each
+fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards, safetensors and tasks, FUZZ_SECONDS=20 each
 	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1

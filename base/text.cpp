@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 
 #include "base/error.h"
 
@@ -46,6 +47,12 @@ std::string count_text(double count) {
   double size = std::fabs(count);
   return format("%.*f%s", size < 9.995 ? 2 : size < 99.95 ? 1 : 0, count, units[unit]);
 }
+
+std::string cell_text(const char* form, double x) {
+  return std::isnan(x) ? format("%*s", std::atoi(form + 1), "-") : format(form, x);
+}
+
+std::string plural(double count, const std::string& noun) { return noun + (count == 1 ? "" : "s"); }
 
 std::string bytes_text(double bytes) {
   const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};

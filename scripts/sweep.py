@@ -6,7 +6,8 @@
 
 SWEEP.json: "config" (a configuration, or the folder of a run), "set" {key: value} for all runs, "seeds", "axes" and
 "chart". An axis is a key with a list of values, or a name with {label: {key: value, ...}}. "sizes" {name: {...}} holds
-entries that --size puts in place of these; its "set" is added. --axis selects labels of an axis, or gives a key other values.
+entries that --size puts in place of these; its "set" is added. An axis over train.steps compares the ends of runs of unlike
+lengths, which the note below the table says. --axis selects labels of an axis, or gives a key other values.
 
 Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
 runs/SWEEP_LABELS_SEED_HASH; the hash is that of the configuration and the run's settings. All settings are checked before
@@ -41,9 +42,9 @@ import time
 
 import metrics
 import plot
-from common import UserError, die_of_interrupt, run as run_main, settings
+from common import UserError, check_output, die_of_interrupt, run as run_main, settings
 
-ENTRIES = ("_", "name", "config", "set", "axes", "seeds", "chart", "sizes")
+KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
 CHARTS = ("lengths", "lines", "bars", "lr")
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 JUDGED = 100  # steps from which losses tell whether a run has diverged
@@ -57,6 +58,25 @@ def text(value):
   return value if isinstance(value, str) else json.dumps(value)
 
 
+def meaning(value):
+  """Equal for values that a setting takes for the same: 1e-3 and 0.001."""
+  try:
+    found = json.loads(text(value))
+    return float(found) if type(found) in (int, float) else json.dumps(found)
+  except (ValueError, OverflowError):
+    return text(value)
+
+
+def check_kinds(path, entries):
+  if not isinstance(entries, dict):
+    raise UserError(f"{path}: must be a JSON object with entries of {', '.join(KINDS)}")
+  for key, value in entries.items():
+    if key not in KINDS:
+      raise UserError(f"{path}: {key}: must be one of {', '.join(KINDS)}")
+    if not isinstance(value, KINDS[key]):
+      raise UserError(f"{path}: {key}: must be {({str: 'a text', dict: 'an object', list: 'a list'})[KINDS[key]]}, not {json.dumps(value)[:40]}")
+
+
 def settings_of(values, where):
   if not isinstance(values, dict):
     raise UserError(f"{where}: must be an object {{key: value}}")
@@ -68,18 +88,17 @@ def read_sweep(path, arguments):
   try:
     with open(path, encoding="utf-8") as file:
       sweep = json.load(file)
-    sizes = sweep.pop("sizes", {})
-    size = sizes[arguments.size] if arguments.size else {}
-    sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
   except OSError as error:
     raise UserError(f"{path}: {error.strerror}")
-  except KeyError:
-    raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
-  except (ValueError, TypeError, AttributeError) as error:
+  except (ValueError, RecursionError) as error:
     raise UserError(f"{path} is not the JSON of a sweep: {error}")
-  unknown = [key for key in sweep if key not in ENTRIES]
-  if unknown:
-    raise UserError(f"{path}: {unknown[0]}: must be one of {', '.join(ENTRIES)}")
+  check_kinds(path, sweep)
+  sizes = sweep.pop("sizes", {})
+  if arguments.size and arguments.size not in sizes:
+    raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
+  size = sizes[arguments.size] if arguments.size else {}
+  check_kinds(f"{path}: sizes: {arguments.size}", size)
+  sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
   stem = os.path.splitext(os.path.basename(path))[0]
   sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep}
   sweep["size"] = arguments.size or ""
@@ -89,14 +108,15 @@ def read_sweep(path, arguments):
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   if sweep["chart"] not in CHARTS:
     raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(CHARTS)}")
-  if not re.fullmatch(r"[\w.+-]+", str(sweep["name"])):
-    raise UserError(f"{path}: name {sweep['name']}: use letters, digits and _ . + - only")
+  for what in ("name", "size"):
+    if not re.fullmatch(r"[\w.+-]*", sweep[what]) or not sweep["name"]:
+      raise UserError(f"{path}: {what} {sweep[what]}: use letters, digits and _ . + - only")
   axes = {}
   for axis, values in [*sweep["axes"].items(), *arguments.axis]:
     known, named = axes.get(axis, {}), isinstance(sweep["axes"].get(axis), dict)
     if isinstance(values, dict):
       axes[axis] = {label: settings_of(chosen, f"{path}: {axis}: {label}") for label, chosen in values.items()}
-    elif not isinstance(values, list) or len(set(map(text, values))) < len(values) or not values:
+    elif not isinstance(values, list) or len(set(map(meaning, values))) < len(values) or not values:
       raise UserError(f"{path}: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}")
     elif named and (unknown := [label for label in values if label not in known]):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
@@ -104,10 +124,15 @@ def read_sweep(path, arguments):
       axes[axis] = {text(value): known[value] if named else {axis: text(value)} for value in values}
   if not axes or not all(axes.values()):
     raise UserError(f"{path}: axes: name at least one, with values")
-  if not isinstance(sweep["seeds"], list) or len(set(sweep["seeds"])) < len(sweep["seeds"]) or not sweep["seeds"]:
-    raise UserError(f"{path}: seeds: must be a list of different numbers")
+  seeds = sweep["seeds"]
+  if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+    raise UserError(f"{path}: seeds: must be a list of different whole numbers, from 0")
   everywhere = {**settings_of(sweep["set"], f"{path}: set"), **dict(arguments.set)}
-  own = {"name", "seed"} | {key for values in axes.values() for chosen in values.values() for key in chosen}
+  own = {key for values in axes.values() for chosen in values.values() for key in chosen}
+  if taken := sorted(own & {"name", "seed"}):
+    raise UserError(f"{path}: axes: {taken[0]}: the sweep itself gives each run a {taken[0]}; " + (
+        'list the seeds in "seeds", or with --seeds' if taken[0] == "seed" else "remove it"))
+  own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
   if mine := sorted(own & set(everywhere)):
     raise UserError(f"--set {mine[0]}={everywhere[mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
@@ -247,7 +272,11 @@ def train(command):
       said = output.read()
     if interrupted or code != 2 or "another process" not in said:
       break
-    time.sleep(1)
+    try:
+      time.sleep(1)
+    except KeyboardInterrupt:
+      interrupted = True
+      break
   return -signal.SIGINT if interrupted else code, said
 
 
@@ -292,6 +321,7 @@ def summary(sweep, members, done, failed):
   """All that tables and charts need, as JSON."""
   first, entries = next(iter(done.values()))[1], []
   config = first.config
+  values = lambda section, key: " or ".join(map(str, sorted({run.config[section][key] for _, run, _ in done.values()})))
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
@@ -302,7 +332,7 @@ def summary(sweep, members, done, failed):
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
           "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
           "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
-          "context": first.context(), "steps": config["train"]["steps"], "tokens_per_step": config["batch"]["tokens"],
+          "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
 
@@ -376,21 +406,29 @@ def difference_table(result):
   """Same seed, same order of data: the rows less the first one. "" for a single row."""
   (first, base), *others = grid(result).items()
   lr = result["chart"] == "lr"
-  lines = []
+  lines, counts = [], set()  # of seeds that both have
   for label, row in others:
     tops = [best(base), best(row)]
-    lines.append([f"{label} - {first}", *(paired(cell.losses, base[column].losses) for column, cell in row.items())]
+    pairs = [(cell.losses, base[column].losses) for column, cell in row.items()]
+    lines.append([f"{label} - {first}", *(paired(*pair) for pair in pairs)]
                  + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
-  seeds = len(result["seeds"])
-  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if seeds > 1 else ", one seed")
+    counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
+  seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
+  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
   return plot.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+
+
+def seeds_text(result):
+  """How many have a result: "3 seeds", or "1 of 3 seeds"."""
+  count, found = len(result["seeds"]), len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
+  return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
 
 
 def note(result):
   """What the figures are of, one sentence."""
   states = collections.Counter(entry["state"] for entry in result["runs"])
   missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
-  return (f"{len(result['seeds'])} seed{'s' * (len(result['seeds']) > 1)}, {result['steps']} steps of {result['tokens_per_step']} "
+  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} "
           f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
 
 
@@ -437,9 +475,9 @@ def draw(result, axes, ticker):
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
     axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
-  seeds, spread = len(result["seeds"]), "standard deviation" if kind in ("lengths", "bars") else "range"
+  spread = "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
-           title=f"mean and {spread} of {seeds} seeds" if seeds > 1 else "one seed")
+           title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
   axes.legend(fontsize=8.5)
 
 
@@ -489,9 +527,10 @@ def main():
   parser.add_argument("--results", metavar="FILE.json")
   parser.add_argument("--picture", metavar="FILE.png")
   arguments = parser.parse_args()
-  for path in (arguments.results, arguments.picture):  # not after hours of training
-    if path and not os.path.isdir(os.path.dirname(path) or "."):
-      parser.error(f"{path}: there is no folder {os.path.dirname(path)}")
+  if arguments.results:  # not after hours of training
+    check_output("--results", arguments.results)
+  if arguments.picture:
+    arguments.picture = plot.picture_path("--picture", arguments.picture)
   sweep = read_sweep(arguments.sweep, arguments)
   members = members_of(sweep)
   if arguments.plan:
@@ -508,6 +547,8 @@ def main():
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
   else:
     done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)
+  if arguments.table and not done:
+    raise UserError("no run of this sweep is complete; --plan lists them, and without --table they are trained")
   if done:
     result = summary(sweep, members, done, failed)
     print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
