@@ -277,22 +277,15 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
       },
       testing::KilledBySignal(SIGINT), "");
   auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGTERM);
-        std::this_thread::sleep_for(later);
-        raise(SIGINT);
-      },
-      testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGINT);
-        std::this_thread::sleep_for(later);
-        raise(SIGTERM);
-      },
-      testing::KilledBySignal(SIGTERM), "");
+  for (int last : {SIGINT, SIGTERM})
+    EXPECT_EXIT(
+        {
+          watch_signals();
+          raise(last == SIGINT ? SIGTERM : SIGINT);
+          std::this_thread::sleep_for(later);
+          raise(last);
+        },
+        testing::KilledBySignal(last), "");
 }
 
 TEST(Signals, OneRequestMayArriveSeveralTimes) {
