@@ -70,6 +70,7 @@ PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias
           .exponent = std::max(float(s.power) - 1, 1e-30f),
           .offset = float(s.offset),
           .log_context = logf(float(s.context)),
+          .threshold = float(s.threshold),
           .offset_free_rows = s.offset_free_rows,
           .sink = s.sink == Sink::none ? no_sink : 0.0f,
           .window = s.window > 0 ? s.window : NO_WINDOW,

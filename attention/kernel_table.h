@@ -8,7 +8,7 @@ constexpr int NO_WINDOW = 1 << 30;  // beyond all lengths, far enough from INT_M
 // The settings that a policy or a mask may use, the same for a whole launch.
 struct PolicySettings {
   float power = 0, exponent = 0;  // exponent: power - 1, but above 0, so that 0^exponent = 0
-  float offset = 0, log_context = 0;
+  float offset = 0, log_context = 0, threshold = 0;
   int offset_free_rows = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Shaped (masks.cuh)
