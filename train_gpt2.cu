@@ -534,9 +534,7 @@ void Gpt2<Real>::update(const AdamW& settings) {
 template <class Real>
 void Gpt2<Real>::set_rope(int length) {
   const Config::Model& m = config_.model;
-  bool other = length > m.context && config_.eval.key_window > 0;
-  settings_.window = other ? config_.eval.key_window : config_.attention.window;
-  settings_.sink_tokens = other ? config_.eval.sink_tokens : config_.attention.sink_tokens;
+  static_cast<AttentionSettings&>(settings_) = config_.attention_at(length);
   if (!b.rope) return;
   RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);

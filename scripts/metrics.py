@@ -141,6 +141,11 @@ def mean(values):
   return sum(known) / len(known) if known else None
 
 
+def window_of(entry):
+  """The window of attention in a "passkey" or "diagnostics" line, as text; "" without one."""
+  return f"a window of {entry['window']} keys and {entry['sink_tokens']} sink tokens" if entry.get("window") else ""
+
+
 class Diagnosis:
   """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
   gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null values are None."""
@@ -150,7 +155,7 @@ class Diagnosis:
     self.step, self.length, self.sequences = count(entry["step"]), count(entry["length"], 1), count(entry["sequences"], 1)
     for name in self.NUMBERS:
       setattr(self, name, finite(entry[name]))
-    layers = entry["layers"]
+    self.window, layers = window_of(entry), entry["layers"]
     self.heads = {name: [[finite(head[name]) for head in layer["heads"]] for layer in layers]
                   for name in ("first", "entropy_norm", "zeros")}
     self.max = [finite(layer["max"][0]) for layer in layers]
@@ -196,7 +201,7 @@ class Run:
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
-  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any. left_out: {"of other.bin": how many} of all that is in none of these.
+  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own attention.window. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
 
@@ -217,11 +222,14 @@ class Run:
             count(entry["step"])
             self.lines.append(entry)
           elif entry["type"] == "diagnostics":
-            diagnosis = Diagnosis(entry)
-            diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
+            diagnosis, own = Diagnosis(entry), section(self.config, "attention")
+            if diagnosis.window == window_of(own):
+              diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
           elif count(entry["step"]) >= 0:
+            if entry["type"] == "passkey" and window_of(entry):  # a measurement of its own
+              entry["form"] = f"{entry['form']}, {window_of(entry)}"
             self.others.setdefault(entry["type"], []).append(entry)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
           continue
