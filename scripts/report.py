@@ -111,6 +111,25 @@ def loss_at(length):
   return lambda run: run.row[length].loss if length in run.row else None
 
 
+def grouped(runs, columns):
+  """Markdown: a row for runs that differ by seed only, with mean and standard deviation, and the best mean in bold."""
+  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
+  cells = []  # by column
+  for column in columns:
+    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
+    means = [statistics.mean(values) for values in found if values]
+    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
+    texts = []
+    for values in found:
+      text = column.digits.format(statistics.mean(values)) if values else "-"
+      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(set(values)) > 1 else ""
+      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
+    if means:
+      cells.append((column.title, texts))
+  return plot.markdown(["run", *(title for title, _ in cells)],
+                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+
+
 def summary(runs):
   context = min((run.context() for run in runs if run.context()), default=1)
   lengths = sorted({length for run in runs for length in run.row if length >= context})
@@ -122,21 +141,14 @@ def summary(runs):
   columns += task_columns(runs) + passkey_columns(runs) + diagnostics_columns(runs)
   columns += [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
               Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
-  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
-  cells = []  # by column
-  for column in columns:
-    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
-    means = [statistics.mean(values) for values in found if values]
-    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
-    texts = []
-    for values in found:
-      text = column.digits.format(statistics.mean(values)) if values else "-"
-      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(values) > 1 and column.better else ""
-      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
-    if means:
-      cells.append((column.title, texts))
-  return plot.markdown(["run", *(title for title, _ in cells)],
-                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+  return grouped(runs, columns)
+
+
+def answers(runs):
+  """A table of what was asked beyond the loss by length: losses of the same targets by context, diagnostics, passkey."""
+  context = lambda n: lambda run: run.contexts[n].loss if n in run.contexts else None
+  columns = [Column(f"context {n}", context(n), "{:.3f}", min) for n in sorted({n for run in runs for n in run.contexts})]
+  return grouped(runs, columns + diagnostics_columns(runs) + passkey_columns(runs))
 
 
 def unfair(runs):
@@ -335,7 +347,8 @@ def passkeys(runs, baseline):
 
 def diagnostics_columns(runs):
   return [Column(title, lambda run, field=field: getattr(run.diagnostics.get(run.context()), field, None), text)
-          for title, field, text in (("F-Attn", "first_token", "{:.3f}"), ("M-Act", "m_act", "{:.4g}"))]
+          for title, field, text in (("F-Attn", "first_token", "{:.3f}"), ("M-Act", "m_act", "{:.4g}"),
+                                     ("entropy", "entropy_norm", "{:.3f}"), ("zeros", "zeros", "{:.3f}"))]
 
 
 def diagnostics(runs, baseline):

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import unittest
 
+from scripts.test_report import lines
 from support.scripts import SCRIPTS, ScriptTest
 
 ROOT = os.path.join(SCRIPTS, "..")
@@ -36,9 +37,7 @@ class Tables(ScriptTest):
 
   def setUp(self):
     super().setUp()
-    os.mkdir(self.path("scripts"))
-    for name in ("common.py", "bench_table.py", "readme_tables.py", "sweep.py", "metrics.py", "plot.py"):
-      shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
+    shutil.copytree(SCRIPTS, self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
     self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
@@ -108,6 +107,19 @@ class Tables(ScriptTest):
     shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
     self.table(self.path("bench/results/gpu.json"), code=2)
     self.assert_error("no block <!-- table:speed_gpu -->")
+
+  def test_answers_of_runs_are_means_over_seeds(self):
+    of = {"data": [{"name": "v", "tokens": 9, "xxh64": "v"}], "windows": 4, "tokens_asked": 64}
+    for seed, loss in ((1, 1.25), (2, 1.75)):
+      suffix = {"type": "eval", "mode": "suffix", "step": 8, "length": 32, "loss": loss, "context_of": 64, "suffix": 8, "of": of}
+      key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 2, "depths": [0, 1], "exact": [0.5, 1.0]}
+      os.mkdir(self.path(f"run_{seed}"))
+      self.write(f"run_{seed}/metrics.jsonl", "\n".join(map(json.dumps, [lines(seed=seed)[0], suffix, key])))
+    self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->\n")
+    self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("run_1"), self.path("run_2"))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      self.assertEqual(file.read().splitlines()[1:4], ["| run | context 32 | passkey at 16 |", "|---|---|---|",
+                                                       "| run_* (2 seeds) | 1.500 ± 0.354 | 75.0% |"])
 
   def test_what_has_changed(self):
     self.collect()
