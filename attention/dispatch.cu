@@ -70,13 +70,13 @@ PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias
           .exponent = std::max(float(s.power) - 1, 1e-30f),
           .offset = float(s.offset),
           .log_context = logf(float(s.context)),
-          .threshold = float(s.threshold),
           .offset_free_rows = s.offset_free_rows,
           .sink = s.sink == Sink::none ? no_sink : 0.0f,
           .window = s.window > 0 ? s.window : NO_WINDOW,
           .sink_tokens = s.sink_tokens,
           .bias = s.bias == Bias::none ? nullptr : bias,
           .per_unit = float(1 / score_unit(s.kind)),
+          .threshold = float(s.threshold),
           .dz_by_query = sums.by_query,
           .dz_by_key = sums.by_key};
 }

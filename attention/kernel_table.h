@@ -8,12 +8,13 @@ constexpr int NO_WINDOW = 1 << 30;  // beyond all lengths, far enough from INT_M
 // The settings that a policy or a mask may use, the same for a whole launch.
 struct PolicySettings {
   float power = 0, exponent = 0;  // exponent: power - 1, but above 0, so that 0^exponent = 0
-  float offset = 0, log_context = 0, threshold = 0;
+  float offset = 0, log_context = 0;
   int offset_free_rows = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Shaped (masks.cuh)
   const float* bias = nullptr;              // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
+  float threshold = 0;
   float *dz_by_query = nullptr, *dz_by_key = nullptr;  // with a bias, in the backward pass: [B, H, T], sums of dz
 };
 
