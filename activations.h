@@ -19,7 +19,7 @@ template <class Real> struct LayerActivations {
   Real* x;        // [N, C]  the residual stream that enters the layer
   Real* ln1;      // [N, C]
   Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
-  Real* att;      // [N, A]  output of attention
+  Real* att;      // [N, A]  output of attention, after its norm
   Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
@@ -27,6 +27,7 @@ template <class Real> struct LayerActivations {
   Real* gelu;     // [N, F]
   float *mean1, *rstd1, *mean2, *rstd2;  // [N]
   float* qk_norms;                       // [N, 2, H] or nullptr
+  float* att_norms;                      // [N, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
   float* bias;                           // [B, H, T] or nullptr
 };
@@ -68,6 +69,7 @@ template <class Real> struct Activations {
     per_layer(&Layer::qkv, N * Q, keep);
     per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
     per_layer(&Layer::att, N * A, keep);
+    per_layer(&Layer::att_norms, attention.norm_of_output() == QkNorm::none ? 0 : N * m.heads, keep);
     bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
     if (gated_att)
       for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);

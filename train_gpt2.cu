@@ -327,9 +327,10 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   gate_qkv(a, N);
   // 4  queries and keys rotated by their positions, normalised, scaled
   prepare_forward(a.qkv, a.qk_norms, rope(l), setup(l), {B, T, H, D}, stream, learned(a, l));
-  // 5  attention, with the bias of its scores
+  // 5  attention, with the bias of its scores and the norm of its output
   bias_forward(a.bias, decay_of(a), settings_, {B, T, H, D}, stream);
   attention_forward(a.att, a.att_stats, a.qkv, setup(l), {B, T, H, D}, training, stream, learned(a, l));
+  if (a.att_norms) norm_output(a.att, a.att_norms, settings_, {B, T, H, D}, stream);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
   // 7  mid = x + the projection of all heads
   bool gate_follows = gated(GatePosition::output);
@@ -450,7 +451,9 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     if (gated(GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
                           D, stream);
-    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
+    // 5 and 4  the norm of attention's output; attention; rotation, norms, scale; the bias, whose logits' gradients are
+    //          columns 3A .. 3A+Z of dqkv
+    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, settings_, {B, T, H, D}, stream);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(l), {B, T, H, D}, stream,
                        learned(a, l), Prepared{rope(l), a.qk_norms});
     bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
@@ -531,9 +534,7 @@ void Gpt2<Real>::update(const AdamW& settings) {
 template <class Real>
 void Gpt2<Real>::set_rope(int length) {
   const Config::Model& m = config_.model;
-  bool other = length > m.context && config_.eval.key_window > 0;
-  settings_.window = other ? config_.eval.key_window : config_.attention.window;
-  settings_.sink_tokens = other ? config_.eval.sink_tokens : config_.attention.sink_tokens;
+  static_cast<AttentionSettings&>(settings_) = config_.attention_at(length);
   if (!b.rope) return;
   RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);

@@ -76,6 +76,7 @@ PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias
           .sink_tokens = s.sink_tokens,
           .bias = s.bias == Bias::none ? nullptr : bias,
           .per_unit = float(1 / score_unit(s.kind)),
+          .threshold = float(s.threshold),
           .dz_by_query = sums.by_query,
           .dz_by_key = sums.by_key};
 }

@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   };
   for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
     bool weighing = sweep == Policy::SWEEPS - 1;
-    for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.start_sweep(sweep, s, mine.first == 0); });
+    for (int e = 0; e < E; e++)
+      with_sums(e, [&](float* s) { policy.start_sweep(sweep, mask.keys(i0 + mine.held + e), s, mine.first == 0); });
     for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
       // Scores, masked
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == tiles.begin);

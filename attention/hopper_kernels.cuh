@@ -20,8 +20,10 @@ template <class Policy, class Tile> struct QueryRows {
   unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
 
-  __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine) {
-    for (int half = 0; half < 2; half++) policy.start_sweep(sweep, sums[half], mine.quad == 0);
+  __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine,
+                                              int block_row) {
+    for (int half = 0; half < 2; half++)
+      policy.start_sweep(sweep, block_row + mine.row(half) + 1, sums[half], mine.quad == 0);
   }
   __device__ __forceinline__ void first_sweep(const Policy& policy, int step) {
     float row[2][2 * N];
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
-      rows.start_sweep(policy, 0, mine);
+      rows.start_sweep(policy, 0, mine, block_row);
       for (int step = 0; step < own_steps; step++) {
         scores_of(streamed + step);
         mask(step);
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     }
 
     // Weights of the first keys
-    rows.start_sweep(policy, Policy::SWEEPS - 1, mine);
+    rows.start_sweep(policy, Policy::SWEEPS - 1, mine, block_row);
     rows.clear_outputs();
     if (mine.consumer == 1) stagger<Tile>();
     scores_of(keys_tile(0));

@@ -6,7 +6,7 @@
 //
 // The forward pass of a row, in every family of kernels:
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
-//     start_sweep(sweep, sums =, first)                   // first: of the threads of a row, one adds the sink
+//     start_sweep(sweep, n, sums =, first)                // first: of the threads of a row, one adds the sink
 //     for each key:
 //       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(), for a tile's keys at once
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
@@ -44,7 +44,7 @@ struct PolicyDefaults {
   enum { CONSTANTS };
   enum { SAVED };
   enum { ROW_VALUES };
-  __device__ void start_sweep(int, float*, bool) const {}
+  __device__ void start_sweep(int, int, float*, bool) const {}
   __device__ void first_sweep(float, float*) const {}
   template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
   __device__ void row_constants(int, const float*, float*) const {}
@@ -62,7 +62,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
   enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
   __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
-  __device__ void start_sweep(int, float* sums, bool first) const {
+  __device__ void start_sweep(int, int, float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
   }
@@ -103,7 +103,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
   __device__ Lssa(const PolicySettings&, float) {}
-  __device__ void start_sweep(int, float* sums, bool) const { sums[SUM] = 0; }
+  __device__ void start_sweep(int, int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus2(z);
     sums[SUM] += weight[0];
@@ -170,7 +170,9 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
     x = Maths::cut_to_unit(fmaf(f, slope, -floor));
     return Power::one_less(x, exponent);
   }
-  __device__ void start_sweep(int sweep, float* sums, bool) const { sums[0] = 0, sums[1] = sweep == 0 ? -INFINITY : 0; }
+  __device__ void start_sweep(int sweep, int, float* sums, bool) const {
+    sums[0] = 0, sums[1] = sweep == 0 ? -INFINITY : 0;
+  }
   __device__ void first_sweep(float z, float* sums) const {
     sums[SUM_F] += Maths::softplus2(z);
     sums[MAX_Z] = max(sums[MAX_Z], z);
@@ -278,6 +280,28 @@ template <class Maths> struct Relu2 : Relu<Maths> {
     float r = max(z, 0.0f);
     p = r * r * row[INVERSE_N];
     dz = 2 * r * dp * row[INVERSE_N];
+  }
+};
+
+// P = max(0, z - tau)^2, not normalised; tau = threshold sqrt(2 ln n).
+template <class Maths> struct Threshold : PolicyDefaults {
+  using Evaluation = Threshold;
+  enum { TAU, SUMS };
+  enum { ROW_TAU, ROW_VALUES };
+  float threshold;
+  __device__ Threshold(const PolicySettings& s, float) : threshold(s.threshold) {}
+  __device__ float tau(int n) const { return threshold * sqrtf(2 * logf(float(n))); }
+  __device__ void start_sweep(int, int n, float* sums, bool) const { sums[TAU] = tau(n); }
+  __device__ void weigh(float z, const float*, float* sums, float* weight) const {
+    float r = max(z - sums[TAU], 0.0f);
+    weight[0] = r * r;
+  }
+  __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
+  __device__ void row_for_backward(int n, const float*, const float*, float* row) const { row[ROW_TAU] = tau(n); }
+  __device__ void grad(float z, float dp, const float* row, float& p, float& dz) const {
+    float r = max(z - row[ROW_TAU], 0.0f);
+    p = r * r;
+    dz = 2 * r * dp;
   }
 };
 

@@ -31,7 +31,7 @@ __device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D
   row.is_q = part_head < H;
   row.h = part_head % H;
   row.offset = row.n * qkv_stride + size_t(part_head) * D;
-  row.norm = size_t(row.n) * 2 * H + part_head;
+  row.norm = size_t(row.n) * parts * H + part_head;
   return row;
 }
 
@@ -168,6 +168,8 @@ template <class T> bool can_be_wide(int D, size_t qkv_stride, const float2* rope
   return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && aligned16(a, b);
 }
 
+template <class T> constexpr RowScale<T> UNSCALED = {1, false, 1, nullptr};
+
 // Enough lanes for each to have at most 32 elements of a row; 16 lanes at most.
 int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
 
@@ -224,6 +226,27 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
            static_cast<const float*>(row_dots), B, length, H);
 }
 
+// A part of its own, without rotation and scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
+template <class T>
+void norm_output(T* out, float* norms, const AttentionSettings& settings, const AttentionShape& shape,
+                 cudaStream_t stream) {
+  auto [B, length, H, D] = shape;
+  int rows = B * length * H, lanes = lanes_for(D);
+  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, out, norms, nullptr,
+         settings.norm_of_output(), UNSCALED<T>, rows, lanes, 1, length, H, D, size_t(H) * D,
+         can_be_wide<T>(D, H * D, nullptr, out, out));
+}
+
+template <class T>
+void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionSettings& settings,
+                          const AttentionShape& shape, cudaStream_t stream) {
+  auto [B, length, H, D] = shape;
+  int rows = B * length * H, lanes = lanes_for(D);
+  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dout, out, norms, nullptr,
+         settings.norm_of_output(), UNSCALED<T>, nullptr, rows, lanes, 1, length, H, D, size_t(H) * D,
+         can_be_wide<T>(D, H * D, nullptr, dout, out));
+}
+
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor, double fraction) {
   constexpr double pi = 3.14159265358979323846;
   int half = D / 2;
@@ -257,6 +280,9 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
   template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&, cudaStream_t, \
                                 const AttentionLearned<T>&);                                                           \
   template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSetup&,                     \
-                                 const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);
+                                 const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);              \
+  template void norm_output(T*, float*, const AttentionSettings&, const AttentionShape&, cudaStream_t);                \
+  template void norm_output_backward(T*, const T*, const float*, const AttentionSettings&, const AttentionShape&,      \
+                                     cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

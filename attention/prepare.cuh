@@ -1,5 +1,5 @@
 // Before and after attention, in place on qkv [B, T, 3, H, D]: rotary positions, query/key norm and the row scale
-// alpha_i. README.md has their formulas.
+// alpha_i; and the norm of its output. README.md has their formulas.
 //     q_i <- alpha_i norm(R_i q_i),  k_j <- norm(R_j k_j);   v is not touched
 // alpha_i is divided by score_unit(kind). A rotation keeps the length, so norm and rotation commute. One pass over the
 // data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
@@ -63,3 +63,12 @@ template <class T>
 void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
                       const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {},
                       void* workspace = nullptr);
+
+// The norm of attention's output, AttentionSettings::norm_of_output(), in place on out [B, T, H, D]; norms [B, T, H] =
+// 1 / length of each row. Then the gradient of that norm's input, in place of its output's in dout.
+template <class T>
+void norm_output(T* out, float* norms, const AttentionSettings& settings, const AttentionShape& shape,
+                 cudaStream_t stream);
+template <class T>
+void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionSettings& settings,
+                          const AttentionShape& shape, cudaStream_t stream);

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 
-enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2 };  // from scores z to weights P
-inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2"};
+enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2, threshold };  // from scores z to weights P
+inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2", "threshold"};
 // Kernels take the scores of these kinds as multiples of ln 2, because 2^x is cheaper than e^x: softplus(z) / ln 2 =
 // log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on the unit of softplus.
 constexpr double score_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? 0.69314718055994531 : 1; }
@@ -45,16 +45,21 @@ struct GateSettings {
 struct AttentionSettings {
   Kind kind = Kind::softmax;
   QkNorm qk_norm = QkNorm::none;
+  QkNorm output_norm = QkNorm::none;  // of each head
   Scale scale = Scale::rsqrt_d;
   double scale_number = 1;  // of Scale::number
   double power = 15;        // lssar
   double offset = 1;
   int offset_free_rows = 3;
+  double threshold = 1;    // threshold
   Sink sink = Sink::none;  // softmax
   int window = 0;          // a row sees its last `window` keys and the first `sink_tokens`; 0: all
   int sink_tokens = 0;
   Bias bias = Bias::none;
   GateSettings gate = {};
+  bool sums_to_1() const { return kind == Kind::softmax || kind == Kind::lssa || kind == Kind::lssar; }
+  // Kinds whose weights sum to 1 have none: their backward pass needs the output as it was.
+  QkNorm norm_of_output() const { return sums_to_1() ? QkNorm::none : output_norm; }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }
 };
 

@@ -58,8 +58,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
     // Scores, masked
     if (step % tiles == 0)
-      for_rows<M>(
-          [&](int m, int half) { policy.start_sweep(weighing ? SWEEPS - 1 : 0, sums[m][half], mine.quad == 0); });
+      for_rows<M>([&](int m, int half) {
+        policy.start_sweep(weighing ? SWEEPS - 1 : 0, mask.keys(i0 + mine.row(m, half)), sums[m][half], mine.quad == 0);
+      });
     scores<Tile>(z, my_queries, keys);
     mask_scores<Tile, false>(z, mask, i0, j0);
 

@@ -96,19 +96,20 @@ void MetricsLog::skip(int64_t step, const std::string& reason, int64_t skipped) 
 }
 
 void MetricsLog::passkey(const PasskeyReport& r) {
-  write(r.weights.step, "passkey",
-        {{"step", r.weights.step},
-         {"form", r.form},
-         {"length", r.length},
-         {"trials", r.trials},
-         {"depths", r.depths},
-         {"exact", r.exact},
-         {"nll", r.nll},
-         {"rank", r.rank},
-         {"distance", r.distance},
-         {"control", r.control},
-         {"stderr", r.standard_error},
-         {"weights", r.weights.path}});
+  ordered_json fields = {{"step", r.weights.step},
+                         {"form", r.form},
+                         {"length", r.length},
+                         {"trials", r.trials},
+                         {"depths", r.depths},
+                         {"exact", r.exact},
+                         {"nll", r.nll},
+                         {"rank", r.rank},
+                         {"distance", r.distance},
+                         {"control", r.control},
+                         {"stderr", r.standard_error},
+                         {"weights", r.weights.path}};
+  if (r.window) fields.update({{"window", r.window}, {"sink_tokens", r.sink_tokens}});
+  write(r.weights.step, "passkey", fields);
 }
 
 void MetricsLog::task(const TaskReport& r) {

@@ -62,6 +62,7 @@ struct PasskeyReport {
   Weights weights;
   std::string form;                              // landmark | compact
   int length = 0;                                // tokens
+  int window = 0, sink_tokens = 0;               // of attention at this length; written if there is one
   int trials = 0;                                // at each depth
   std::vector<double> depths, exact, nll, rank;  // means over the trials
   std::vector<double> distance;                  // mean tokens from the last mention of the key to the answer

@@ -345,6 +345,8 @@ bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std:
       finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
     }
     ordered_json report = report_of(layers, config, length, count, weights);
+    AttentionSettings attention = config.attention_at(length);
+    if (attention.window) report.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
     print(report);
     metrics.write(weights.step, "diagnostics", report);
   }

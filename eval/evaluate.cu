@@ -193,7 +193,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.tokens = int64_t(sum(labels, 0, int(windows)));
   report.windows = int64_t(labelled.size());
   report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
-  if (length > config.model.context && config.eval.key_window > 0)
+  if (config.has_eval_window(length))
     report.keys_window = config.eval.key_window, report.sink_tokens = config.eval.sink_tokens;
   report.position_edges = position_edges(counted);
   report.loss = mean(0, counted);

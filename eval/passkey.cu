@@ -261,6 +261,8 @@ bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vecto
     if (bar) bar->clear();
     PasskeyReport report = report_of(settings, here, scores);
     report.weights = weights;
+    AttentionSettings attention = config.attention_at(length);
+    report.window = attention.window, report.sink_tokens = attention.sink_tokens;
     std::printf("%7d |", length);
     for (double exact : report.exact) std::printf(" %4.0f", 100 * exact);
     std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(report.exact), 100 * report.standard_error,

@@ -38,11 +38,11 @@ def weights():
   """{kind: [T, T]}, rows i, columns j; 0 above the diagonal."""
   scaled, plain = scores()
   drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain, "relu": plain,
-           "relu2": plain}
+           "relu2": plain, "threshold": plain}
   result = {}
   for name, z in drawn.items():
     kind, _, power = name.partition(", p = ")
-    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, sink="none")
+    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, threshold=1, sink="none")
     result[name] = formula.weights(torch.from_numpy(z), settings, context=T).numpy()
   return result
 
@@ -56,9 +56,9 @@ def main():
   matplotlib.use("Agg")
   from matplotlib import pyplot
   kinds = weights()
-  columns = 4
+  columns = 3
   rows = -(-(len(kinds) + 1) // columns)
-  figure, panels = pyplot.subplots(rows, columns, figsize=(12, 3.1 * rows), constrained_layout=True, squeeze=False)
+  figure, panels = pyplot.subplots(rows, columns, figsize=(11, 3.4 * rows), constrained_layout=True, squeeze=False)
   for axes in panels.flat[len(kinds):-1]:
     axes.axis("off")
   for axes, (kind, w) in zip(panels.flat, kinds.items()):

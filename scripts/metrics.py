@@ -148,6 +148,11 @@ def mean(values):
   return sum(known) / len(known) if known else None
 
 
+def window_of(entry):
+  """The window of attention in a "passkey" or "diagnostics" line, as text; "" without one."""
+  return f"a window of {entry['window']} keys and {entry['sink_tokens']} sink tokens" if entry.get("window") else ""
+
+
 class Diagnosis:
   """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
   gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null values are None."""
@@ -157,7 +162,7 @@ class Diagnosis:
     self.step, self.length, self.sequences = count(entry["step"]), count(entry["length"], 1), count(entry["sequences"], 1)
     for name in self.NUMBERS:
       setattr(self, name, finite(entry[name]))
-    layers = entry["layers"]
+    self.window, layers = window_of(entry), entry["layers"]
     self.heads = {name: [[finite(head[name]) for head in layer["heads"]] for layer in layers]
                   for name in ("first", "entropy_norm", "zeros")}
     self.max = [finite(layer["max"][0]) for layer in layers]
@@ -203,7 +208,7 @@ class Run:
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
-  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any. left_out: {"of other.bin": how many} of all that is in none of these.
+  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own attention.window. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
   A warning names the first damaged line of a file, once."""
@@ -236,6 +241,8 @@ class Run:
             line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
             if entry["type"] == "task":
               entry["samples"] = section(latest, "task").get("samples")  # the file with the answers, where --tasks wrote one
+            if entry["type"] == "passkey" and window_of(entry):  # a measurement of its own
+              entry["form"] = f"{entry['form']}, {window_of(entry)}"
             asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
@@ -251,7 +258,8 @@ class Run:
     diagnostics = {}
     for kind, line, elsewhere in asked:
       if elsewhere in ("", first) and kind == "diagnostics":
-        diagnostics.setdefault(line.step, {})[line.length] = line
+        if line.window == window_of(section(self.config, "attention")):
+          diagnostics.setdefault(line.step, {})[line.length] = line
       elif elsewhere in ("", first):
         self.others.setdefault(kind, []).append(line)
     self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}

@@ -129,6 +129,8 @@ def weights(z, settings, context, sink=None):
     return F.relu(z) / rows * seen
   if kind == "relu2":
     return F.relu(z).square() / rows * seen
+  if kind == "threshold":
+    return F.relu(z - settings.threshold * (2 * rows.log()).sqrt()).square() * seen
   if kind not in ("lssa", "lssar"):
     raise ValueError(f"attention.kind {kind!r} has no formula here")
   f = F.softplus(z) * seen
@@ -159,6 +161,8 @@ class Attention(nn.Module):
       self.settings.window *= pattern.startswith("window")
       self.rope_base = None if pattern.endswith("unrotated") else self.rope_base
     self.rope_fraction = model.get("rope_fraction", 1)
+    sums_to_1 = self.settings.kind in ("softmax", "lssa", "lssar")  # such an output is not normalised
+    self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]
     self.c_attn = Projection(C, 3 * A)
@@ -185,7 +189,7 @@ class Attention(nn.Module):
       c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
     P = weights(z, self.settings, self.context, self.sink)
-    y = (P @ v.to(wide)).to(x.dtype).transpose(1, 2)
+    y = normalised(P @ v.to(wide), self.output_norm).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
 

@@ -52,6 +52,13 @@ struct Config {
     std::string pattern = layers.empty() ? "window" : layers[size_t(l) % layers.size()];
     return {pattern.starts_with("window"), !pattern.ends_with("unrotated")};
   }
+  // At this length: beyond the trained one eval.window takes the place of attention.window.
+  bool has_eval_window(int length) const { return length > model.context && eval.key_window > 0; }
+  AttentionSettings attention_at(int length) const {
+    AttentionSettings a = attention;
+    if (has_eval_window(length)) a.window = eval.key_window, a.sink_tokens = eval.sink_tokens;
+    return a;
+  }
 
   struct Data {
     std::vector<std::string> train = {"data/shards/fineweb10B/fineweb_train_*.bin"};  // globs or files

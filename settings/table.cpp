@@ -28,6 +28,10 @@ static const Needs
     OFFSET = {"attention.kind = \"lssar\" with an attention.offset other than 0",
               [](const Config& c) { return c.attention.kind == Kind::lssar && c.attention.offset != 0; }},
     LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
+    THRESHOLD = {"attention.kind = \"threshold\"",
+                 [](const Config& c) { return c.attention.kind == Kind::threshold; }},
+    NO_SUM = {"an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
+              [](const Config& c) { return !c.attention.sums_to_1(); }},
     GATE = {"an attention.gate.activation",
             [](const Config& c) { return c.attention.gate.activation != GateActivation::none; }},
     GATE_BIAS = {"a gate with attention.gate.bias",
@@ -97,6 +101,10 @@ std::vector<ConfigRow> config_rows(Config& c) {
                       "subtracted in lssar's second stage, in units of the mean weight"}),
     only_with(OFFSET, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
                        "first rows without that offset"}),
+    only_with(THRESHOLD, {"attention.threshold", &a.threshold, "[0, 1e6]", no,
+                          "row i keeps what its scores exceed this times sqrt(2 ln i) by"}),
+    only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
+                       "normalises each head's output"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     {"attention.window", &a.window, "[0, 16777216]", no, "keys that a row sees: its last ones; 0 = all"},
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
@@ -253,6 +261,7 @@ const std::vector<Variant>& variants() {
       {"sigmoid", {{"attention.kind", "sigmoid"}}},
       {"relu", {{"attention.kind", "relu"}}},
       {"relu2", {{"attention.kind", "relu2"}}},
+      {"threshold", {{"attention.qk_norm", "rms"}, {"attention.kind", "threshold"}, {"attention.output_norm", "rms"}}},
   };
   return table;
 }

@@ -1,4 +1,5 @@
 #include "emulation/cpu/scheduler.h"
+#include "emulation/cpu/blocks.h"
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -432,6 +433,8 @@ void check(const Launch& l) {
             max_shared_bytes);
 }
 
+uint64_t most_blocks = UINT64_MAX;
+
 void run(const Launch& l) {
   check(l);
   if (self != &host_thread) failure("kernel %s: launched from inside kernel %s", l.name, here.worker->kernel);
@@ -447,7 +450,7 @@ void run(const Launch& l) {
     for (job.step = job.shift % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
   }
   pool_run(
-      static_cast<int64_t>(job.blocks),
+      static_cast<int64_t>(std::min(job.blocks, most_blocks)),
       [](void* context, int64_t index) {
         const Job& job = *static_cast<const Job*>(context);
         static thread_local std::unique_ptr<Worker> worker;

@@ -22,6 +22,10 @@ template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == 
 template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
 
+template <class R> R ref_threshold(const AttentionSettings& s, size_t n) {
+  return R(s.threshold) * std::sqrt(2 * std::log(R(n)));
+}
+
 // lssar's stages; w, q are not yet divided by W.
 template <class P> struct RefLssar {
   using R = typename P::real;
@@ -88,6 +92,12 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& z, typename P:
     case Kind::relu2:
       for (size_t j = 0; j < n; j++) p[j] = P::round(P::round(std::max(z[j], R(0)) * std::max(z[j], R(0))) / R(n));
       break;
+    case Kind::threshold:
+      for (size_t j = 0; j < n; j++) {
+        R r = P::round(std::max(z[j] - ref_threshold<R>(s, n), R(0)));
+        p[j] = P::round(r * r);
+      }
+      break;
   }
   return p;
 }
@@ -136,6 +146,12 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
       for (size_t j = 0; j < n; j++) {
         slope[j] = 2 * std::max(z[j], R(0)) / R(n);
         dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
+      }
+      break;
+    case Kind::threshold:
+      for (size_t j = 0; j < n; j++) {
+        slope[j] = 2 * P::round(std::max(z[j] - ref_threshold<R>(s, n), R(0)));
+        dz[j] = P::round(slope[j] * dp[j]);
       }
       break;
   }
@@ -258,6 +274,15 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
   return dqkv;
 }
 
+// Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
+template <class X> std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
+  std::vector<X> x;
+  for (int b = 0; b < shape.B; b++)
+    for (int t = 0; t < shape.T; t++)
+      for (int n = 0; n < shape.H * shape.D; n++) x.push_back(qkv[shape.qkv(b, t, part, 0, n)]);
+  return x;
+}
+
 // ---- preparation: rope [T, D/2] cosine and sine as the kernel reads them, or empty; scales [H] of ssmax or empty
 
 template <class P> typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
@@ -357,6 +382,22 @@ Numbers<P> ref_prepare_backward(const AttentionSetup& s, const AttentionShape& s
   return dqkv;
 }
 
+// The norm of attention's output x [B, T, H, D], or from dy, the gradient of what it gives, that of x. Keys are normalised
+// in the same way.
+template <class P>
+Numbers<P> ref_norm_output(const AttentionSettings& settings, const AttentionShape& shape, const Numbers<P>& x,
+                           const Numbers<P>& dy = {}) {
+  AttentionSetup s{{.qk_norm = settings.norm_of_output()}};
+  auto as_keys = [&](const Numbers<P>& values) {
+    Numbers<P> qkv(shape.qkv_size());
+    for (size_t i = 0, row = size_t(shape.H) * shape.D; i < values.size(); i++)
+      qkv[i / row * 3 * row + row + i % row] = values[i];
+    return qkv;
+  };
+  if (dy.empty()) return part_of(shape, ref_prepare<P>(s, shape, as_keys(x), {}), 1);
+  return part_of(shape, ref_prepare_backward<P>(s, shape, as_keys(x), as_keys(dy), {}), 1);
+}
+
 // ---- shared by the tests of attention
 
 template <class T> constexpr double u = unit_roundoff<T>;
@@ -368,15 +409,6 @@ inline std::string describe(const AttentionSettings& s, const AttentionShape& sh
   return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], lssar.c_str(),
                 sink_names[int(s.sink)], qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T,
                 shape.H, shape.D);
-}
-
-// Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
-template <class X> std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
-  std::vector<X> x;
-  for (int b = 0; b < shape.B; b++)
-    for (int t = 0; t < shape.T; t++)
-      for (int n = 0; n < shape.H * shape.D; n++) x.push_back(qkv[shape.qkv(b, t, part, 0, n)]);
-  return x;
 }
 
 // Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.

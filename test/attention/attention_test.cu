@@ -188,9 +188,9 @@ static std::vector<Kind> built_kinds() {
 }
 
 // A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
-// show little.
+// show little. threshold: with a quarter of the usual one, which few random scores exceed, and those by little.
 static AttentionSetup settings_of(Kind kind, int T) {
-  return {{.kind = kind, .power = kind == Kind::lssar ? 3.0 : 15.0}, T};
+  return {{.kind = kind, .power = kind == Kind::lssar ? 3.0 : 15.0, .threshold = 0.25}, T};
 }
 
 // ---- shapes: every T with every D; B and H vary along so that all pairs meet
@@ -318,8 +318,14 @@ TYPED_TEST(AttentionTest, EqualKeys) {
   for (int t = 1; t < shape.T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = qkv[shape.qkv(0, 0, 1, 0, d)];
   for (Kind kind : built_kinds())
-    check_attention<typename TypeParam::T>({{.kind = kind}}, shape, qkv,
+    check_attention<typename TypeParam::T>(settings_of(kind, shape.T), shape, qkv,
                                            random_normal<typename TypeParam::T>(shape.out_size(), 2));
+}
+
+// Thresholds that half of the scores exceed, and one in twenty.
+TYPED_TEST(AttentionTest, Thresholds) {
+  for (double threshold : {0.0, 0.5})
+    check_random<typename TypeParam::T>({{.kind = Kind::threshold, .threshold = threshold}}, {3, 200, 3, 64});
 }
 
 // The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many

@@ -4,7 +4,10 @@ import math
 import os
 import subprocess
 
+from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import TRAIN, Workspace, floats, read_safetensors, shard, write_safetensors
+
+import metrics  # from SCRIPTS
 
 HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance", "d50", "d90"}
 LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
@@ -51,6 +54,20 @@ class Diagnostics(Workspace):
     self.assertRegex(said, r" \| 1 window \| ")
     self.assertRegex(said, r"\n  mean \|           -        -      - \|")
     self.assertNotIn("nan", said)
+
+  def test_windows_are_named_and_not_mixed(self):
+    self.ok("--diagnostics", "--lengths", "16,64")
+    plain = metrics.Run(self.path("runs/tiny")).diagnostics
+    self.ok("--diagnostics", "--lengths", "16,64", eval__window=8)
+    lines = self.metrics(kind="diagnostics")
+    self.assertEqual([line.get("window") for line in lines], [None, None, None, 8])
+    self.assertEqual(lines[3]["sink_tokens"], 0)
+    self.assertNotEqual(lines[1]["entropy"], lines[3]["entropy"])
+    self.assertEqual([d.entropy for d in metrics.Run(self.path("runs/tiny")).diagnostics.values()],
+                     [d.entropy for d in plain.values()])
+    self.ok("--diagnostics", "--lengths", "16,64", name="trained", attention__window=8)
+    self.assertEqual([line["window"] for line in self.metrics("trained", "diagnostics")], [8, 8])
+    self.assertEqual(list(metrics.Run(self.path("runs/trained")).diagnostics), [16, 64])
 
   def test_a_fresh_model_is_uniform(self):
     done = self.ok("--diagnostics", "--lengths", "16,300", eval__tokens=1, data__train="absent")

@@ -12,6 +12,9 @@ from scripts.test_plot import drawing_python
 from support.scripts import SCRIPTS
 from support.workspace import CRASH, TRAIN, Workspace, tiny_vocabulary
 
+import metrics  # from SCRIPTS
+import passkey
+
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control", "stderr", "weights"}
 
@@ -97,6 +100,18 @@ class Passkey(Workspace):
                 eval__batch=2, eval__tokens=1000, **COMPACT)
         lines.append([{**entry, "time": 0} for entry in self.metrics(f"{precision}{ranks}", "passkey")])
       self.assertEqual(lines[1:], [lines[0]] * 2)
+
+  def test_a_window_of_evaluations_is_another_measurement(self):
+    for window in (0, 16):
+      self.ok("--passkey", "--lengths", "100", eval__window=window, eval__sink_tokens=4 if window else 0, **COMPACT)
+    plain, windowed = self.metrics(kind="passkey")
+    self.assertEqual(set(plain) - {"time"}, KEYS)
+    self.assertEqual((windowed["window"], windowed["sink_tokens"]), (16, 4))
+    self.assertNotEqual(plain["nll"], windowed["nll"])
+    found = passkey.results(metrics.Run(self.path("runs/tiny")))
+    self.assertEqual(list(found), ["compact", "compact, a window of 16 keys and 4 sink tokens"])
+    self.ok("--passkey", "--lengths", "100", name="trained", attention__window=16, **COMPACT)
+    self.assertEqual(self.metrics("trained", "passkey")[0]["window"], 16)
 
   def test_all_ranks_choose_the_same_products(self):
     self.choosing()

@@ -74,8 +74,8 @@ template <class P> class ReferenceModel {
       if (settings_.bias != Bias::none) a.bias = bias(a.ln1.out, h, B, T, a.decay);
       a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
       a.att = ref_attention<P>(setup(l), {B, T, H, D}, a.prepared, {}, 0, a.bias);
-      if (gated(GatePosition::sdpa)) a.ungated = a.att, a.gated_att = gate(a.att, a.logits, N);
-      else a.gated_att = a.att;
+      a.gated_att = ref_norm_output<P>(settings_, {B, T, H, D}, a.att);
+      if (gated(GatePosition::sdpa)) a.ungated = a.gated_att, a.gated_att = gate(a.ungated, a.logits, N);
       if (gated(GatePosition::output)) {
         a.ungated = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
         Array projected = gate(a.ungated, a.logits, N);
@@ -246,6 +246,7 @@ template <class P> class ReferenceModel {
       Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C, none);
       if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
+      datt = ref_norm_output<P>(settings_, {B, T, H, D}, a.att, datt);
       Array dbias(a.bias.size());
       Array dprepared =
           ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0, a.bias, &dbias);

@@ -378,7 +378,7 @@ TEST(Settings, VariantsMatchTheReference) {
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (Kind(kind) != Kind::lssar && attention_is_built(Kind(kind)))
       GradientPool<float>("fp32").add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
-  for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated"})
+  for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated", "threshold"})
     GradientPool<float>("fp32").add({"attention.variant=" + variant}, variant);
 }
 

@@ -54,6 +54,8 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "power": 15,
     "offset": 1,
     "offset_free_rows": 3,
+    "threshold": 1,
+    "output_norm": "none",
     "sink": "none",
     "window": 0,
     "sink_tokens": 0,
@@ -330,7 +332,9 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
       {"softmax_sink", {{"attention.sink", "\"learned\""}}},
       {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
       {"relu", {{"attention.kind", "\"relu\""}}},
-      {"relu2", {{"attention.kind", "\"relu2\""}}}};
+      {"relu2", {{"attention.kind", "\"relu2\""}}},
+      {"threshold",
+       {{"attention.qk_norm", "\"rms\""}, {"attention.kind", "\"threshold\""}, {"attention.output_norm", "\"rms\""}}}};
   EXPECT_EQ(variants().size(), expected.size());
   for (auto& [name, change] : expected) {
     Changes whole = change;

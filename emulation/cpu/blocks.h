@@ -1,0 +1,7 @@
+// A test's knob: of each kernel that is launched, only the first blocks run. The others' results stay unwritten.
+#pragma once
+#include <stdint.h>
+
+namespace cpu {
+extern uint64_t most_blocks;
+}

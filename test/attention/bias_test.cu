@@ -1,0 +1,88 @@
+// attention.bias against the formulas of its papers, written as they stand there: ALiBi's slopes times distances, FoX's
+// products of forget gates and CABLE's sums over the positions between key and query, for each pair by itself.
+#include "attention/bias.cuh"
+
+#include <gtest/gtest.h>
+
+#include "test/attention/attention_reference.h"
+#include "test/support/device.h"
+
+namespace {
+
+// The slopes of ALiBi's text: a geometric sequence that starts at 2^(-8/H) and has this ratio.
+std::vector<double> slopes_of_the_text(int H) {
+  std::vector<double> slopes = {std::pow(2.0, -8.0 / H)};
+  while (int(slopes.size()) < H) slopes.push_back(slopes.back() * slopes[0]);
+  return slopes;
+}
+
+// Those of its code: beyond a power of 2, every other slope of twice that power.
+std::vector<double> slopes_of_the_code(int H) {
+  int power = 1;
+  while (2 * power <= H) power *= 2;
+  std::vector<double> slopes = slopes_of_the_text(power), more = slopes_of_the_text(2 * power);
+  for (size_t i = 0; int(slopes.size()) < H; i += 2) slopes.push_back(more[i]);
+  return slopes;
+}
+
+std::vector<float> bias_of(Bias bias, const AttentionShape& shape, const std::vector<float>& logits = {}) {
+  DeviceArray<float> c(shape.rows()), x(logits);
+  bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), size_t(shape.H)}, {.bias = bias}, shape, nullptr);
+  return c.download();
+}
+
+TEST(Bias, AlibiHasTheSlopesOfItsText) {
+  EXPECT_EQ(slopes_of_the_text(8),
+            (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6, 0x1p-7, 0x1p-8}));
+  for (int H : {1, 2, 3, 8, 12, 16, 25}) {
+    AttentionShape shape{2, 5, H, 1};
+    auto c = bias_of(Bias::alibi, shape), expected = std::vector<float>();
+    for (int b = 0; b < shape.B; b++)
+      for (double slope : slopes_of_the_text(H))
+        for (int t = 0; t < shape.T; t++) expected.push_back(float(-slope * t));
+    for (size_t i = 0; i < c.size(); i++) EXPECT_NEAR(c[i], expected[i], 2e-7 * 5) << H << " heads";
+    bool power_of_2 = (H & (H - 1)) == 0;
+    for (int h = 0; h < H && power_of_2; h++) EXPECT_DOUBLE_EQ(slopes_of_the_code(H)[h], slopes_of_the_text(H)[h]);
+    if (!power_of_2) EXPECT_NE(slopes_of_the_code(H)[H - 1], slopes_of_the_text(H)[H - 1]);
+  }
+}
+
+// What the paper multiplies exp(q . k) by, for key j <= i of head h.
+double factor(Bias bias, const std::vector<float>& logits, int H, int h, int i, int j) {
+  if (bias == Bias::alibi) return std::exp(slopes_of_the_text(H)[h] * (j - i));
+  double product = 1, sum = 0;
+  for (int l = j + 1; l <= i; l++) {
+    double x = logits[l * H + h];
+    product *= 1 / (1 + std::exp(-x));
+    sum += std::log(1 + std::exp(x));
+  }
+  return bias == Bias::fox ? product : std::exp(-sum);
+}
+
+// c reaches 40, so c_i - c_j is off by 4e-6, and a weight by that share.
+TEST(Bias, AttentionIsThatOfThePapers) {
+  AttentionShape shape{1, 50, 3, 16};
+  auto qkv = random_qkv<float>(shape, 1), logits = random_normal<float>(size_t(shape.T) * shape.H, 2);
+  for (Bias bias : {Bias::alibi, Bias::fox, Bias::cable}) {
+    AttentionSetup s{{.bias = bias}};
+    DeviceArray<float> x(qkv), out(shape.out_size()), c(bias_of(bias, shape, logits));
+    attention_forward<float>(out, nullptr, x, s, shape, false, nullptr, {.bias = c});
+    auto result = out.download();
+    for (int h = 0; h < shape.H; h++)
+      for (int i = 0; i < shape.T; i++) {
+        std::vector<double> sum(shape.D);
+        double all = 0;
+        for (int j = 0; j <= i; j++) {
+          double z = 0;
+          for (int d = 0; d < shape.D; d++) z += double(qkv[shape.qkv(0, i, 0, h, d)]) * qkv[shape.qkv(0, j, 1, h, d)];
+          double weight = std::exp(z) * factor(bias, logits, shape.H, h, i, j);
+          all += weight;
+          for (int d = 0; d < shape.D; d++) sum[d] += weight * qkv[shape.qkv(0, j, 2, h, d)];
+        }
+        for (int d = 0; d < shape.D; d++)
+          EXPECT_NEAR(result[shape.out(0, i, h, d)], sum[d] / all, 2e-5) << bias_names[int(bias)] << " row " << i;
+      }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,124 @@
+// The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's power
+// and the rounding of large scores cost. With FULL=1 up to 131,072 keys: README.md has the errors that it prints. On the
+// CPU layer alone, which can run a kernel's first blocks without the others.
+#include "kernels/gpu.cuh"
+#ifdef PLUSGPT_CPU
+#include <cstdlib>
+#include <map>
+
+#include "emulation/cpu/blocks.h"
+#include "test/attention/attention_reference.h"
+
+#include <gtest/gtest.h>
+
+#include "attention/prepare.cuh"
+#include "settings/config.h"
+#include "test/support/device.h"
+
+namespace {
+
+constexpr int D = 64, ROWS = 8;
+
+// Normal q, k and v, in which every query also looks at one key before it. The same for all variants.
+template <class T> const std::vector<T>& queries_with_a_key(const AttentionShape& shape) {
+  static std::map<int, std::vector<T>> of_length;
+  std::vector<T>& qkv = of_length[shape.T];
+  if (!qkv.empty()) return qkv;
+  auto x = random_normal<float>(shape.qkv_size(), 1);
+  for (int t = 0; t < shape.T; t++)
+    for (int d = 0, key = int(uint64_t(t) * 2654435761 % (t + 1)); d < D; d++)
+      x[shape.qkv(0, t, 0, 0, d)] = 0.8f * x[shape.qkv(0, t, 0, 0, d)] + 0.6f * x[shape.qkv(0, key, 1, 0, d)];
+  for (float value : x) qkv.push_back(from_float<T>(value));
+  return qkv;
+}
+
+template <class T> class LastRows {
+ public:
+  LastRows(const std::string& variant, const Config& config, int length)
+      : name_(variant),
+        shape_{1, length, 1, D},
+        s_{config.attention, config.model.context},
+        qkv_(queries_with_a_key<T>(shape_)) {
+    if (config.model.position == "rope") rope_ = rope_table(length, D, config.model.rope_base);
+    if (s_.bias == Bias::none) return;
+    auto logits = random_normal<float>(length, 2);
+    double sum = 0;
+    for (int t = 0; t < length; t++) {
+      double logit = s_.bias == Bias::fox ? -logits[t] : logits[t];
+      bias_.push_back(s_.bias == Bias::alibi ? -t * std::exp2(-8.0) : sum -= ref_softplus(logit));
+    }
+  }
+
+  // Compares the last rows with a reference that begins with the prepared q and k, as the kernel does. error[0], [1]: the
+  // largest of that error and of the error with the preparation, as shares of the largest number of these rows.
+  void check(double (&error)[2]) {
+    DeviceArray<T> x(qkv_), out(shape_.out_size()), scale(std::vector<T>{from_float<T>(0.43f)});
+    DeviceArray<float> norms(2 * shape_.rows()), c(std::vector<float>(bias_.begin(), bias_.end()));
+    DeviceArray<float2> angles(rope_);
+    AttentionLearned<T> learned{.ssmax_scale = scale, .bias = bias_.empty() ? nullptr : c.get()};
+    prepare_forward<T>(x, norms, rope_.empty() ? nullptr : angles.get(), s_, shape_, nullptr, learned);
+    cpu::most_blocks = 1;  // the last rows are in the first block, or two
+    if (shape_.T % 32 && shape_.T > 32) cpu::most_blocks = 2;
+    attention_forward<T>(out, nullptr, x, s_, shape_, false, nullptr, learned);
+    cpu::most_blocks = UINT64_MAX;
+    std::vector<T> prepared = x.download(), all = out.download(), got;
+    auto naive = widen<Naive<T>>(prepared);
+    auto exact = widen<Exact>(prepared),
+         raw = ref_prepare<Exact>(s_, shape_, widen<Exact>(qkv_), rope_, {as_double(from_float<T>(0.43f))});
+    std::vector<double> expected, from_raw;
+    Numbers<Naive<T>> plain;
+    for (int i = std::max(0, shape_.T - ROWS); i < shape_.T; i++) {
+      append(expected, row<Exact>(exact, i));
+      append(from_raw, row<Exact>(raw, i));
+      append(plain, row<Naive<T>>(naive, i));
+      got.insert(got.end(), all.begin() + size_t(i) * D, all.begin() + size_t(i + 1) * D);
+    }
+    expect_close(format("%s, last rows of %d", name_.c_str(), shape_.T), got, expected, plain, u<T>);
+    error[0] = std::max(error[0], deviation(got, expected).error);
+    error[1] = std::max(error[1], deviation(got, from_raw).error);
+  }
+
+ private:
+  template <class X> static void append(std::vector<X>& to, const std::vector<X>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  }
+  template <class P> Numbers<P> row(const Numbers<P>& qkv, int i) {
+    using R = typename P::real;
+    R unused = 0;
+    Numbers<P> c(bias_.begin(), bias_.end()), sum(D, R(0));
+    auto keys = ref_keys(s_, i);
+    auto p = ref_weights<P>(s_, ref_scores<P>(s_, shape_, qkv, c, keys, 0, 0, i), ref_sink<P>(s_, {}, 0), &unused);
+    for (size_t n = 0; n < keys.size(); n++)
+      for (int d = 0; d < D; d++) sum[d] += p[n] * qkv[shape_.qkv(0, keys[n], 2, 0, d)];
+    for (R& value : sum) value = P::round(value);
+    return sum;
+  }
+
+  std::string name_;
+  AttentionShape shape_;
+  AttentionSetup s_;
+  const std::vector<T>& qkv_;
+  std::vector<float2> rope_;
+  Numbers<Exact> bias_;
+};
+
+// 3 and 4: lssar's last row without its offset and the first with it.
+template <class T> void check_every_variant() {
+  std::vector<int> lengths = {3, 4, 1000, 16384};
+  if (std::getenv("FULL")) lengths.insert(lengths.end(), {65536, 131072});
+  for (const char* variant : {"softmax", "softmax_qknorm", "ssmax", "alibi", "fox", "cable", "lssa", "lssar", "sigmoid",
+                              "relu", "relu2", "threshold"}) {
+    Config config = parse_config("{}", "", {std::string("attention.variant=") + variant});
+    double error[2] = {};
+    if (!attention_is_built(config.attention.kind)) continue;
+    for (int length : lengths) LastRows<T>(variant, config, length).check(error);
+    printf("| %s | %s | %.1e | %.1e |\n", variant, sizeof(T) == 4 ? "fp32" : "bf16", error[0], error[1]);
+    fflush(stdout);
+  }
+}
+
+TEST(LongFar, Fp32) { check_every_variant<float>(); }
+TEST(LongFar, Bf16) { check_every_variant<bf16>(); }
+
+}  // namespace
+#endif
