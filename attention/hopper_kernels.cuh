@@ -14,8 +14,8 @@ namespace {
 // become weights in z, and packed weights are left operands of the products with the values.
 template <class Policy, class Tile> struct QueryRows {
   static constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
-  // Computes the weights of a step beside the products of the step before; two outputs leave no registers for it.
-  static constexpr bool OVERLAP = OUTPUTS == 1;
+  // Computes the weights of a step beside the products of the step before; two outputs leave few registers for it.
+  static constexpr bool OVERLAP = OUTPUTS == 1 || (Tile::WAYS & OVERLAP_ALL && Tile::SLOT_SIZE == BOX * TILE_COLUMNS);
   float z[N][4], outputs[OUTPUTS][DIM / 8][4] = {};
   unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
@@ -23,7 +23,7 @@ template <class Policy, class Tile> struct QueryRows {
   __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine) {
     for (int half = 0; half < 2; half++) policy.start_sweep(sweep, sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void first_sweep(const Policy& policy, int step) {
+  __device__ __forceinline__ void first_sweep(const Policy& policy, const float (&z)[N][4], int step) {
     float row[2][2 * N];
     for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
 #pragma unroll
@@ -38,8 +38,9 @@ template <class Policy, class Tile> struct QueryRows {
   __device__ __forceinline__ void clear_outputs() {
     for (int output = 0; output < OUTPUTS; output++) clear(outputs[output]);
   }
-  // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
-  // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
+  // With OVERLAP z = the weights (two outputs: both of a score as bf16 in the place of a float), which pack() moves to
+  // `weights` when the products have read those of the step before; otherwise `weights` at once. factor = the number by
+  // which rescale_outputs() multiplies the outputs so far.
   template <int KEYS> __device__ __forceinline__ void weigh(const Policy& policy) {
     if constexpr (Policy::RESCALES) {
       float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
@@ -61,8 +62,11 @@ template <class Policy, class Tile> struct QueryRows {
         float low[OUTPUTS], high[OUTPUTS];
         policy.weigh(z[n][2 * half], constants[half], sums[half], low);
         policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-        if constexpr (OVERLAP) {
+        if constexpr (OVERLAP && OUTPUTS == 1) {
           z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
+        } else if constexpr (OVERLAP) {
+          z[n][2 * half] = __builtin_bit_cast(float, pack_pair<bf16>(low[0], low[1]));
+          z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
         } else {
           for (int output = 0; output < OUTPUTS; output++)
             keep_weights(weights[output], n, half, low[output], high[output]);
@@ -70,7 +74,19 @@ template <class Policy, class Tile> struct QueryRows {
       }
   }
   template <int KEYS> __device__ __forceinline__ void pack() {
-    if constexpr (OVERLAP) pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
+    if constexpr (OVERLAP && OUTPUTS == 1) {
+      pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
+    } else if constexpr (OVERLAP) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          unsigned low = __builtin_bit_cast(unsigned, z[n][2 * half]);
+          unsigned high = __builtin_bit_cast(unsigned, z[n][2 * half + 1]);
+          weights[0][n / 2][half + n % 2 * 2] = (low & 0xffff) | high << 16;
+          weights[1][n / 2][half + n % 2 * 2] = low >> 16 | (high & 0xffff0000);
+        }
+    }
   }
   __device__ __forceinline__ void scale(int output, const float (&by)[2]) {
     for_elements<DIM / 8>([&](int n, int half, int c) { outputs[output][n][2 * half + c] *= by[half]; });
@@ -117,6 +133,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Rows rows;
   for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
     // The row tile: steps of the block, and steps of this consumer
@@ -124,27 +141,51 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
-    auto scores_of = [&](int keys_number) {  // z =
+    using Scores = float[Tile::N][4];
+    auto start = [&](Scores& z, int keys_number) {
       const bf16* keys = stages.await(keys_number);
-      wgmma_fence(rows.z);
-      start_scores<Tile>(rows.z, queries, keys);
+      turns.begin();
+      wgmma_fence();
+      start_scores<Tile>(z, queries, keys);
       wgmma_commit();
-      wgmma_wait<0>(rows.z);
+      turns.end();
+    };
+    auto finish = [&](Scores& z, int keys_number) {
+      wgmma_wait<0>(z);
       stages.free(keys_number);
     };
-    auto mask = [&](int step) { mask_later(rows.z, step * Tile::STREAM, block_row, mine); };
+    auto mask = [&](Scores& z, int step) { mask_later(z, step * STREAM, block_row, mine); };
     stages.await_held(number);
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
       rows.start_sweep(policy, 0, mine);
-      for (int step = 0; step < own_steps; step++) {
-        scores_of(streamed + step);
-        mask(step);
-        rows.first_sweep(policy, step);
+      auto look = [&](Scores& z, int step) {
+        mask(z, step);
+        rows.first_sweep(policy, z, step);
+      };
+      int step = 0;
+      if constexpr (Tile::WAYS & OVERLAP_ALL) {
+        // A look at one step beside the scores of the next, in pairs: ptxas makes all products wait for each other if some
+        // are under way at a branch back.
+        Scores other;
+        for (; step + 1 < own_steps; step += 2) {
+          start(rows.z, streamed + step), start(other, streamed + step + 1);
+          wgmma_wait<1>(rows.z);
+          stages.free(streamed + step);
+          look(rows.z, step);
+          compute_before_wait(rows.sums);
+          finish(other, streamed + step + 1);
+          look(other, step + 1);
+        }
+      }
+      for (; step < own_steps; step++) {
+        start(rows.z, streamed + step);
+        finish(rows.z, streamed + step);
+        look(rows.z, step);
       }
 #pragma unroll 1
-      for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
+      for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip(streamed + step);
       rows.finish_first_sweep(policy, mine, block_row);
       streamed += steps;
     }
@@ -152,20 +193,21 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     // Weights of the first keys
     rows.start_sweep(policy, Policy::SWEEPS - 1, mine);
     rows.clear_outputs();
-    if (mine.consumer == 1) stagger<Tile>();
-    scores_of(keys_tile(0));
-    if (mine.consumer == 0) stagger<Tile>();
-    mask(0);
+    start(rows.z, keys_tile(0));
+    finish(rows.z, keys_tile(0));
+    mask(rows.z, 0);
     rows.template weigh<STREAM>(policy);
     rows.template pack<STREAM>();
 
     // Scores of a step and weights of its first KEYS keys, beside the outputs of the step before
     auto score_step = [&]<int KEYS>(int step) {
       const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
+      turns.begin();
       wgmma_fence(rows.z, rows.outputs, rows.weights);
       start_scores<Tile>(rows.z, queries, keys);
       wgmma_commit();
       rows.template start_outputs<STREAM>(values);
+      turns.end();
 
       // Weights, while the outputs are summed
       if constexpr (OVERLAP) wgmma_wait<1>(rows.z);
@@ -174,7 +216,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       mask_later(first_rows<KEYS / 8>(rows.z), step * STREAM, block_row, mine);
       rows.template weigh<KEYS>(policy);
       if constexpr (OVERLAP) {
-        if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(rows.z);
+        if constexpr (!(Tile::WAYS & WITHOUT_FENCE)) compute_before_wait(rows.z);
         wgmma_wait<0>(rows.outputs, rows.weights);
       }
       stages.free(values_tile(step - 1));
@@ -191,8 +233,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     int last_values_tile = keys_tile(own_steps) - 1;
     const bf16* values = stages.await(last_values_tile);
     auto last_outputs = [&]<int KEYS>() {
+      turns.begin();
       wgmma_fence(rows.outputs, rows.weights);
       rows.template start_outputs<KEYS>(values);
+      turns.end();
       wgmma_wait<0>(rows.outputs, rows.weights);
     };
     if (half_last) last_outputs.template operator()<BOX>();
@@ -201,7 +245,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int n = 2 * own_steps; n < 2 * steps; n++) stages.skip(streamed + n);
+    for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip_pair(keys_tile(step));
     streamed += 2 * steps;
 
     // End of the rows: factors and what is saved
@@ -267,6 +311,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4];
   unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
@@ -280,9 +325,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = first; step < min(own_first, steps); step++, streamed += 2) stages.skip_pair(streamed);
+    for (int step = first; step < min(own_first, steps); step++, streamed += 2)
+      turns.skip(), stages.skip_pair(streamed);
 
-    if (mine.consumer == 1) stagger<Tile>();
+    turns.begin();
     for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
       // Scores and dP
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
@@ -292,6 +338,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
+      turns.end();
       wgmma_wait<1>(z);
 
       // Mask on the diagonal
@@ -320,9 +367,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         compute_before_wait(z);
       }
       wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
 
-        // P and dz
+      // P and dz
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float row[2][ROW_VALUES + 1];
@@ -339,6 +385,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       }
 
       // Sums for dv and dk
+      turns.begin();
       wgmma_fence(dk, dv, p, dz);
       start_sums<Tile>(dv, p, douts);
       start_sums<Tile>(dk, dz, queries);
@@ -346,6 +393,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(dk, dv, p, dz);
       stages.free(streamed), stages.free(streamed + 1);
     }
+    turns.end();
 
     // Results, through the buffers of keys and values
     int b = head / shape.H, h = head % shape.H, row = block_row + mine.consumer * BOX;
@@ -382,6 +430,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
   unsigned dz[Tile::K][4];  // as left operands
@@ -399,7 +448,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     clear(dq);
     stages.await_held(number);
 
-    if (mine.consumer == 1) stagger<Tile>();
+    turns.begin();
     for (int step = 0; step < own_steps; step++, streamed += 2) {
       // Scores and dP
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
@@ -408,6 +457,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
+      turns.end();
       wgmma_wait<1>(z);
       mask_later(z, step * STREAM, block_row, mine);
 
@@ -418,7 +468,6 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         compute_before_wait(z);
       }
       wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
 
       // dz, in place of dP
@@ -429,16 +478,18 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       pack_weights(dz, dp);
 
       // Sums for dq
+      turns.begin();
       wgmma_fence(dq, dz);
       start_sums<Tile>(dq, dz, keys);
       wgmma_commit();
       wgmma_wait<0>(dq, dz);
       stages.free(streamed);
     }
+    turns.end();
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip_pair(streamed);
+    for (int step = own_steps; step < steps; step++, streamed += 2) turns.skip(), stages.skip_pair(streamed);
 
     // The result, through the queries' buffer
     int b = head / shape.H, h = head % shape.H;
@@ -469,39 +520,49 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1>;
-template <class Policy, int DIM>
-using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES>;
-template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
+template <class Policy, int DIM, int WAYS = 0>
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1, 0, WAYS>;
+template <class Policy, int DIM, int WAYS = 0>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES, WAYS>;
+template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy> void hopper_forward(const ForwardCall<bf16>& c) {
+// Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
+template <class Policy, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
-    using Tile = ForwardTile<Policy, DIM>;
-    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
-           dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B),
-           c.stats, c.sink, c.settings, shape, B);
-  });
+  LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
+         dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats,
+         c.sink, c.settings, shape, B);
 }
-
-// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
+// One of the backward pass's two kernels; the workspace has the row values already.
+template <class Tile, auto kernel> void hopper_backward_by(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
+  LAUNCH(kernel, hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES,
+         c.stream, qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace,
+         c.settings, shape, B, c.preparation);
+}
+template <class Policy, class Tile> void hopper_keys_by(const BackwardCall<bf16>& c) {
+  hopper_backward_by<Tile, attention_backward_keys_hopper_kernel<Policy, Tile>>(c);
+}
+template <class Policy, class Tile> void hopper_queries_by(const BackwardCall<bf16>& c) {
+  hopper_backward_by<Tile, attention_backward_queries_hopper_kernel<Policy, Tile>>(c);
+}
+
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
+template <class Policy, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
+  with_width<64, 128>(c.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>>(c); });
+}
+
+// Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
+template <class Policy, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
+  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  shape.row_pitch = workspace_rows(c.shape.T);
   prepare_backward_rows<bf16, Policy, Causal>(c, shape);
-  TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
   with_width<64, 128>(c.shape.D, [&]<int DIM>() {
-    using Keys = KeysTile<Policy, DIM>;
-    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
-           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B,
-           c.preparation);
-    using Queries = QueriesTile<DIM>;
-    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
-           hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
-           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B, c.preparation);
+    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS>>(c);
+    hopper_queries_by<Policy, QueriesTile<DIM, WAYS>>(c);
   });
 }
 

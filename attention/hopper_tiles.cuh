@@ -11,11 +11,20 @@
 
 constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
+// Other ways to run a kernel, to be added up. They give the same bits; which is faster only a GPU can tell, and
+// bench/hopper_bench.cu measures it.
+enum HopperWay {
+  WITHOUT_FENCE = 1,  // forward: no compute_before_wait(); ptxas then lets nothing overlap
+  IN_TURN = 2,        // the consumers start their products in turn (Turns)
+  OVERLAP_ALL = 4     // forward of two sweeps: scores of the next step beside arithmetic in the first; in the second
+                      // weights beside outputs, as with one output, where streamed tiles of 64 x 64 leave registers
+};
+
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0> struct HopperTile {
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, int WAYS_ = 0> struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
-  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
+  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_, WAYS = WAYS_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
   // A block begins with 168 for each thread; the producer must give back as many as the consumers take.
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -23,19 +32,16 @@ template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0> str
   static constexpr int PARTS = DIM / TILE_COLUMNS, N = STREAM / 8, K = STREAM / 16;
   static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM;  // elements
   static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
-  static constexpr int BARRIERS = 2 * (SLOTS + 2);
+  static constexpr int BARRIERS = 2 * (SLOTS + 2) + (WAYS & IN_TURN ? CONSUMERS : 0);
   static constexpr size_t SHARED_BYTES =
       TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
-  // bench/hopper_bench.cu tries the opposite in tiles of its own: no compute_before_wait() in the forward pass, and
-  // stagger() below.
-  static constexpr bool COMPUTE_BEFORE_WAIT = true, STAGGER = false;
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
 
 template <class Tile> struct Stages {
   bf16* tiles;
-  Mbarrier *full, *empty, *held_full, *held_empty;
+  Mbarrier *full, *empty, *held_full, *held_empty, *turns;
 
   // Called by the whole block.
   __device__ __forceinline__ explicit Stages(bf16* shared) : tiles(shared) {
@@ -43,9 +49,11 @@ template <class Tile> struct Stages {
     empty = full + Tile::SLOTS;
     held_full = empty + Tile::SLOTS;
     held_empty = held_full + 2;
+    turns = held_empty + 2;
     if (threadIdx.x == 0) {
       for (int n = 0; n < Tile::SLOTS; n++) mbarrier_init(full[n], 1), mbarrier_init(empty[n], Tile::CONSUMERS * 4);
       for (int n = 0; n < 2; n++) mbarrier_init(held_full[n], 1), mbarrier_init(held_empty[n], Tile::CONSUMERS);
+      for (int n = 0; Tile::WAYS & IN_TURN && n < Tile::CONSUMERS; n++) mbarrier_init(turns[n], 4);
       mbarrier_init_fence();
     }
     __syncthreads();
@@ -99,6 +107,7 @@ template <class Tile> struct Stages {
   }
   __device__ __forceinline__ void skip(int number) const {
     await(number);
+    warp_sync();  // otherwise the slot might be full again before a lane has looked
     free(number);
   }
   __device__ __forceinline__ void skip_pair(int number) const { skip(number), skip(number + 1); }
@@ -153,11 +162,23 @@ template <class Tile, class F> __device__ __forceinline__ bool produce(const Sha
   return false;
 }
 
-// The consumers meet once in each row tile: the second before its first products, the first when its own are done. So
-// the second is half a step behind, and its products run beside the first one's arithmetic.
-template <class Tile> __device__ __forceinline__ void stagger() {
-  if constexpr (Tile::STAGGER) named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);
-}
+// With IN_TURN the consumers start products one after the other, so that the products of one run beside the other's
+// arithmetic. The first consumer begins. Both take as many turns in a row tile; a step that one of them skips is a turn
+// too. Without, this does nothing.
+template <class Tile> struct Turns {
+  Mbarrier* turns;
+  int consumer, number = 0;
+  __device__ __forceinline__ void begin() {
+    if constexpr (Tile::WAYS & IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
+  }
+  __device__ __forceinline__ void end() const {
+    if constexpr (Tile::WAYS & IN_TURN) {
+      warp_sync();  // all lanes have begun
+      if (threadIdx.x % WARP == 0) mbarrier_arrive(turns[1 - consumer]);
+    }
+  }
+  __device__ __forceinline__ void skip() { begin(), end(); }
+};
 
 // f(n, half, c) for every element [n][2 half + c] that a thread has of a product's result.
 template <int N, class F> __device__ __forceinline__ void for_elements(F f) {
