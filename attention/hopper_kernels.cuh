@@ -29,10 +29,12 @@ template <class Policy, class Tile> struct QueryRows {
 #pragma unroll
     for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
   }
-  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const HopperFragment& mine, int block_row) {
+  template <class Mask>
+  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const Mask& mask, const HopperFragment& mine,
+                                                     int block_row) {
     for (int half = 0; half < 2; half++) {
       merge_quad(policy, 0, sums[half]);
-      policy.row_constants(block_row + mine.row(half) + 1, sums[half], constants[half]);
+      policy.row_constants(mask.keys(block_row + mine.row(half)), sums[half], constants[half]);
     }
   }
   __device__ __forceinline__ void clear_outputs() {
@@ -106,7 +108,7 @@ template <class Policy, class Tile> struct QueryRows {
 
 // The streamed tiles of a row tile: first, for policies of two sweeps, keys 0, 1, 2 ...; then keys 0, values 0, keys 1,
 // values 1 ... The weights of a step are computed while the outputs of the step before are summed.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
                                     float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
@@ -119,15 +121,16 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   auto keys_tile = [&](int step) { return streamed + 2 * step; };  // in the last sweep
   auto values_tile = [&](int step) { return streamed + 2 * step + 1; };
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        auto key_tiles = Mask(settings, shape.T, head).template key_tiles<STREAM>(block_row, Tile::HELD);
+        int steps = key_tiles.end();
         stages.fetch_held(number, 0, qkv, b, block_row, h);
         for (int step = 0; step < TWO_SWEEPS * steps; step++)
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), shape.H + h);
         for (int step = 0; step < steps; step++) {
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, 2 * shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), 2 * shape.H + h);
         }
       }))
     return;
@@ -135,10 +138,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   HopperFragment mine;
   Turns<Tile> turns{stages.turns, mine.consumer};
   Rows rows;
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-    // The row tile: steps of the block, and steps of this consumer
-    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
+    // The row tile: steps of the block, of which this consumer takes the first ones
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
+    int steps = key_tiles.end(),
+        own_steps = mask.template key_tiles<STREAM>(block_row, (mine.consumer + 1) * BOX).end();
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
     using Scores = float[Tile::N][4];
@@ -154,14 +160,16 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(z);
       stages.free(keys_number);
     };
-    auto mask = [&](Scores& z, int step) { mask_later(z, step * STREAM, block_row, mine); };
+    auto mask_step = [&]<int M>(float(&z)[M][4], int step) {
+      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
+    };
     stages.await_held(number);
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
       rows.start_sweep(policy, 0, mine);
       auto look = [&](Scores& z, int step) {
-        mask(z, step);
+        mask_step(z, step);
         rows.first_sweep(policy, z, step);
       };
       int step = 0;
@@ -186,7 +194,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       }
 #pragma unroll 1
       for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip(streamed + step);
-      rows.finish_first_sweep(policy, mine, block_row);
+      rows.finish_first_sweep(policy, mask, mine, block_row);
       streamed += steps;
     }
 
@@ -195,7 +203,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     rows.clear_outputs();
     start(rows.z, keys_tile(0));
     finish(rows.z, keys_tile(0));
-    mask(rows.z, 0);
+    mask_step(rows.z, 0);
     rows.template weigh<STREAM>(policy);
     rows.template pack<STREAM>();
 
@@ -213,7 +221,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       if constexpr (OVERLAP) wgmma_wait<1>(rows.z);
       else wgmma_wait<0>(rows.z, rows.outputs, rows.weights);
       stages.free(keys_tile(step));
-      mask_later(first_rows<KEYS / 8>(rows.z), step * STREAM, block_row, mine);
+      mask_step(first_rows<KEYS / 8>(rows.z), step);
       rows.template weigh<KEYS>(policy);
       if constexpr (OVERLAP) {
         if constexpr (!(Tile::WAYS & WITHOUT_FENCE)) compute_before_wait(rows.z);
@@ -255,7 +263,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       int i = block_row + mine.row(half);
       merge_quad(policy, Policy::SWEEPS - 1, rows.sums[half]);
       float f[OUTPUTS], saved[Policy::SAVED + 1];
-      policy.finish(i + 1, rows.constants[half], rows.sums[half], f, saved);
+      policy.finish(mask.keys(i), rows.constants[half], rows.sums[half], f, saved);
       for (int output = 0; output < OUTPUTS; output++) last[output][half] = f[output];
       if (stats && mine.quad == 0 && i < shape.T)
         for (int n = 0; n < Policy::SAVED; n++) stats[n * count + first + i] = saved[n];
@@ -286,7 +294,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
 // Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO.
 // Scores are computed transposed, with keys as rows.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
@@ -295,17 +303,16 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int steps = steps_to<Tile>(shape.T, shape.T);
   int streamed = 0;  // tiles before this step's: queries, then dO
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H;
         stages.fetch_held(number, 0, qkv, b, tile * Tile::HELD, shape.H + h);
         stages.fetch_held(number, 1, qkv, b, tile * Tile::HELD, 2 * shape.H + h);
-        for (int step = tile * Tile::HELD / STREAM; step < steps; step++, streamed += 2) {
-          stages.fetch(streamed, qkv, b, step * STREAM, h, rows + size_t(head) * shape.row_pitch + step * STREAM,
-                       shape.row_values(B));
-          stages.fetch(streamed + 1, dout, b, step * STREAM, h);
+        auto query_tiles = Mask(settings, shape.T, head).template query_tiles<STREAM>(tile * Tile::HELD, Tile::HELD);
+        for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0), streamed += 2) {
+          stages.fetch(streamed, qkv, b, i0, h, rows + size_t(head) * shape.row_pitch + i0, shape.row_values(B));
+          stages.fetch(streamed + 1, dout, b, i0, h);
         }
       }))
     return;
@@ -315,21 +322,25 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4];
   unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
     // Held rows
-    int block_row = tile * Tile::HELD, first = block_row / STREAM, j0 = block_row + mine.first;
-    int own_first = (block_row + mine.consumer * BOX) / STREAM;  // earlier queries see none of this consumer's keys
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
+    int own_row = block_row + mine.consumer * BOX;
+    int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
     bf16 *keys = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *values = keys + Tile::HELD_SIZE;
+    float dz_sums[2] = {};
     clear(dk), clear(dv);
     stages.await_held(number);
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = first; step < min(own_first, steps); step++, streamed += 2)
+    for (int i0 = query_tiles.begin; i0 < min(own_begin, query_tiles.stop); i0 += STREAM, streamed += 2)
       turns.skip(), stages.skip_pair(streamed);
 
     turns.begin();
-    for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
+    for (int i0 = own_begin; i0 < query_tiles.stop; i0 += STREAM, streamed += 2) {
       // Scores and dP
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
       const float* row_values = stages.row_values(streamed);
@@ -341,11 +352,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       turns.end();
       wgmma_wait<1>(z);
 
-      // Mask on the diagonal
-      if (i0 < j0 + 15)
-        for_elements<N>([&](int n, int half, int c) {
-          if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
-        });
+      mask_scores<true>(z, mask, block_row, i0, mine);
 
       // P, in place of z, while dP is summed
       auto read_rows = [&](int n, float(&row)[2][ROW_VALUES + 1]) {
@@ -381,6 +388,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
             finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
           keep_weights(p, n, half, pair_p[0], pair_p[1]);
           keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
+          if constexpr (Mask::ADDS) dz_sums[half] += pair_dz[0] + pair_dz[1];
         }
       }
 
@@ -401,11 +409,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     undo_preparation<Tile>(dk, preparation, keys, 1, b, h, block_row, shape);
     store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     stages.free_held(number);
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) store_dz_sums(settings.dz_by_key + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
 // Queries and dO are held, keys and values stream past, up to the diagonal: dq = sum of dz k.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
@@ -417,14 +427,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   Stages<Tile> stages(shared);
   int streamed = 0;  // tiles before this step's: keys, then values
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        auto key_tiles = Mask(settings, shape.T, head).template key_tiles<STREAM>(block_row, Tile::HELD);
+        int steps = key_tiles.end();
         stages.fetch_held(number, 0, qkv, b, block_row, h);
         stages.fetch_held(number, 1, dout, b, block_row, h);
         for (int step = 0; step < steps; step++, streamed += 2) {
-          stages.fetch(streamed, qkv, b, step * STREAM, shape.H + h);
-          stages.fetch(streamed + 1, qkv, b, step * STREAM, 2 * shape.H + h);
+          stages.fetch(streamed, qkv, b, key_tiles.row(step), shape.H + h);
+          stages.fetch(streamed + 1, qkv, b, key_tiles.row(step), 2 * shape.H + h);
         }
       }))
     return;
@@ -434,10 +445,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
   unsigned dz[Tile::K][4];  // as left operands
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
     // Held rows and their values
-    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
+    int steps = key_tiles.end(),
+        own_steps = mask.template key_tiles<STREAM>(block_row, (mine.consumer + 1) * BOX).end();
     bf16 *queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *douts = queries + Tile::HELD_SIZE;
     float row[2][ROW_VALUES + 1];
     for (int half = 0; half < 2; half++) {
@@ -445,6 +459,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for (int n = 0; n < ROW_VALUES; n++)
         row[half][n] = i < shape.T ? rows[n * shape.row_values(B) + size_t(head) * shape.row_pitch + i] : 0;
     }
+    float dz_sums[2] = {};
     clear(dq);
     stages.await_held(number);
 
@@ -459,7 +474,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       turns.end();
       wgmma_wait<1>(z);
-      mask_later(z, step * STREAM, block_row, mine);
+      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
 
       // P, in place of z, while dP is summed
       if constexpr (Policy::FROM_WEIGHT) {
@@ -474,6 +489,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for_elements<N>([&](int n, int half, int c) {
         float p;
         finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
+        if constexpr (Mask::ADDS) dz_sums[half] += dp[n][2 * half + c];
       });
       pack_weights(dz, dp);
 
@@ -496,6 +512,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     undo_preparation<Tile>(dq, preparation, queries, 0, b, h, block_row, shape);
     store_rows<Tile>(dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(number);
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) store_dz_sums(settings.dz_by_query + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
@@ -527,49 +545,64 @@ using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy
 template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
-template <class Policy, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
+template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
+  LAUNCH((attention_forward_hopper_kernel<Policy, Mask, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
          dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats,
          c.sink, c.settings, shape, B);
 }
-// One of the backward pass's two kernels; the workspace has the row values already.
-template <class Tile, auto kernel> void hopper_backward_by(const BackwardCall<bf16>& c) {
+inline Shape backward_shape(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.shape.B;
   shape.row_pitch = workspace_rows(c.shape.T);
-  LAUNCH(kernel, hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES,
-         c.stream, qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace,
-         c.settings, shape, B, c.preparation);
+  return shape;
 }
-template <class Policy, class Tile> void hopper_keys_by(const BackwardCall<bf16>& c) {
-  hopper_backward_by<Tile, attention_backward_keys_hopper_kernel<Policy, Tile>>(c);
+// The workspace has the row values already.
+template <class Policy, class Tile, class Mask = Causal> void hopper_keys_by(const BackwardCall<bf16>& c) {
+  Shape shape = backward_shape(c);
+  int B = c.shape.B;
+  LAUNCH((attention_backward_keys_hopper_kernel<Policy, Mask, Tile>),
+         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
+         B, c.preparation);
 }
-template <class Policy, class Tile> void hopper_queries_by(const BackwardCall<bf16>& c) {
-  hopper_backward_by<Tile, attention_backward_queries_hopper_kernel<Policy, Tile>>(c);
+template <class Policy, class Tile, class Mask = Causal> void hopper_queries_by(const BackwardCall<bf16>& c) {
+  Shape shape = backward_shape(c);
+  int B = c.shape.B;
+  LAUNCH((attention_backward_queries_hopper_kernel<Policy, Mask, Tile>),
+         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
+         B, c.preparation);
+}
+
+template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
+  if constexpr (hopper_widest(Policy::HEAVY, Mask::ADDS) == 128) with_width<64, 128>(D, f);
+  else with_width<64>(D, f);
 }
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
-  with_width<64, 128>(c.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>>(c); });
+template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
+  with_hopper_width<Policy, Mask>(
+      c.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>, Mask>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  shape.row_pitch = workspace_rows(c.shape.T);
-  prepare_backward_rows<bf16, Policy, Causal>(c, shape);
-  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
-    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS>>(c);
-    hopper_queries_by<Policy, QueriesTile<DIM, WAYS>>(c);
+template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
+  prepare_backward_rows<bf16, Policy, Mask>(c, backward_shape(c));
+  with_hopper_width<Policy, Mask>(c.shape.D, [&]<int DIM>() {
+    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS>, Mask>(c);
+    hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
   });
 }
 
+template <class Policy, class Mask> void enter_hopper_kernels_with(KindKernels& k) {
+  k.hopper_D = hopper_widest(Policy::HEAVY, Mask::ADDS);
+  k.hopper_bf16 = {hopper_forward<Policy, Mask>, hopper_forward<typename Policy::Evaluation, Mask>,
+                   hopper_backward<Policy, Mask>, true};
+}
 template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  KindKernels& k = kernels_of(kind, power);
-  k.hopper_D = 128;
-  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>, true};
+  enter_hopper_kernels_with<Policy, Causal>(kernels_of(kind, power));
+  enter_hopper_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
   return true;
 }
 

@@ -128,15 +128,33 @@ template <class Tile> struct Stages {
   }
 };
 
-// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0. A head's tiles come in the
-// order last, first, last but one, second, ..., so much and little work alternate, and a block takes two at a time.
-template <class Tile, class F> __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
+// The n-th of the row tiles of all heads of B H, of which a block takes two at a time. A head's tiles come in the order
+// last, first, last but one, second, ..., so much and little work alternate. Where nearly all tiles need as much (EVEN)
+// the pair with less comes from each head at a time: otherwise the same blocks might get it from every head.
+struct RowTile {
+  int head, tile;
+  template <class Mask> __host__ __device__ __forceinline__ static RowTile at(int n, int tiles, int heads) {
+    int head = n / tiles, k = n % tiles;
+    if constexpr (Mask::EVEN) {
+      int pair = n / (2 * heads), rest = n % (2 * heads);
+      bool two = 2 * pair + 1 < tiles;
+      head = n < tiles * heads ? rest / (two ? 2 : 1) : heads;
+      k = 2 * pair + two * (rest % 2);
+    }
+    return {head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2};
+  }
+};
+
+// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0.
+template <class Tile, class Mask, class F>
+__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
 #pragma unroll 1
   for (int number = 0;; number++) {
     int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
-    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, head = n / tiles, k = n % tiles;
-    if (head >= anew(shape.H) * B) return;
-    f(head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2, number);
+    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * B;
+    RowTile mine = RowTile::at<Mask>(n, tiles, heads);
+    if (mine.head >= heads) return;
+    f(mine.head, mine.tile, number);
   }
 }
 
@@ -152,10 +170,10 @@ struct HopperFragment {
 
 // Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
 // Returns true for its warpgroup, which has nothing else to do, and false for the consumers, which get its registers.
-template <class Tile, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
+template <class Tile, class Mask, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp == 0) for_row_tiles<Tile>(shape, B, f);
+    if (HopperFragment().warp == 0) for_row_tiles<Tile, Mask>(shape, B, f);
     return true;
   }
   registers_grow<Tile::CONSUMER_REGISTERS>();
@@ -194,18 +212,43 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4]) {
   for_elements<N>([&](int n, int half, int c) { sums[n][2 * half + c] = 0; });
 }
 
-// The number of steps of streamed rows up to row `end` of T.
-template <class Tile> __device__ __forceinline__ int steps_to(int end, int T) {
-  return (min(end, T) + Tile::STREAM - 1) / Tile::STREAM;
+// Scores of the block's held rows, from block_row on, and streamed rows from stream0 on as the mask wants them; KEYS:
+// keys are held.
+template <bool KEYS, class Mask, int N>
+__device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, int block_row, int stream0,
+                                            const HopperFragment& mine) {
+  int held0 = block_row + mine.first;
+  if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
+  if constexpr (Mask::ADDS) {
+    if (mask.adds()) {
+      float held[2] = {mask.c(block_row + mine.row(0)), mask.c(block_row + mine.row(1))};
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          float streamed = mask.c(stream0 + mine.column(n) + c);
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float& score = z[n][2 * half + c];
+            score = mask.add(score, KEYS ? streamed : held[half], KEYS ? held[half] : streamed);
+          }
+        }
+    }
+  }
+  for_elements<N>([&](int n, int half, int c) {
+    int held = block_row + mine.row(half), streamed = stream0 + mine.column(n) + c;
+    if (!(KEYS ? mask.sees(streamed, held) : mask.sees(held, streamed))) z[n][2 * half + c] = -INFINITY;
+  });
 }
 
-// Scores of the block's queries, from block_row on, with keys from j0 on: z = -inf where the key comes after the query.
-template <int N>
-__device__ __forceinline__ void mask_later(float (&z)[N][4], int j0, int block_row, const HopperFragment& mine) {
-  if (j0 + 8 * N - 1 <= block_row + mine.first) return;
-  for_elements<N>([&](int n, int half, int c) {
-    if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
-  });
+// With a bias: to[row] = the sum of dz of each held row, of which its four lanes have parts.
+__device__ __forceinline__ void store_dz_sums(float* to, int block_row, int T, float (&sums)[2],
+                                              const HopperFragment& mine) {
+  for (int half = 0; half < 2; half++) {
+    for (int mask = 1; mask <= 2; mask *= 2) sums[half] += shuffle_xor(sums[half], mask);
+    int row = block_row + mine.row(half);
+    if (mine.quad == 0 && row < T) to[row] = sums[half];
+  }
 }
 
 // The first M rows of an array in registers.

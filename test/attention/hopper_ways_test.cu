@@ -62,8 +62,9 @@ void expect_same(Kind kind, int D, const Launchers<bf16>& plain, const Launchers
 }
 
 template <class Policy, int WAYS = 0>
-const Launchers<bf16> launchers_of = {hopper_forward<Policy, WAYS>, hopper_forward<typename Policy::Evaluation, WAYS>,
-                                      hopper_backward<Policy, WAYS>, true};
+const Launchers<bf16> launchers_of = {hopper_forward<Policy, Causal, WAYS>,
+                                      hopper_forward<typename Policy::Evaluation, Causal, WAYS>,
+                                      hopper_backward<Policy, Causal, WAYS>, true};
 using OneSweep = Softmax<FastMaths>;
 using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
 TEST_F(HopperWaysTest, SoftmaxInTurn) {
