@@ -253,13 +253,14 @@ static bool general_on_gpu() { return family == Kernels::general && !on_cpu; }  
 TYPED_TEST(AttentionTest, WindowsAndBiases) {
   using T = typename TypeParam::T;
   for (Kind kind : built_kinds())
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 9; n++) {  // the last: whole tiles between sink tokens and window, also of Hopper's 128 rows
       int wide = family != Kernels::hopper ? 130 : kind == Kind::lssa || kind == Kind::lssar ? 64 : 128;
-      AttentionShape shape = fit({n % 2 + 1, n % 3 ? 97 : 200, n % 3 + 1, n == 3 ? wide : n % 4 == 1 ? 64 : 36});
+      int length = std::vector{200, 97, 97, 200, 97, 97, 200, 97, 450}[n];
+      AttentionShape shape = fit({n % 2 + 1, length, n % 3 + 1, n == 3 ? wide : n % 4 == 1 ? 64 : 36});
       if (!has_kernels(shape.D)) continue;
       AttentionSetup s = settings_of(kind, shape.T);
-      s.window = n == 7 ? 0 : std::vector{1, 3, 17, 64, 65, 70, 150}[n],
-      s.sink_tokens = std::vector{0, 4, 70, 1}[n % 4];
+      s.window = n == 7 ? 0 : std::vector{1, 3, 17, 64, 65, 70, 150, 0, 30}[n];
+      s.sink_tokens = n == 8 ? 4 : std::vector{0, 4, 70, 1}[n % 4];
       s.bias = n % 2 ? Bias::fox : Bias::none;
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
