@@ -2,7 +2,7 @@
 #   BACKEND=cpu|cuda|auto   auto: cuda when nvcc and a GPU are there        ARCH="80 90"    GPU targets (default: the GPU present)
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
 #   NCCL=0                  build without NCCL (default where it is missing) SAN=asan|tsan   sanitizer build (CPU only)
-#   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     tensor-core kernels for these head sizes only
+#   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     attention kernels for these head sizes only
 #   V=1                     show every command
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
@@ -66,9 +66,12 @@ HAVE_PCRE2 := $(shell printf '\#define PCRE2_CODE_UNIT_WIDTH 8\n\#include <pcre2
 # g++ 12 invents overlaps in std::string (GCC bug 105651)
 WARNINGS := -Wall -Wextra -Wno-restrict
 ifneq ($(filter-out 32 64 96 128,$(HEAD_DIM)),)
-  $(error HEAD_DIM=$(HEAD_DIM): tensor-core kernels exist for 32 64 96 128; other heads use the next of them or the general kernels)
+  $(error HEAD_DIM=$(HEAD_DIM): attention kernels exist for 32 64 96 128; other heads use the next of them, or the general kernels in several chunks)
 endif
-DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(shell echo $(HEAD_DIM) | tr ' ' ,)) $(CPPFLAGS)
+# the general kernels have none of 96
+COMMAS = $(shell echo $(1) | tr ' ' ,)
+WIDTHS := $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(call COMMAS,$(HEAD_DIM)) -DGENERAL_WIDTHS=$(call COMMAS,$(HEAD_DIM:96=128)))
+DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(WIDTHS) $(CPPFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifeq ($(SAN),asan)
@@ -86,10 +89,14 @@ ifeq ($(BACKEND),cpu)
   COMMON := $(BUILD)/common.h
   CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
   COMPILE_CU := $(CXX_CU) -include $(COMMON) -x c++
-  # what reads JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the layer's own
-  # files have hot loops
-  COMPILE_CPP := $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(CXX_CPU)))
-  $(BUILD)/emulation/cpu/%.cpp.o: COMPILE_CPP := $(CXX_CPU)
+  # what reads and writes JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the
+  # layer's own files have hot loops, as kernels have
+  LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
+  COMPILE_CPP := $(call LESS,$(CXX_CPU))
+  $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
+  # no eval/: the last digits of its statistics would change. private: not for what they depend on, the list of flags
+  $(BUILD)/main.cu.o $(foreach room,ranks checkpoint training,$(BUILD)/$(room)/%.cu.o): \
+    private COMPILE_CU := $(call LESS,$(COMPILE_CU))
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
@@ -176,13 +183,16 @@ test: train $(TESTS)               ## run every test of this build
 check-asan:                        ## the kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
 	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
-	@$(MAKE) BACKEND=cpu SAN=tsan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
-# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share, two of the tensor-core
-# kernels' four head sizes, and, under ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's,
-# the gate's, Hopper's and the planted races.
+	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
+# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; one or two of the
+# attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own
+# (HOST_CODE); and, under ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's,
+# Hopper's and the planted races, none of which needs a second kind.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM="64 128")
+ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
+HOST_CODE := $(if $(FULL),,config config_errors schedule training device_info matmul_choices run_dir tile_sizes)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
-sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(TESTS)) $(BUILD)/planted_bugs
+sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(HOST_CODE:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
@@ -194,9 +204,9 @@ check-ptx:                         ## the CUDA build's tests on its PTX, without
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
-FUZZERS := config shards safetensors
+FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
-  checkpoint/safetensors data/shards)
+  checkpoint/safetensors data/shards data/task_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
@@ -205,10 +215,11 @@ build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
 	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
 .PRECIOUS: build/fuzz/%.o
 -include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
-fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards and safetensors, FUZZ_SECONDS=20 each
+fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of configurations, shards, safetensors and tasks, FUZZ_SECONDS=20 each
 	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
 # QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.

@@ -44,8 +44,13 @@ static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& mo
   return metrics;
 }
 
+// The first step that has labels.
 static StepResult one_step(Model& model, Loader& loader) {
-  StepResult result = next_gradients(model, loader);
+  std::optional<StepResult> computed;
+  int64_t steps = model.config().train.steps;
+  for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(model, loader);
+  if (!computed) user_error("data.labels: %lld steps (train.steps) have no label; use other labels", (long long)steps);
+  StepResult result = *computed;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     failure("this step's loss is %g and its gradient norm %g: training cannot start from here", result.loss,
             result.grad_norm);
@@ -104,29 +109,36 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   AttentionSettings evaluated = config.attention;
   evaluated.window = config.eval.key_window;
+  bool elsewhere = config.plan.elsewhere();
+  if (elsewhere && !flags.dry_run)
+    user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config.plan.memory.c_str(),
+               source_tag(source_of(config, {"plan.memory"})).c_str());
+  if (elsewhere && config.precision.empty()) config.precision = "bf16";
   for (const AttentionSettings& attention : {config.attention, evaluated})
-    attention_check(attention, config.model.head_dim, config.precision == "fp32", config.diagnoses);
+    attention_check(attention, config.model.head_dim, config.precision == "fp32", config.diagnoses,
+                    !on_cpu || elsewhere);
+  if (elsewhere) return plan_elsewhere(config, evaluates, ranks.size);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
                   config.generate.prompt);
   std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
   if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
-  if (real_run) watch_signals();
+  if (real_run || predicting) watch_signals();
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) data.tasks = open_tasks(config);
-  std::vector<Question> questions = open_questions(flags, config, data, ranks.rank);
+  std::vector<Question> questions = open_questions(flags, config, data, evaluates, ranks.rank);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
   std::vector<FilePrompt> file_prompts;
   if (!flags.generate_file.empty()) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
   }
-  if (dumping) check_output_file("--dump-gradients", flags.dump_gradients);
-  if (predicting) check_output_file("--predict", flags.predict);
+  if (dumping) check_output_file("command line: --dump-gradients " + flags.dump_gradients, flags.dump_gradients);
+  if (predicting) check_output_file("command line: --predict " + flags.predict, flags.predict);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;

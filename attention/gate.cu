@@ -131,16 +131,16 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
 constexpr int FIGURE_THREADS = 128;
 
 // per_logit: elements of a row that share a logit
-template <class T, class Act, bool ADD>
-__global__ void gate_figures_kernel(float* figures, Matrix<const T> x, Matrix<const T> logits, int N, int width,
-                                    int per_logit) {
+template <class T, class Act>
+__global__ void gate_figures_kernel(float* figures, Matrix<const T> x, Matrix<const T> logits, bool added, int N,
+                                    int width, int per_logit) {
   __shared__ float sums[GateFigure::COUNT][FIGURE_THREADS];
   for (int f = 0; f < GateFigure::COUNT; f++) sums[f][threadIdx.x] = 0;
   auto add = [&](int f, float amount) { sums[f][threadIdx.x] += amount; };
   for (int row = blockIdx.x; row < N; row += gridDim.x)
     for (int c = threadIdx.x; c < width; c += FIGURE_THREADS) {
       float g = Act::value(logits.data ? to_float(*logits.at(row, c / per_logit)) : 0), v = to_float(*x.at(row, c));
-      float y = ADD ? v + g : v * g;
+      float y = added ? v + g : v * g;
       add(GateFigure::BEFORE, fabsf(v));
       add(GateFigure::AFTER, fabsf(y));
       add(GateFigure::BELOW_001, fabsf(y) < 0.01f);
@@ -234,8 +234,8 @@ void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, con
                   int D, cudaStream_t stream) {
   int per_logit = settings.granularity == GateGranularity::headwise ? D : 1;
   auto launch = [&]<class Act, bool ADD>() {
-    LAUNCH((gate_figures_kernel<T, Act, ADD>), dim3(GATE_FIGURE_BLOCKS), dim3(FIGURE_THREADS), 0, stream, figures, x,
-           logits, N, H * D, per_logit);
+    LAUNCH((gate_figures_kernel<T, Act>), dim3(GATE_FIGURE_BLOCKS), dim3(FIGURE_THREADS), 0, stream, figures, x, logits,
+           ADD, N, H * D, per_logit);
   };
   if (settings.activation != GateActivation::none) return with_gate(settings, launch);
   logits.data = nullptr;

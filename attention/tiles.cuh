@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_held_by(float* tile, const Head<T>& head, i
   }
 }
 template <class Tile, class T>
-__device__ __forceinline__ void load_held(float* tile, const Head<T>& head, int r0, int c0) {
+__device__ CPU_OUT_OF_LINE void load_held(float* tile, const Head<T>& head, int r0, int c0) {
   if (head.wide) load_held_by<Tile, Pack<T>::size>(tile, head, r0, c0);
   else load_held_by<Tile, 1>(tile, head, r0, c0);
 }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_stream_by(float* tile, const Head<T>& head,
   }
 }
 template <class Tile, class T>
-__device__ __forceinline__ void load_stream(float* tile, const Head<T>& head, int r0, int c0) {
+__device__ CPU_OUT_OF_LINE void load_stream(float* tile, const Head<T>& head, int r0, int c0) {
   if (head.wide) load_stream_by<Tile, Pack<T>::size>(tile, head, r0, c0);
   else load_stream_by<Tile, 1>(tile, head, r0, c0);
 }

@@ -117,12 +117,41 @@ void write_text_file(const std::string& path, std::string_view text) {
   file.close();
 }
 
-void replace_text_file(const std::string& path, std::string_view text) {
+static std::string hidden(const std::string& path) {
   size_t name = path.rfind('/') + 1;  // 0 if the path has no folder
-  std::string beside = path.substr(0, name) + ".tmp_" + path.substr(name);
-  write_text_file(beside, text);
-  if (::rename(beside.c_str(), path.c_str()) != 0)
-    failure("cannot rename %s to %s: %s", beside.c_str(), path.c_str(), std::strerror(errno));
+  return path.substr(0, name) + ".tmp_" + path.substr(name);
+}
+
+PendingFile::PendingFile(const std::string& path) : path_(path), file_(File::create(hidden(path))) {}
+
+PendingFile::~PendingFile() {
+  if (file_) ::unlink(file_.path().c_str());
+}
+
+void PendingFile::publish() {
+  file_.sync();
+  if (::rename(file_.path().c_str(), path_.c_str()) != 0)
+    failure("cannot rename %s to %s: %s", file_.path().c_str(), path_.c_str(), std::strerror(errno));
+  file_.close();
+}
+
+void replace_text_file(const std::string& path, std::string_view text) {
+  PendingFile file(path);
+  file.write(text.data(), text.size());
+  file.publish();
+}
+
+void check_output_file(const std::string& where, const std::string& path) {
+  const char *w = where.c_str(), *p = path.c_str();
+  std::string folder = path.find('/') == std::string::npos ? "." : path.substr(0, path.rfind('/') + 1);
+  struct stat info;
+  if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
+    user_error("%s: there is no folder %s; create it first", w, folder.c_str());
+  if (::stat(p, &info) == 0 && S_ISDIR(info.st_mode)) user_error("%s: %s is a folder; name a file", w, p);
+  if (::stat(p, &info) == 0 && !S_ISREG(info.st_mode))
+    user_error("%s: %s is a device or a pipe, which the new file would replace; name another file", w, p);
+  if (::access(folder.c_str(), W_OK) != 0)
+    user_error("%s: the folder %s cannot be written: %s; name another", w, folder.c_str(), std::strerror(errno));
 }
 
 bool copy_text_file(const std::string& from, const std::string& to) {

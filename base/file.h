@@ -39,10 +39,29 @@ class File {
   std::string path_;
 };
 
+// A file that appears when it is complete: it is written as .tmp_NAME, and removed again by the destructor unless
+// publish() gave it its name.
+class PendingFile {
+ public:
+  explicit PendingFile(const std::string& path);
+  PendingFile(const PendingFile&) = delete;
+  ~PendingFile();
+  void write(const void* data, size_t bytes) { file_.write(data, bytes); }
+  void publish();  // syncs it; replaces a file of that name
+
+ private:
+  std::string path_;
+  File file_;
+};
+
+// A user_error if no file can be written under this name: its folder is missing or read-only, or it is a folder, a device
+// or a pipe. where: begins the error text, as "command line: --predict x.npy".
+void check_output_file(const std::string& where, const std::string& path);
+
 // Returns the whole file; more than `limit` bytes are a user_error.
 std::string read_text_file(const std::string& path, const char* what, size_t limit);
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
-// The same, but a reader finds the old text or the new one at any moment: it is written to .tmp_NAME and renamed.
+// The same through a PendingFile: a reader finds the old text or the new one at any moment.
 void replace_text_file(const std::string& path, std::string_view text);
 // Copies a file and syncs it; returns false if `from` does not exist. On a failure the unfinished copy is removed.
 bool copy_text_file(const std::string& from, const std::string& to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 
 #include "base/error.h"
 
@@ -47,10 +48,28 @@ std::string count_text(double count) {
   return format("%.*f%s", size < 9.995 ? 2 : size < 99.95 ? 1 : 0, count, units[unit]);
 }
 
+std::string cell_text(const char* form, double x) {
+  return std::isnan(x) ? format("%*s", std::atoi(form + 1), "-") : format(form, x);
+}
+
+std::string plural(double count, const std::string& noun) { return noun + (count == 1 ? "" : "s"); }
+
+static const char* const BYTE_UNITS[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+
 std::string bytes_text(double bytes) {
-  const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
   if (bytes < 1024) return format("%.0f B", bytes);
   size_t unit = 0;
   for (bytes /= 1024; unit < 4 && bytes >= 1023.95; unit++) bytes /= 1024;
-  return format("%.1f %s", bytes, units[unit]);
+  return format("%.1f %s", bytes, BYTE_UNITS[unit]);
+}
+
+double size_in_bytes(const std::string& text) {
+  size_t digits = text.find_first_not_of("0123456789."), unit = text.find_first_not_of(" ", digits);
+  if (digits == 0 || unit >= text.size() || std::count(text.begin(), text.end(), '.') > 1) return 0;
+  double bytes = std::strtod(text.c_str(), nullptr);
+  for (const char* name : BYTE_UNITS) {
+    bytes *= 1024;
+    if (text.substr(unit) == name) return bytes;
+  }
+  return 0;
 }

@@ -7,6 +7,11 @@
 std::string duration_text(double seconds);  // 43s, 12m05s, 1h34m, 2d03h
 std::string count_text(double count);       // 999, 52.4K, 1.76M, 10.0G
 std::string bytes_text(double bytes);       // 512 B, 1.2 GiB
+// The bytes of "80GiB" or "1.5 TiB" (KiB to PiB); 0 if the text is no such size.
+double size_in_bytes(const std::string& text);
+// A cell of a table: the number in this printf format, as "%8.3f", or "-" in the same width for NaN.
+std::string cell_text(const char* form, double x);
+std::string plural(double count, const std::string& noun);  // "token" of 1, else "tokens"
 
 void append_item(std::string& list, std::string_view item, std::string_view separator = ", ");  // "a, b" from "a"
 std::vector<std::string> split(const std::string& list, char separator);  // {"a", ""} from "a,"; {""} from ""

@@ -1,6 +1,7 @@
 #include "checkpoint/metrics.h"
 
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -157,11 +158,17 @@ static bool is_of_training(const json& line) {
 
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
+  int64_t number = 0, damaged = 0;  // lines
   for_each_line(path, [&](const std::string& whole, const json& line) {
+    number++;
+    if (line.empty() && damaged == 0) damaged = number;
     static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics", "task"};
     bool again = repeated.count(text_of(line, "type", "")) && is_of_training(line);
     if (integer_of(line, "step", -1) <= step || !again) kept += whole;
   });
+  if (damaged > 0)
+    std::fprintf(stderr, "warning: %s: line %lld is damaged; it stays there, but is not read\n", path.c_str(),
+                 (long long)damaged);
   replace_text_file(path, kept);
 }
 

@@ -107,7 +107,7 @@ void Loader::run() {
 }
 
 // What a label of this step weighs if all windows with labels have T of them: the tokens of the step over its labels, or
-// its windows over those that have any. Every rank counts the labels of all ranks' windows.
+// its windows over those that have any; 0 for a step without labels. Every rank counts the labels of all ranks' windows.
 double Loader::weight_of_step(int64_t step) {
   if (counted_step_ == step) return step_weight_;
   LoaderSettings s = settings_;
@@ -119,11 +119,8 @@ double Loader::weight_of_step(int64_t step) {
         labels += found;
         labelled += found > 0;
       }
-  if (labels == 0)
-    user_error(
-        "data.labels: none of the %lld windows of step %lld has a label; use a larger batch.tokens, or more labels",
-        (long long)windows, (long long)step + 1);
   counted_step_ = step;
+  if (labels == 0) return step_weight_ = 0;
   return step_weight_ = s.by_sequence ? double(windows) / double(labelled) : double(windows * s.T) / double(labels);
 }
 
@@ -132,6 +129,7 @@ void Loader::fill(Batch& batch, int64_t number) {
   batch.step = first_step_ + number / s.micro_steps;
   batch.micro_step = int(number % s.micro_steps);
   const double weight = reader_.has_labels() ? weight_of_step(batch.step) : 1;
+  batch.labelled = weight > 0;
   for (int row = 0; row < s.micro; row++) {
     const size_t offset = size_t(row) * s.T;
     int* targets = &batch.targets[offset];

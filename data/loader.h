@@ -6,7 +6,7 @@
 // around.
 // With labels, the weights of a batch say what each of its rows counts in the loss of the whole step, of all ranks: 1 if
 // all rows of the step have a label, 0 for a row without. label_mean batch: all labels weigh the same; sequence: all
-// windows that have any do, and within a window its labels. A step without any label is a user_error.
+// windows that have any do, and within a window its labels.
 // An error in the thread (a token beyond the vocabulary, a truncated file) is thrown by next().
 #pragma once
 #include <condition_variable>
@@ -35,6 +35,7 @@ struct Batch {
   std::vector<int> inputs, targets;  // [B, T]
   std::vector<float> values;         // [B, T, K] if labels are values, else empty
   std::vector<float> weights;        // [B, T] with labels, else empty
+  bool labelled = true;              // whether any row of the step, of all ranks, is to predict something
 };
 
 // The window, 0 to total - 1, of this row of this rank's micro batch.

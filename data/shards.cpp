@@ -59,35 +59,32 @@ int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
 
 // Fills values from this position on: `columns` for each.
 template <class T>
-void read_values(const Shard& shard, int64_t position, std::vector<T>& values, const char* what, int columns,
-                 const std::string& key) {
+void read_values(const Shard& shard, int64_t position, std::vector<T>& values, const char* what, int columns) {
   const int64_t bytes = int64_t(values.size() * sizeof(T)), item = int64_t(columns * sizeof(T));
   if (read_at(shard, values.data(), bytes, header_bytes + position * item) != bytes)
     user_error(
         "%s: %s became shorter while it was in use: %s %lld to %lld are gone; restore the file and start "
         "again",
-        key.c_str(), shard.path.c_str(), what, (long long)position, (long long)position + bytes / item - 1);
+        shard.key.c_str(), shard.path.c_str(), what, (long long)position, (long long)position + bytes / item - 1);
 }
 
-void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& tokens, int vocab,
-                 const std::string& key) {
-  read_values(shard, position, tokens, token_shard.items, 1, key);
+void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& tokens, int vocab) {
+  read_values(shard, position, tokens, token_shard.items, 1);
   auto bad = std::find_if(tokens.begin(), tokens.end(), [&](uint16_t token) { return token >= vocab; });
   if (bad == tokens.end()) return;
   position += bad - tokens.begin();
   user_error(
       "%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
       "with another tokenizer: set model.vocab = 50257 for GPT-2 tokens (256 for bytes), or use other shards",
-      key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
+      shard.key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
 }
 
 // Reads the labels of `count` positions from this one on, and returns how many of them have one. targets [count]: the
 // label, or -1 for none; of a file with values, 0 where there are some, and these are written to values [count, K]. Both
 // may be nullptr.
-int read_labels(const Shard& labels, int64_t position, int count, int* targets, float* values, int vocab,
-                const std::string& key) {
+int read_labels(const Shard& labels, int64_t position, int count, int* targets, float* values, int vocab) {
   const auto bad = [&](int64_t at, const char* what, const char* allowed) {
-    user_error("%s: %s holds the label %s at position %lld, but %s; make the file again", key.c_str(),
+    user_error("%s: %s holds the label %s at position %lld, but %s; make the file again", labels.key.c_str(),
                labels.path.c_str(), what, (long long)(position + at), allowed);
   };
   int found = 0;
@@ -97,7 +94,7 @@ int read_labels(const Shard& labels, int64_t position, int count, int* targets, 
   };
   if (labels.outputs == 0) {
     std::vector<uint16_t> tokens(count);
-    read_values(labels, position, tokens, label_file.items, 1, key);
+    read_values(labels, position, tokens, label_file.items, 1);
     for (int t = 0; t < count; t++) {
       if (tokens[t] != no_label && tokens[t] >= vocab)
         bad(t, std::to_string(tokens[t]).c_str(),
@@ -108,7 +105,7 @@ int read_labels(const Shard& labels, int64_t position, int count, int* targets, 
   }
   const int K = labels.outputs;
   std::vector<float> read(size_t(count) * K);
-  read_values(labels, position, read, label_file.items, K, key);
+  read_values(labels, position, read, label_file.items, K);
   for (int t = 0; t < count; t++) {
     bool any = false;
     for (int k = 0; k < K; k++) {
@@ -170,7 +167,7 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
   if (fd < 0 && errno == EMFILE)
     user_error("%s: %s cannot be opened: too many open files; raise the limit (ulimit -n) or use larger shards", k, p);
   if (fd < 0) user_error("%s: %s cannot be opened: %s; check its permissions", k, p, std::strerror(errno));
-  Shard shard{path, 0, std::make_shared<OpenFile>(fd)};
+  Shard shard{path, key, 0, std::make_shared<OpenFile>(fd)};
   if (::fstat(fd, &status) != 0) failure("%s: fstat failed: %s", p, std::strerror(errno));
 
   int32_t header[header_bytes / sizeof(int32_t)];
@@ -243,7 +240,7 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
   for (const std::string& path : sorted_files(patterns, key, token_shard)) {
     shards.push_back(open_file(path, key, token_shard));
     std::vector<uint16_t> first(std::min(shards.back().tokens, tokens_checked_at_start));
-    read_tokens(shards.back(), 0, first, vocab, key);
+    read_tokens(shards.back(), 0, first, vocab);
   }
   return shards;
 }
@@ -255,6 +252,7 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
   if (paths.size() != shards.size())
     user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order of names", key.c_str(),
                paths.size(), paths.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
+  bool any = false;
   for (size_t i = 0; i < paths.size(); i++) {
     const Shard labels = open_file(paths[i], key, label_file);
     const char *k = key.c_str(), *p = paths[i].c_str();
@@ -270,9 +268,16 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
     if (labels.tokens != shards[i].tokens)
       user_error("%s: %s has %lld labels, but its shard, %s, has %lld tokens; make it again from that shard", k, p,
                  (long long)labels.tokens, shards[i].path.c_str(), (long long)shards[i].tokens);
-    read_labels(labels, 0, int(std::min(labels.tokens, tokens_checked_at_start)), nullptr, nullptr, vocab, key);
+    any |= read_labels(labels, 0, int(std::min(labels.tokens, tokens_checked_at_start)), nullptr, nullptr, vocab) > 0;
     shards[i].labels = std::make_shared<const Shard>(labels);
   }
+  constexpr int64_t block = 1 << 16;
+  for (const Shard& shard : shards)
+    for (int64_t at = 0; at < shard.tokens && !any; at += block)
+      any = read_labels(*shard.labels, at, int(std::min(block, shard.tokens - at)), nullptr, nullptr, vocab) > 0;
+  if (!any)
+    user_error("%s: there is no label in %s%s; use other labels", key.c_str(), paths[0].c_str(),
+               paths.size() > 1 ? " and the others" : "");
 }
 
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
@@ -290,8 +295,7 @@ std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
   return warnings;
 }
 
-int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::string& key,
-                     const std::function<bool(int64_t)>& proceed) {
+int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::function<bool(int64_t)>& proceed) {
   constexpr int64_t block = 1 << 20;
   std::vector<uint16_t> tokens;
   int64_t done = 0;
@@ -299,8 +303,8 @@ int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::str
     for (int64_t at = 0; at < shard.tokens; at += block) {
       if (!proceed(done)) return done;
       tokens.resize(size_t(std::min(block, shard.tokens - at)));
-      read_tokens(shard, at, tokens, vocab, key);
-      if (shard.labels) read_labels(*shard.labels, at, int(tokens.size()), nullptr, nullptr, vocab, key);
+      read_tokens(shard, at, tokens, vocab);
+      if (shard.labels) read_labels(*shard.labels, at, int(tokens.size()), nullptr, nullptr, vocab);
       done += int64_t(tokens.size());
     }
   return done;
@@ -332,16 +336,16 @@ int64_t WindowReader::first_token(int64_t window) const { return (window - first
 
 int WindowReader::labels(int64_t window) const {
   const Shard& shard = shards_[shard_of(window)];
-  return shard.labels ? read_labels(*shard.labels, first_token(window), T_, nullptr, nullptr, vocab_, key_) : T_;
+  return shard.labels ? read_labels(*shard.labels, first_token(window), T_, nullptr, nullptr, vocab_) : T_;
 }
 
 int WindowReader::read(int64_t window, int* inputs, int* targets, int skip, float* values) const {
   const Shard& shard = shards_[shard_of(window)];
   const int64_t first = first_token(window) + skip;
   std::vector<uint16_t> tokens(size_t(T_ - skip) + 1);
-  read_tokens(shard, first, tokens, vocab_, key_);
+  read_tokens(shard, first, tokens, vocab_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
-  if (shard.labels) return read_labels(*shard.labels, first, T_ - skip, targets, values, vocab_, key_);
+  if (shard.labels) return read_labels(*shard.labels, first, T_ - skip, targets, values, vocab_);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
   return T_ - skip;
 }

@@ -29,6 +29,7 @@ struct OpenFile {  // closes its descriptor with the last Shard that refers to i
 
 struct Shard {
   std::string path;
+  std::string key;  // of the setting that names it, for errors
   int64_t tokens = 0;
   std::shared_ptr<const OpenFile> file;      // opened once, so the file that was validated is the one that is read
   int64_t text_bytes = 0;                    // from X.json; 0: unknown
@@ -42,7 +43,8 @@ struct Shard {
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key);
 
 // Finds the label files in the same way and gives the first to the first shard, and so on; no patterns: none. vocab,
-// outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels".
+// outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels". Files without any
+// label are a user_error.
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
                  const std::string& key);
 
@@ -52,8 +54,7 @@ std::vector<std::string> read_text_bytes(std::vector<Shard>& shards);
 // Reads the tokens and labels of all shards in order, in blocks. A user_error names file, position and value of the
 // first one that is not allowed. proceed(tokens read so far) is called before each block; if it returns false, the
 // reading ends. Returns the number of tokens read.
-int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::string& key,
-                     const std::function<bool(int64_t)>& proceed);
+int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::function<bool(int64_t)>& proceed);
 
 // Copies are cheap and share the files; read() may be called from several threads.
 class WindowReader {

@@ -89,7 +89,10 @@ Task read_task(const std::string& dir, const std::string& name, int vocab, int64
   std::string path = dir + "/" + name + ".bin", where = "task " + name + ": " + path;
   const char* w = where.c_str();
   std::error_code error;
-  if (name.empty() || name.find('/') != std::string::npos || !std::filesystem::is_regular_file(path, error))
+  if (name.find('/') != std::string::npos)
+    user_error("task %s: a task is named without its folder; name that with --set task.dir=FOLDER, which is now \"%s\"",
+               shortened(name).c_str(), dir.c_str());
+  if (name.empty() || !std::filesystem::is_regular_file(path, error))
     user_error("task %s: there is no file %s; task.dir = \"%s\" has %s; scripts/prepare_tasks.py makes others",
                shortened(name).c_str(), shortened(path, 200).c_str(), dir.c_str(), tasks_in(dir).c_str());
   std::string bytes = read_text_file(path, w, header_bytes + most_examples * 65535);
@@ -104,9 +107,10 @@ Task read_task(const std::string& dir, const std::string& name, int vocab, int64
   for (int number = 0; number < header[2]; number++) {
     uint16_t start[2] = {};  // the mark and the size
     std::memcpy(start, rest.data(), std::min(rest.size(), sizeof start));
-    if (start[1] % 2 != 0 || start[1] < sizeof start || start[1] > rest.size())
-      user_error("%s has %zu bytes left for example %d of %d, which takes %d; %s", w, rest.size(), number, header[2],
-                 start[1], make_it);
+    if (rest.size() < sizeof start || start[1] > rest.size())
+      user_error("%s is cut short in example %d of %d; copy it again, or %s", w, number, header[2], make_it);
+    if (start[1] % 2 != 0 || start[1] < sizeof start)
+      user_error("%s, example %d has %d as its size in bytes; %s", w, number, start[1], make_it);
     std::vector<uint16_t> numbers(start[1] / 2);
     std::memcpy(numbers.data(), rest.data(), start[1]);
     rest.remove_prefix(start[1]);

@@ -285,16 +285,18 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
 static void print(const ordered_json& report) {
   auto number = [](const ordered_json& x) { return x.is_number() ? x.get<double>() : NAN; };
   const ordered_json& layers = report["layers"];
-  std::printf("diagnostics  step %lld  length %d | %lld windows | sink rate %.1f %% | M-Act %.4g\n",
+  std::printf("diagnostics  step %lld  length %d | %lld %s | sink rate %.1f %% | M-Act %.4g\n",
               (long long)report["step"].get<int64_t>(), report["length"].get<int>(),
-              (long long)report["sequences"].get<int64_t>(), number(report["sink_rate"]), number(report["m_act"]));
+              (long long)report["sequences"].get<int64_t>(), plural(number(report["sequences"]), "window").c_str(),
+              number(report["sink_rate"]), number(report["m_act"]));
   std::printf(
       " layer | first token  entropy   norm |  zeros  degenerate |    d50     d90 |  max |x|   median |  gate\n");
   auto line = [&](const std::string& name, const ordered_json& some, double size, double median, double gate) {
-    std::printf("%6s | %11.4f %8.3f %6.3f | %6.3f %11.4f | %6.1f %7.1f | %8.4g %8.3g |", name.c_str(),
-                mean(some, "first"), mean(some, "entropy"), mean(some, "entropy_norm"), mean(some, "zeros"),
-                mean(some, "degenerate"), mean(some, "d50"), mean(some, "d90"), size, median);
-    std::printf(std::isfinite(gate) ? " %5.3f\n" : "     -\n", gate);
+    auto cell = [&](const char* form, const char* field) { return cell_text(form, mean(some, field)); };
+    std::printf("%6s | %s %s %s | %s %s | %s %s | %8.4g %8.3g | %s\n", name.c_str(), cell("%11.4f", "first").c_str(),
+                cell("%8.3f", "entropy").c_str(), cell("%6.3f", "entropy_norm").c_str(), cell("%6.3f", "zeros").c_str(),
+                cell("%11.4f", "degenerate").c_str(), cell("%6.1f", "d50").c_str(), cell("%7.1f", "d90").c_str(), size,
+                median, cell_text("%5.3f", gate).c_str());
   };
   double median = 0;
   for (size_t l = 0; l < layers.size(); l++) {

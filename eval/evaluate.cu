@@ -31,12 +31,8 @@ void write_new_file(const Config& config, const char* key, const std::string& pa
   std::string tag = source_tag(source_of(config, {key}));
   if (std::filesystem::exists(path))
     user_error("config: %s = \"%s\" exists; name a new file, or remove it first%s", key, path.c_str(), tag.c_str());
-  try {
-    write_text_file(path, text);
-  } catch (const Failure& error) {
-    user_error("config: %s = \"%s\": %s; name a file in a folder that exists%s", key, path.c_str(), error.what(),
-               tag.c_str());
-  }
+  check_output_file(format("config: %s = \"%s\"", key, path.c_str()), path);
+  write_text_file(path, text);
 }
 
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
@@ -224,8 +220,9 @@ static void print(const EvalReport& r, const char* type) {
                      format(" from context %d", r.difference.from);
   }
   if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
-  std::printf("%s  step %lld  %s | loss %.4f%s%s | %s tokens\n", type, (long long)r.weights.step, length.c_str(),
-              r.loss, plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str());
+  std::printf("%s  step %lld  %s | loss %.4f%s%s | %s %s\n", type, (long long)r.weights.step, length.c_str(), r.loss,
+              plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str(),
+              plural(double(r.tokens), "token").c_str());
   std::fflush(stdout);
 }
 

@@ -6,10 +6,7 @@
 #include "data/shards.h"
 #include "train_gpt2.h"
 
-// A user_error if no file can be written under this name because its folder is not there, or because it is one.
-void check_output_file(const std::string& flag, const std::string& file);
-
 // Writes the outputs for all windows of model.context tokens of the shards, in order, as NumPy's .npy: float32 [windows,
-// context, K]. Called by all ranks, which share the windows; rank 0 writes. The file appears when it is complete. The
-// model must have been made for eval_rows(config, {context}) rows.
+// context, K]. Called by all ranks, which share the windows; rank 0 writes. The file appears when it is complete; a signal that asks any rank to stop
+// ends this without one. The model must have been made for eval_rows(config, {context}) rows.
 void predict(Model& model, const std::vector<Shard>& shards, const std::string& file);

@@ -190,23 +190,29 @@ bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vec
   bool first = model.comm().first(), finite = true;
   std::string text;
   if (first && !samples.empty()) write_new_file(model.config(), "task.samples", samples, text);
-  std::printf(
+  std::string table = format(
       "tasks, step %lld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
       (long long)weights.step, "");
   for (int number : numbers) {
     const Task& task = tasks[size_t(number)];
     std::optional<std::vector<double>> likelihoods = task_likelihoods(model, task, stop);
-    if (!likelihoods) return finite;
+    if (!likelihoods) break;
     TaskReport r = task_report(task, *likelihoods, max_length(model.config()));
     r.weights = weights;
-    std::printf("%-20s | %5.1f %5.1f | %5.1f  %5.1f  %5.1f |  %5.1f | %7.4f | %8lld%s\n", r.task.c_str(), 100 * r.acc,
-                100 * r.standard_error, 100 * r.acc_norm, 100 * r.acc_bytes, 100 * r.acc_norm_tokens, 100 * r.chance,
-                r.margin, (long long)r.examples,
-                r.cut ? format(", %lld completions with a shortened context", (long long)r.cut).c_str() : "");
-    std::fflush(stdout);
+    auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
+    table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8lld", r.task.c_str(), percent(r.acc).c_str(),
+                    percent(r.standard_error).c_str(), percent(r.acc_norm).c_str(), percent(r.acc_bytes).c_str(),
+                    percent(r.acc_norm_tokens).c_str(), percent(r.chance).c_str(), cell_text("%7.4f", r.margin).c_str(),
+                    (long long)r.examples);
+    if (r.cut)
+      table +=
+          format(", %lld %s with a shortened context", (long long)r.cut, plural(double(r.cut), "completion").c_str());
+    table += "\n";
     metrics.task(r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
     if (first && !samples.empty()) write_text_file(samples, text += sample_text(task, *likelihoods));
   }
+  std::fputs(table.c_str(), stdout);  // at once: no line of another thread, as "saved ...", falls between its rows
+  std::fflush(stdout);
   return finite;
 }

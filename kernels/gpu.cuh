@@ -74,6 +74,7 @@ template <class T> struct alignas(16) Pack {
 #include "emulation/cpu/device.h"
 #else
 constexpr bool on_cpu = false;
+#define CPU_OUT_OF_LINE __forceinline__  // large functions that a CPU calls, so that each caller compiles faster
 inline void set_cpu_threads(int) {}
 inline void set_cpu_order(CpuOrder, unsigned) {}
 inline void set_cpu_poison(bool) {}

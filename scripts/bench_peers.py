@@ -7,8 +7,8 @@
 Needs a GPU and PyTorch. Whole steps: torch.compile, bf16 autocast, fused AdamW, steps of 524288 tokens, 64 sequences of
 1024 at a time (fewer where that does not fit, which the table says), with scaled_dot_product_attention on the flash and
 cuDNN backends, with torch.use_deterministic_algorithms and without, and with LSSAR's T x T matrices, eager and
-compiled. Attention alone: the same, and FlashAttention-3 where the package flash_attn_interface is installed, at D 64
-and 128 and T 1K to 16K, with 16K tokens and 1536 channels, in TFLOP/s of the FlashAttention count; "same bits" says
+compiled, and as two calls of FlexAttention. Attention alone: the same, LSSA as one call of FlexAttention, and
+FlashAttention-3 and -4 where the packages flash_attn_interface and flash-attn-4 are installed, at D 64 and 128 and T 1K to 16K, with 16K tokens and 1536 channels, in TFLOP/s of the FlashAttention count; "same bits" says
 whether two backward passes gave the same bits. A measurement for which a machine lacks a package, memory or time gets a
 line that says so.
 
@@ -17,15 +17,19 @@ Our figures are those of bench_step and bench_attention: --ours names a folder w
 """
 import argparse
 import contextlib
+import functools
 import gc
+import importlib
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -38,6 +42,7 @@ try:
   import torch.nn.functional as F
   from torch import nn
   from torch.nn.attention import SDPBackend, sdpa_kernel
+  from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 except ImportError as error:
   stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
@@ -49,6 +54,7 @@ Size = namedtuple("Size", "name layers heads channels context vocab micro tokens
 GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
 TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
 LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
+LEAST = 1e-30  # in place of 0 under a logarithm; the power makes its weight 0
 
 
 def fused(q, k, v):
@@ -62,9 +68,51 @@ def lssar(q, k, v):
   return (formula.weights(z, LSSAR, context) @ v).to(v.dtype)
 
 
-def flash3(deterministic):
+@functools.cache
+def causal(T, device):
+  return create_block_mask(lambda b, h, i, j: j <= i, None, None, T, T, device=device)
+
+
+def flex(q, k, v, score_mod):
+  """Causal attention with the weights softmax(score_mod(q . k)), and log(sum of e^score_mod) [B, H, T]."""
+  with warnings.catch_warnings():  # newer versions have another name for it
+    warnings.simplefilter("ignore", FutureWarning)
+    return flex_attention(q, k, v, score_mod=score_mod, block_mask=causal(q.shape[-2], q.device), scale=1.0, return_lse=True)
+
+
+def prepared(q, k, v):
+  """q, k whose products are the scores of LSSA and LSSAR, of v's type."""
+  rows = torch.arange(1, q.shape[-2] + 1, device=q.device)[:, None]
+  q, k = (F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1) for x in (q, k))
+  return (q * (math.log(q.shape[-1]) * rows.to(q.dtype).log())).to(v.dtype), k.to(v.dtype)
+
+
+def log_softplus(z, b, h, i, j):
+  return F.softplus(z).log()
+
+
+def flex_lssa(q, k, v):
+  """softmax(log f) is f / sum f: the whole of LSSA."""
+  return flex(*prepared(q, k, v), v, log_softplus)[0]
+
+
+def flex_lssar(q, k, v):
+  """The first call gives S = sum f alone (with few channels of values), the second one the weights."""
+  q, k = prepared(q, k, v)
+  lse = flex(q, k, v[..., :16], log_softplus)[1]
+
+  def sharpened(z, b, h, i, j):
+    a = torch.exp(F.softplus(z).log() - lse[b, h, i])
+    offset = torch.where(i < LSSAR.offset_free_rows, 0.0, LSSAR.offset)
+    return LSSAR.power * ((i + 1) * a - offset).clamp(min=LEAST).log()
+
+  return flex(q, k, v, sharpened)[0]
+
+
+def flash(module, deterministic):
+  """FlashAttention-3 or -4: the function has one name in both."""
   try:
-    from flash_attn_interface import flash_attn_func
+    flash_attn_func = importlib.import_module(module).flash_attn_func
   except ImportError:
     return None
 
@@ -80,15 +128,18 @@ Peer = namedtuple("Peer", "name kind attend backend deterministic compiled", def
 
 
 def peers(tiny):
-  flash, cudnn = (SDPBackend.MATH,) * 2 if tiny else (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-  whole = [Peer("sdpa flash", "softmax", fused, flash), Peer("sdpa cuDNN", "softmax", fused, cudnn),
-           Peer("sdpa flash, deterministic", "softmax", fused, flash, True),
+  sdpa, cudnn = (SDPBackend.MATH,) * 2 if tiny else (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+  whole = [Peer("sdpa flash", "softmax", fused, sdpa), Peer("sdpa cuDNN", "softmax", fused, cudnn),
+           Peer("sdpa flash, deterministic", "softmax", fused, sdpa, True),
            Peer("sdpa cuDNN, deterministic", "softmax", fused, cudnn, True),
-           Peer("LSSAR eager", "lssar", lssar, compiled=False), Peer("LSSAR compiled", "lssar", lssar)]
+           Peer("LSSAR eager", "lssar", lssar, compiled=False), Peer("LSSAR compiled", "lssar", lssar),
+           Peer("LSSAR FlexAttention", "lssar", flex_lssar)]
   # Nothing to compile around a fused kernel.
   alone = [peer._replace(compiled=False) for peer in whole if peer.kind == "softmax"]
-  alone += [Peer("FlashAttention-3" + (", deterministic" if again else ""), "softmax", flash3(again), None, again,
-                 False) for again in (False, True)]
+  for name, module in ("FlashAttention-3", "flash_attn_interface"), ("FlashAttention-4", "flash_attn.cute"):
+    alone += [Peer(name + (", deterministic" if again else ""), "softmax", flash(module, again), None, again, False)
+              for again in (False, True)]
+  alone += [Peer("LSSA FlexAttention", "lssa", flex_lssa)]
   return whole, alone + [peer for peer in whole if peer.kind == "lssar"]
 
 
@@ -279,7 +330,7 @@ def ours(place, machine):
   else:
     parts = []
     with tempfile.TemporaryDirectory() as folder:
-      for program, arguments in (("bench_step", []), ("bench_attention", ["softmax,lssar"])):
+      for program, arguments in (("bench_step", []), ("bench_attention", ["softmax,lssa,lssar"])):
         path = os.path.join(folder, program + ".json")
         subprocess.run([os.path.join(place, program), "--json", path, *arguments], check=True, stdout=sys.stderr)
         parts.append(bench_table.read(path))
@@ -310,7 +361,8 @@ def main():
     torch.set_num_threads(1)  # there is nothing to share
   machine, size = Machine(arguments.tiny), TINY if arguments.tiny else GPT2
   result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
-            "driver": "" if arguments.tiny else bench_table.driver(), "torch": torch.__version__, "model": size.name,
+            "driver": "" if arguments.tiny else bench_table.driver(), "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(), "model": size.name,
             "ours": ours(arguments.ours, machine), "steps": [], "attention": []}
 
   def add(kind, row):
@@ -339,6 +391,7 @@ def main():
   measure_whole("softmax")
   measure_whole("lssar")
   measure_alone("lssar")
+  measure_alone("lssa")
   print(bench_table.peers(result))
   print(f"\nwritten to {arguments.out}")
 

@@ -183,7 +183,7 @@ def comparison(old, new):
 def peers(result):
   """What bench_peers.py measured, beside ours where that is known."""
   ours = result.get("ours")
-  lines = [f"{result['device']}, PyTorch {result['torch']}, {result['model']}. Ratio: ours / PyTorch's; ours: "
+  lines = [f"{result['device']}, PyTorch {result['torch']}, cuDNN {result.get('cudnn')}, {result['model']}. Ratio: ours / PyTorch's; ours: "
            + (f"commit {ours['commit']}." if ours else "not measured."), "",
            "| GPT-2 in PyTorch | tokens/s (least to most) | micro batch | memory | ours | ratio |", "|---" * 6 + "|"]
   for row in result["steps"]:

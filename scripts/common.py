@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 
 def stop(message, code=2):
@@ -50,8 +51,58 @@ def run(main, interrupted):
     die_of_interrupt()
 
 
+class Progress:
+  """Of bytes: a line on standard error that rewrites itself on a terminal, and a line every half minute elsewhere."""
+
+  def __init__(self, total, title=""):
+    """total: 0 if it is not known yet, which shows nothing. title: begins the line."""
+    self.total, self.title, self.done, self.moved = total, title, 0, 0  # moved: now, not in an earlier attempt
+    self.terminal = sys.stderr.isatty()
+    self.begin = self.shown = time.monotonic()
+
+  def add(self, amount):
+    self.done += amount
+    self.moved += amount
+    now = time.monotonic()
+    if not self.total or now - self.shown < (0.2 if self.terminal else 30):
+      return
+    self.shown = now
+    speed = max(self.moved / max(now - self.begin, 1e-3), 1)
+    left = (self.total - self.done) / speed
+    self._write("%s%s%5.1f%% | %.1f MB/s | eta %d:%02d:%02d%s" % (
+        "\r" if self.terminal else "", self.title, 100 * self.done / self.total, speed / 1e6,
+        left // 3600, left % 3600 // 60, left % 60, "   " if self.terminal else "\n"))
+
+  def end(self):
+    if self.terminal:
+      self._write("\r" + " " * 60 + "\r")
+
+  def say(self, text):
+    self.end()
+    self._write(text + "\n")
+
+  @staticmethod
+  def _write(text):
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def check_output(flag, path):
+  """A UserError unless a file can be written there, which is what the flag asks for. Leaves nothing behind."""
+  folder = os.path.dirname(path) or "."
+  if not os.path.isdir(folder):
+    raise UserError(f"{flag} {path}: there is no folder {folder}; create it, or name another file")
+  known = os.path.lexists(path)
+  try:
+    open(path, "ab").close()
+  except OSError as error:
+    raise UserError(f"{flag} {path}: {error.strerror}; name another file")
+  if not known:
+    os.remove(path)
+
+
 @contextlib.contextmanager
-def output_folder(folder):
+def output_folder(folder, flag="--out"):
   """Makes it for the block. Afterwards removes the folders that it made if they are empty. A UserError if it cannot be made."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
@@ -61,7 +112,7 @@ def output_folder(folder):
     try:
       os.makedirs(folder, exist_ok=True)
     except OSError as error:
-      raise UserError(f"--out {folder}: {error.strerror}")
+      raise UserError(f"{flag} {folder}: {error.strerror}")
     yield
   finally:
     for path in made:
@@ -83,7 +134,7 @@ def _whole_files(folder, pattern, overwrite):
   try:
     old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
     if old and not overwrite:
-      raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another --name")
+      raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another folder (--out)")
     temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=folder)
   except OSError as error:
     raise UserError(f"--out {folder}: {error.strerror}")

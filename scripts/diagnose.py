@@ -33,7 +33,7 @@ def chosen_length(runs, wanted):
 
 
 def spikes(run, key):
-  values = [metrics.finite(entry.get(key)) for entry in run.lines if entry["type"] == "train"]
+  values = [entry[key] for entry in run.lines if entry["type"] == "train" and metrics.finite(entry.get(key)) is not None]
   score = metrics.spike_score(values)
   return "-" if not score else "%.2f%s" % (100 * score[0], "" if score[1] == 1000 else "*")
 
@@ -119,10 +119,7 @@ def draw(runs, length, path):
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   for axes in list(panels[2:].flat)[len(runs):]:
     axes.axis("off")
-  try:
-    figure.savefig(path, dpi=130)
-  except (OSError, ValueError) as error:  # no folder; a name that ends in no kind of picture
-    raise UserError("--out %s: %s" % (path, error))
+  figure.savefig(path, dpi=130)
 
 
 def main():
@@ -136,8 +133,8 @@ def main():
     if not run.diagnostics:
       raise UserError("%s holds no diagnostics; run ./train %s --diagnostics" % (metrics.metrics_file(run.folder), run.folder))
   length = chosen_length(runs, args.length)
+  path = plot.picture_path("--out", args.out or os.path.join(runs[0].folder, "diagnostics.png"))
   print("at length %d:\n" % length, table(runs, length), sep="\n")
-  path = args.out or os.path.join(runs[0].folder, "diagnostics.png")
   draw(runs, length, path)
   print("\npicture: " + path)
 

@@ -23,7 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from common import Failure, UserError, run
+from common import Failure, Progress, UserError, run
 
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
@@ -64,8 +64,9 @@ def complete(path):
 class Download:
   """One file. Its state is the part file: whatever is there is right as far as it goes."""
 
-  def __init__(self, url, path, args, progress, files_left):
-    self.url, self.path, self.args, self.progress, self.files_left = url, path, args, progress, files_left
+  def __init__(self, url, path, args, progress, files_done, files_left):
+    self.url, self.path, self.args, self.progress = url, path, args, progress
+    self.files_done, self.files_left = files_done, files_left
     self.expected = None     # size by the header, once that has arrived
     self.total = None        # size by the server, if it tells
     self.continued = False   # the server continues where the part file ends
@@ -121,7 +122,8 @@ class Download:
     if self.expected is None and self._size() >= HEADER_BYTES:
       self.file.seek(0)
       self.expected = size_by_header(self.file.read(HEADER_BYTES), self.url)
-      self.progress.file_size = self.expected
+      self.progress.total = self.expected * (self.files_done + self.files_left)
+      self.progress.done = self.expected * self.files_done + self._size()
       free = shutil.disk_usage(os.path.dirname(self.path)).free
       need = self.expected * self.files_left - self._size()
       if need > free:
@@ -185,31 +187,7 @@ class Download:
       self.file.flush()
     except OSError as error:  # not the network's fault: trying again does not help
       raise Failure("writing %s.part failed: %s" % (self.path, error.strerror))
-    self.progress.add(len(block), self._size())
-
-
-class Progress:
-  def __init__(self, files):
-    self.files, self.index = files, 0
-    self.file_size, self.received, self.begin, self.shown = None, 0, time.monotonic(), 0
-    self.terminal = sys.stderr.isatty()
-
-  def add(self, amount, size):
-    self.received += amount
-    now = time.monotonic()
-    if not self.terminal or now - self.shown < 0.2 or not self.file_size:
-      return
-    self.shown = now
-    speed = self.received / max(now - self.begin, 1e-3)
-    left = (self.file_size * (self.files - self.index) - size) / max(speed, 1)
-    sys.stderr.write("\rfile %d/%d %5.1f%% | %.1f MB/s | eta %d:%02d:%02d   " % (
-        self.index + 1, self.files, 100 * size / self.file_size, speed / 1e6, left // 3600, left % 3600 // 60,
-        left % 60))
-    sys.stderr.flush()
-
-  def say(self, text):
-    sys.stderr.write(("\r" + " " * 60 + "\r" if self.terminal else "") + text + "\n")
-    sys.stderr.flush()
+    self.progress.add(len(block))
 
 
 def parse_arguments():
@@ -252,11 +230,12 @@ def main():
     if not os.path.exists(path) or not complete(path):
       wanted.append(name)
   print("%d of %d files are complete in %s" % (len(names) - len(wanted), len(names), args.out), flush=True)
-  progress = Progress(len(wanted))
-  for progress.index, name in enumerate(wanted):
+  progress = Progress(0)
+  for index, name in enumerate(wanted):
     path = os.path.join(args.out, name)
-    Download(args.base_url.rstrip("/") + "/" + name, path, args, progress, len(wanted) - progress.index).run()
-    progress.say("%s  %d bytes  (%d/%d)" % (path, os.path.getsize(path), progress.index + 1, len(wanted)))
+    progress.title = "file %d/%d " % (index + 1, len(wanted))
+    Download(args.base_url.rstrip("/") + "/" + name, path, args, progress, index, len(wanted) - index).run()
+    progress.say("%s  %d bytes  (%d/%d)" % (path, os.path.getsize(path), index + 1, len(wanted)))
   print('for the configuration: "data": {"train": "%s", "val": "%s"}, "model": {"vocab": 50257}' % (
       os.path.join(args.out, "fineweb_train_*.bin"), os.path.join(args.out, "fineweb_val_*.bin")))
 

@@ -1,13 +1,14 @@
 """What the metrics.jsonl of runs say, for every script that reads them. Standard library only.
 
 Older files lack some fields: what their evaluations are of follows from the configuration in the latest "start" line
-before them. Damaged lines, unknown types and evaluations of an unknown "mode" are skipped.
+before them. Unknown types and evaluations of an unknown "mode" are skipped.
 """
 import collections
 import json
 import math
 import os
 import re
+import sys
 
 from common import stop
 
@@ -54,6 +55,14 @@ def weights_run(path):
   return re.sub(r"(/old_steps(_\d+)?)?/step_\d{8,15}$", "", os.path.normpath(path))
 
 
+def other_run(weights, config):
+  """The folder of another run whose weights a line is of, or "" if they are those of the run with this configuration."""
+  weights, init = (os.path.normpath(str(value or "random")) for value in (weights, config.get("init")))
+  names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
+  mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
+  return "" if mine else weights_run(weights)
+
+
 class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
@@ -89,13 +98,11 @@ class Evaluation:
     self.names = names if isinstance(names, list) else [names]
     self.asked = of.get("tokens_asked", evaluation.get("tokens"))
     self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
-    self.window = f"eval.window {of['window']} and {of['sink_tokens']} sink tokens" if "window" in of else ""
+    window = evaluation.get("window") or 0
+    self.window = f"eval.window {window} and {window and evaluation.get('sink_tokens') or 0} sink tokens"
     self.settings = model_settings(config)
     self.windows = count(of.get("windows", 0))
-    weights, init = (os.path.normpath(str(value or "random")) for value in (of.get("weights"), config.get("init")))
-    names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
-    mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
-    self.elsewhere = "" if mine else weights_run(weights)
+    self.elsewhere = other_run(of.get("weights"), config)
     groups = numbers(entry.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
 
@@ -130,7 +137,7 @@ class Evaluation:
       reasons.append(f"of {self.asked} tokens asked")
     if self.rope_scaling != own.rope_scaling:
       reasons.append(f"with rope_scaling {self.rope_scaling}")
-    if self.window:
+    if self.window != own.window:
       reasons.append(f"with {self.window}")
     return " and ".join(reasons)
 
@@ -191,51 +198,69 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
-  other types, unchecked but for their step. own: the evaluation that says
+  other types and the run's own weights, unchecked but for their step. own: the evaluation that says
   what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
   those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any. left_out: {"of other.bin": how many} of all that is in none of these.
 
-  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first."""
+  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
+  A warning names the first damaged line of a file, once."""
+  warned = set()  # files
 
   def __init__(self, folder):
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, self.others, found, diagnostics = {}, {}, [], {}, [], {}
-    latest = {}  # the configuration of the lines that follow
+    self.start, self.config, self.lines, self.others, found, asked = {}, {}, [], {}, [], []
+    latest, damaged = {}, []  # the configuration of the lines that follow; numbers of lines
     with open(path, encoding="utf-8", errors="replace") as lines:
-      for line in lines:
+      for number, line in enumerate(lines, 1):
         try:
           entry = json.loads(line)
+          entry.items()  # an AttributeError unless it is an object
+        except (ValueError, RecursionError, AttributeError):
+          damaged += [number] * line.endswith("\n")  # the last line may be half written
+          continue
+        try:
           if entry["type"] == "start":
             latest = {**entry["config"]}  # a TypeError unless it is an object
             self.start, self.config = self.start or entry, self.config or latest
           elif entry["type"] in ("train", "skip"):
             count(entry["step"])
             self.lines.append(entry)
-          elif entry["type"] == "diagnostics":
-            diagnosis = Diagnosis(entry)
-            diagnostics.setdefault(diagnosis.step, {})[diagnosis.length] = diagnosis
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
-          elif count(entry["step"]) >= 0:
-            self.others.setdefault(entry["type"], []).append(entry)
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+          elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):
+            line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
+            if entry["type"] == "task":
+              entry["samples"] = section(latest, "task").get("samples")  # the file with the answers, where --tasks wrote one
+            asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
-    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
+    if damaged and self.path not in self.warned:
+      self.warned.add(self.path)
+      more = f", as {len(damaged) - 1} others are" if damaged[1:] else ""
+      print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
     settings = model_settings(self.config)
-    if not self.lines:  # a run that only evaluates, under its own name
-      first = found[0].elsewhere if found else ""
-      for e in found:
-        e.elsewhere = e.elsewhere if e.elsewhere != first else ""
+    # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
+    first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
+    for e in found:
+      e.elsewhere = e.elsewhere if e.elsewhere != first else ""
+    diagnostics = {}
+    for kind, line, elsewhere in asked:
+      if elsewhere in ("", first) and kind == "diagnostics":
+        diagnostics.setdefault(line.step, {})[line.length] = line
+      elif elsewhere in ("", first):
+        self.others.setdefault(kind, []).append(line)
+    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
     mine = [e for e in found if not e.differs(settings, None)]
     first = [e for e in mine if not e.targets] or mine
     self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
     mine = [e for e in mine if not e.differs(settings, self.own)]
     self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
+    self.left_out.update(f"of the weights of {elsewhere}" for _, _, elsewhere in asked if elsewhere not in ("", first))
 
     self.evaluations = [e for e in mine if not e.targets]
     step = max((e.step for e in self.evaluations), default=None)

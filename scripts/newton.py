@@ -499,9 +499,8 @@ def parse_arguments():
     if not re.fullmatch(r"[\w.+-]+", args.name):
       raise UserError(f"--name {args.name!r}: use letters, digits and _ . + - only")
   else:
-    path = args.json if args.action is judge else args.out
-    if path and not os.path.isdir(os.path.dirname(path) or "."):
-      raise UserError(f"{path}: there is no folder {os.path.dirname(path)}; make it, or name another file")
+    if path := args.json if args.action is judge else args.out:
+      common.check_output("--json" if args.action is judge else "--out", path)
   return args
 
 

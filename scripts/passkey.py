@@ -186,6 +186,7 @@ def picture(args):
   shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
            for folder in args.runs for form, by_length in sorted(results(metrics.Run(folder)).items())]
   path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
+  path = plot.picture_path("--out", path)
   draw(shown).savefig(path, dpi=150)
   print(path)
 

@@ -8,17 +8,18 @@ tokens asked for; the script says which evaluations it leaves out. Further table
 --baseline), where both were evaluated on the same windows, with standard errors, and the settings in which runs differ.
 
 The picture shows the loss, the loss by length with standard errors, and by position in the longest windows that all runs
-have; below them the gradient norm, the learning rate, the tokens per second, the differences, and the loss of the same
+have; below them the gradient norm, the learning rate, the tokens per second, the differences, the mean of the tasks, and the loss of the same
 targets by context (of eval.mode = suffix). --brief draws only the first two. Reads RUN/metrics.jsonl and skips damaged
 lines. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
+import contextlib
 import math
 import os
 import signal
 
 import metrics
-from common import stop
+from common import UserError, check_output, run as run_main, stop
 
 
 def load_pyplot():
@@ -43,6 +44,18 @@ UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": 
 def in_text(label):
   """Escaped: matplotlib would read text between two $ as a formula."""
   return label.replace("$", r"\$")
+
+
+def picture_path(flag, path):
+  """The path, with .png if it has no ending. A UserError, before any work, if no picture can be written there."""
+  path += "" if os.path.splitext(path)[1] else ".png"
+  check_output(flag, path)
+  with contextlib.suppress(ImportError):
+    from matplotlib.backend_bases import FigureCanvasBase
+    ending = os.path.splitext(path)[1][1:].lower()
+    if ending not in FigureCanvasBase.filetypes:
+      raise UserError(f"{flag} {path}: no picture is called .{ending}; use one of {', '.join(sorted(FigureCanvasBase.filetypes))}")
+  return path
 
 
 def smooth(losses):
@@ -205,6 +218,31 @@ def draw_differences(gaps, baseline, style, axes, ticker):
   length_axis(axes, ticker, sorted({length for row in gaps.values() for length in row}))
 
 
+def task_scores(runs):
+  """({run: [(step, mean score in %)]}, names): the mean over the questions that all runs with any were asked, at the steps at
+  which a run was asked all of them; by length, or without lengths by likelihood alone."""
+  found = {}  # run: question: step: score
+  for run in runs:
+    for line in run.others.get("task", []):
+      score = next((share for key in ("acc_norm", "acc") if (share := metrics.finite(line.get(key))) is not None), None)
+      if score is not None:
+        asked = tuple(str(line.get(key)) for key in ("task", "n", "max_length", "xxh64"))
+        found.setdefault(run, {}).setdefault(asked, {})[line["step"]] = 100 * score
+  common = sorted(set.intersection(*map(set, found.values()))) if found else []
+  means = {}
+  for run in found if common else ():
+    steps = sorted(set.intersection(*(set(found[run][asked]) for asked in common)))
+    means[run] = [(step, metrics.mean([found[run][asked][step] for asked in common])) for step in steps]
+  return means, [asked[0] for asked in common]
+
+
+def draw_tasks(scores, names, style, axes):
+  for run, points in scores.items():
+    axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, color=style[run]["color"], linestyle=style[run]["linestyle"])
+  axes.set(title=in_text("Tasks: " + ", ".join(names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else ""), xlabel="step",
+           ylabel="mean of correct answers (%)")
+
+
 def length_axis(axes, ticker, lengths=None):
   """The x axis as lengths: powers of two, or these."""
   axes.set_xscale("log", base=2)
@@ -273,11 +311,12 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     by_length = [right]
   else:
     figure = pyplot.figure(figsize=(15, 7), constrained_layout=True)
-    contexts = metrics.same_targets(runs)
+    contexts, (scores, names) = metrics.same_targets(runs), task_scores(runs)
+    scores = {run: points for run, points in scores.items() if points}
     grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
     left, *by_length = grid[0].subgridspec(1, 3).subplots()
     right = by_length[0]
-    below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(contexts)).subplots()
+    below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(scores) + bool(contexts)).subplots()
     draw_details(runs, style, below)
     if contexts:
       draw_contexts(runs, contexts, below[-1], ticker, unit)
@@ -285,6 +324,8 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     draw_positions(runs, style, by_length[1], ticker, unit)
     if gaps:
       draw_differences(gaps, baseline or runs[0], style, below[3], ticker)
+    if scores:
+      draw_tasks(scores, names, style, below[len(DETAILS) + bool(gaps)])
   draw_losses(runs, style, left)
   lengths = draw_lengths(runs, style, right, ticker, unit)
   mark_contexts(runs, by_length)
@@ -306,8 +347,6 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
-  if arguments.out and not os.path.isdir(os.path.dirname(arguments.out) or "."):
-    stop(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.train() and not run.row and not run.contexts:
@@ -317,25 +356,17 @@ def main():
   if not baseline:
     stop(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
   path = arguments.out or runs[0].folder
-  if os.path.isdir(path):
-    path = os.path.join(path, "loss.png")
-  elif not os.path.splitext(path)[1]:
-    path += ".png"
+  path = picture_path("--out", os.path.join(path, "loss.png") if os.path.isdir(path) else path)
   tables = [f"{group[0].of()}:\n\n" + table(group, arguments.unit) for group in metrics.comparable(runs)]
   gaps = differences(runs, baseline)
   tables += [context_table(group, arguments.unit) for group in metrics.same_targets(runs)]
   tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
   tables += ["\n".join(filter(None, (run.note() for run in runs)))]
   print("\n\n".join(filter(None, tables)))
-  try:
-    draw(runs, path, arguments.brief, arguments.unit, baseline)
-  except OSError as error:
-    stop(f"{path}: {error.strerror}")
-  except ValueError as error:  # a name that ends in no kind of picture
-    stop(f"{path}: {error}")
+  draw(runs, path, arguments.brief, arguments.unit, baseline)
   print(f"\npicture: {path}")
 
 
 if __name__ == "__main__":
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly when the reader of its output (head) has
-  main()
+  run_main(main, "no picture was drawn")

@@ -168,7 +168,13 @@ def json_rows(name, stream):
   text = stream.read().decode()
   if text.lstrip().startswith("["):
     return json.loads(text)
-  return [json.loads(line) for line in text.split("\n") if line.strip()]
+  rows = []
+  for number, line in enumerate(text.split("\n"), 1):
+    try:
+      rows += [json.loads(line)] if line.strip() else []
+    except json.JSONDecodeError as error:
+      raise UserError("%s, line %d is not JSON: %s, column %d" % (name, number, error.msg, error.colno))
+  return rows
 
 
 def rows_of(names):

@@ -45,10 +45,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 
-from common import Failure, UserError, output_folder, run
+from common import Failure, Progress, UserError, output_folder, run
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
 LABEL_MAGIC, NO_LABEL = 20261101, 65535  # of label files, there too
@@ -94,7 +93,9 @@ def listed(names):
 
 
 def utf8(value, where, args):
-  """The text of a document as UTF-8."""
+  """The text of a document as UTF-8; None if it is null."""
+  if value is None:
+    return None
   if not isinstance(value, str):
     raise UserError('%s: "%s" is %s, not text; name the field that has the text with --field' % (
         where, args.field, json.dumps(value, default=str)[:40]))
@@ -172,10 +173,11 @@ def warn_of_another_format(name, block):
 
 
 class Text:
-  """All inputs as one long text, addressed by byte offset. starts: where its documents begin, in order, and its end."""
+  """All inputs as one long text, addressed by byte offset. starts: where its documents begin, in order, and its end. nulls:
+  how many had null as their text, and are left out."""
 
   def __init__(self, args, temporary):
-    self.args, self.temporary, self.size = args, temporary, 0
+    self.args, self.temporary, self.size, self.nulls = args, temporary, 0, 0
     self.names, self.files = [], []  # files: (name, path, first byte, end)
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
     with open(os.path.join(temporary, "starts"), "w+b") as self.starts_file:  # on the disk: there may be many
@@ -208,6 +210,9 @@ class Text:
         path = os.path.join(self.temporary, "input_%d" % len(self.names))
       with open(os.devnull if path == name else path, "wb") as copy:
         for part in documents or self._plain(name, stream):
+          if part is None:
+            self.nulls += 1
+            continue
           if documents and part:
             self._begin(self.size)
           copy.write(part)
@@ -406,31 +411,6 @@ class ShardWriter:
     return "%s_%06d.bin" % (self.stem, index)
 
 
-class Progress:
-  """A line that rewrites itself on a terminal; a line every half minute elsewhere."""
-
-  def __init__(self, total):
-    self.total, self.done, self.begin = max(total, 1), 0, time.monotonic()
-    self.terminal = sys.stderr.isatty()
-    self.shown = self.begin
-
-  def add(self, amount):
-    self.done += amount
-    now = time.monotonic()
-    if now - self.shown < (0.2 if self.terminal else 30):
-      return
-    self.shown = now
-    left = (now - self.begin) / max(self.done, 1) * (self.total - self.done)
-    sys.stderr.write("%s%5.1f%% | %.1f MB/s | eta %d:%02d:%02d%s" % (
-        "\r" if self.terminal else "", 100 * self.done / self.total, self.done / 1e6 / (now - self.begin),
-        left // 3600, left % 3600 // 60, left % 60, "" if self.terminal else "\n"))
-    sys.stderr.flush()
-
-  def end(self):
-    if self.terminal:
-      sys.stderr.write("\r" + " " * 60 + "\r")
-
-
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("files", nargs="+", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
@@ -468,10 +448,14 @@ def parse_arguments():
   return args
 
 
+def null_note(text, args):
+  return ': "%s" is null in %d document%s' % (args.field, text.nulls, "s" * (text.nulls > 1)) if text.nulls else ""
+
+
 def prepare(args, tokenizer, temporary):
   text = Text(args, temporary)
   if text.size == 0:
-    raise UserError("there is no text in %s" % ", ".join(text.names))
+    raise UserError("there is no text in %s%s" % (", ".join(text.names), null_note(text, args)))
   if args.val_every:
     if len(text.starts) - 1 < args.val_every:
       raise UserError("--val-every %d: the number of documents is only %d" % (args.val_every, len(text.starts) - 1))
@@ -496,6 +480,8 @@ def prepare(args, tokenizer, temporary):
     elif progress.done > before:
       raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
+  if text.nulls:
+    print("left out%s" % null_note(text, args), file=sys.stderr)
   return writers
 
 

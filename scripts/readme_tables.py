@@ -2,6 +2,7 @@
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
+    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over seeds
     python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what sweep.py --results wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
@@ -14,6 +15,7 @@ import sys
 
 import metrics
 import plot
+import report
 import sweep
 from common import stop
 
@@ -48,7 +50,8 @@ def main():
     differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
     content = "\n\n".join(filter(None, (sweep.table(result), differences, sweep.note(result))))
   else:
-    content = plot.table([metrics.Run(folder) for folder in sources])
+    table = plot.table if name == "quickstart" else report.answers
+    content = table([metrics.Run(folder) for folder in sources])
   replace_block(name, content)
 
 

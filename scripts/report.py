@@ -15,6 +15,7 @@ import contextlib
 import html
 import io
 import json
+import math
 import os
 import re
 import statistics
@@ -25,7 +26,7 @@ import metrics
 import passkey
 import plot
 import sweep
-from common import UserError, output_folder, run as run_main
+from common import UserError, check_output, output_folder, run as run_main
 
 Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning", "missing" or "code"
 Figure = collections.namedtuple("Figure", "name caption png wide")
@@ -111,6 +112,25 @@ def loss_at(length):
   return lambda run: run.row[length].loss if length in run.row else None
 
 
+def grouped(runs, columns):
+  """Markdown: a row for runs that differ by seed only, with mean and standard deviation, and the best mean in bold."""
+  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
+  cells = []  # by column
+  for column in columns:
+    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
+    means = [statistics.mean(values) for values in found if values]
+    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
+    texts = []
+    for values in found:
+      text = column.digits.format(statistics.mean(values)) if values else "-"
+      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(set(values)) > 1 else ""
+      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
+    if means:
+      cells.append((column.title, texts))
+  return plot.markdown(["run", *(title for title, _ in cells)],
+                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+
+
 def summary(runs):
   context = min((run.context() for run in runs if run.context()), default=1)
   lengths = sorted({length for run in runs for length in run.row if length >= context})
@@ -122,21 +142,14 @@ def summary(runs):
   columns += task_columns(runs) + passkey_columns(runs) + diagnostics_columns(runs)
   columns += [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
               Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
-  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
-  cells = []  # by column
-  for column in columns:
-    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
-    means = [statistics.mean(values) for values in found if values]
-    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
-    texts = []
-    for values in found:
-      text = column.digits.format(statistics.mean(values)) if values else "-"
-      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(values) > 1 and column.better else ""
-      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
-    if means:
-      cells.append((column.title, texts))
-  return plot.markdown(["run", *(title for title, _ in cells)],
-                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+  return grouped(runs, columns)
+
+
+def answers(runs):
+  """A table of what was asked beyond the loss by length: losses of the same targets by context, diagnostics, passkey."""
+  context = lambda n: lambda run: run.contexts[n].loss if n in run.contexts else None
+  columns = [Column(f"context {n}", context(n), "{:.3f}", min) for n in sorted({n for run in runs for n in run.contexts})]
+  return grouped(runs, columns + diagnostics_columns(runs) + passkey_columns(runs))
 
 
 def unfair(runs):
@@ -291,22 +304,68 @@ def lines_table(runs, kind, keys, columns):
   return plot.markdown(["run", *keys, *columns], rows) if rows else None
 
 
+def task_keys(runs):
+  """The fields whose values tell apart what one task was: its name, and those in which lines of one name differ."""
+  keys = ["n", "max_length", "xxh64"]
+  forms = {key: {found for run in runs for found in newest(run, "task", ["task", key])} for key in keys}
+  return ["task", *(key for key in keys if len(forms[key]) > len({name for name, _ in forms[key]}))]
+
+
 def task_columns(runs):
-  """By length (acc_norm), or where a task has no such score, acc."""
-  names = sorted({name for run in runs for (name,) in newest(run, "task", ["task"])})
+  """By length (acc_norm), or where a task has no such score, acc. Only equal questions share a column."""
+  keys = task_keys(runs)
+  names = sorted({found for run in runs for found in newest(run, "task", keys)})
 
   def score(name):
-    lines = {run: newest(run, "task", ["task"]).get((name,), {}) for run in runs}
+    lines = {run: newest(run, "task", keys).get(name, {}) for run in runs}
     key = "acc_norm" if any(metrics.finite(line.get("acc_norm")) is not None for line in lines.values()) else "acc"
-    return Column(f"{name} {key}", lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
+    of = ", ".join(f"{field} {value}" for field, value in zip(keys[1:], name[1:]))
+    return Column(f"{name[0]} {key}" + (f" ({of})" if of else ""), lambda run: metrics.finite(lines[run].get(key)), "{:.1%}", max)
   return [score(name) for name in names]
 
 
+def right_answers(line):
+  """{number: whether the choice by length, or without lengths by likelihood alone, was right} of a task line's examples; {} if
+  they are not in the file that the line's program wrote."""
+  found, key = {}, "acc" if metrics.finite(line.get("acc_norm")) is None else "acc_norm"
+  try:
+    with open(line["samples"], encoding="utf-8") as file:
+      for row in map(json.loads, file):
+        if row["task"] == line["task"]:
+          sizes = row["characters"] if key == "acc_norm" else [1] * len(row["loglikelihood"])
+          scores = [likelihood / size for likelihood, size in zip(row["loglikelihood"], sizes)]
+          found[row["example"]] = scores.index(max(scores)) == row["gold"]
+    return found if len(found) == line["n"] and abs(statistics.mean(found.values()) - line[key]) < 1e-9 else {}
+  except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
+    return {}
+
+
+def mcnemar(one, other):
+  """(only one is right, only the other, two-sided p of the exact test) of two right_answers() to the same questions."""
+  counts = [sum(mine and not theirs for mine, theirs in pairs) for pairs in (
+      [(one[n], other[n]) for n in one], [(other[n], one[n]) for n in one])]
+  tail = sum(math.comb(sum(counts), k) for k in range(min(counts) + 1))
+  return *counts, min(1.0, 2 * tail / 2 ** sum(counts))
+
+
+def paired_tasks(runs, baseline):
+  """Of runs that were asked the same questions as the baseline, where both kept their answers (task.samples)."""
+  rows, keys = [], ["task", "n", "max_length", "xxh64"]
+  base = {asked: found for asked, line in newest(baseline, "task", keys).items() if (found := right_answers(line))}
+  for run in runs if base else ():
+    for asked, line in newest(run, "task", keys).items():
+      if run is not baseline and asked in base and (found := right_answers(line)).keys() == base[asked].keys():
+        mine, others, p = mcnemar(found, base[asked])
+        rows.append([run.label, *asked[:2], str(mine), str(others), "%.3g" % p])
+  return [Text(f"Paired with {baseline.label}: examples that only one of both answers right, and the exact two-sided p of McNemar's test:"),
+          plot.markdown(["run", "task", "n", "only this run", f"only {baseline.label}", "p"], rows)] if rows else []
+
+
 def tasks(runs, baseline):
-  table = lines_table(runs, "task", ["task", "n"], {
+  table = lines_table(runs, "task", [*dict.fromkeys(["task", "n", *task_keys(runs)])], {
       "correct %": ("acc", percent), "standard error": ("stderr", percent), "chance %": ("chance", percent),
       "by length %": ("acc_norm", percent), "margin": ("margin", number)})
-  return [table] if table else [Text("./train RUN --tasks measures it.", "missing")]
+  return [table, *paired_tasks(runs, baseline)] if table else [Text("./train RUN --tasks measures it.", "missing")]
 
 
 def mean(values):
@@ -335,7 +394,8 @@ def passkeys(runs, baseline):
 
 def diagnostics_columns(runs):
   return [Column(title, lambda run, field=field: getattr(run.diagnostics.get(run.context()), field, None), text)
-          for title, field, text in (("F-Attn", "first_token", "{:.3f}"), ("M-Act", "m_act", "{:.4g}"))]
+          for title, field, text in (("F-Attn", "first_token", "{:.3f}"), ("M-Act", "m_act", "{:.4g}"),
+                                     ("entropy", "entropy_norm", "{:.3f}"), ("zeros", "zeros", "{:.3f}"))]
 
 
 def diagnostics(runs, baseline):
@@ -377,12 +437,13 @@ def stability(runs, baseline):
   rows, score = [], lambda found: "-" if found is None else "%.2f (%d sd, %d steps)" % (100 * found[0], found[2], found[1])
   for run in runs:
     norms, why = each(run.lines, "grad_norm"), sweep.judged(run)
-    broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None]
+    skipped = {entry["step"] for entry in run.lines if entry["type"] == "skip"}  # of steps without labels the loss is null too
+    broken = [entry["step"] for entry in run.lines if entry["type"] == "train" and entry.get("loss", 0) is None and entry["step"] not in skipped]
     rows.append([run.label, score(metrics.spike_score([loss for _, loss in run.train()])), score(metrics.spike_score(norms)),
-                 number(max(norms, default=None)), percent(metrics.clipped(run)), str(sum(entry["type"] == "skip" for entry in run.lines)),
+                 number(max(norms, default=None)), percent(metrics.clipped(run)), str(len(skipped)),
                  f"loss not finite at step {broken[0]}" if broken else why or "no"])
   style = plot.looks(runs)
-  return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations above the mean of the steps before it."),
+  return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations or more from the mean of the steps before it."),
           plot.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
           figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(runs, style, axes[:-1]), len(plot.DETAILS))]
 
@@ -445,7 +506,6 @@ def in_markdown(block):
 
 
 def write_markdown(folder, title, subtitle, sections):
-  os.makedirs(folder, exist_ok=True)
   parts = [f"# {html.escape(title, quote=False)}", subtitle]
   for name, blocks in sections:
     parts += [f"## {name}", *map(in_markdown, blocks)]
@@ -480,8 +540,7 @@ def main():
   parser.add_argument("--title", default="Report")
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
-  if not os.path.isdir(os.path.dirname(arguments.out) or "."):
-    raise UserError(f"--out {arguments.out}: {os.path.dirname(arguments.out)} is not a folder; create it")
+  check_output("--out", arguments.out)
   results = read_sweeps(arguments.sweep)
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
@@ -491,6 +550,12 @@ def main():
   baseline = next((run for run in runs if run.path == wanted), None)
   if not baseline:
     raise UserError(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
+  with output_folder(arguments.markdown, "--markdown") if arguments.markdown else contextlib.nullcontext():
+    write(arguments, runs, baseline, results)
+  print(arguments.out)
+
+
+def write(arguments, runs, baseline, results):
   sections = [(name, make(runs, baseline)) for name, make in SECTIONS] + [("Sweeps", sweeps(results))]
   empty = [(name, blocks) for name, blocks in sections if isinstance(blocks[0], Text) and blocks[0].kind == "missing"]
   sections = [("Summary", [*unfair(runs), summary(runs)]), *(section for section in sections if section not in empty),
@@ -500,9 +565,7 @@ def main():
   with open(arguments.out, "w", encoding="utf-8") as file:
     file.write(page(arguments.title, subtitle, sections))
   if arguments.markdown:
-    with output_folder(arguments.markdown):
-      write_markdown(arguments.markdown, arguments.title, subtitle, sections)
-  print(arguments.out)
+    write_markdown(arguments.markdown, arguments.title, subtitle, sections)
 
 
 if __name__ == "__main__":

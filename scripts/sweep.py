@@ -6,7 +6,12 @@
 
 SWEEP.json: "config" (a configuration, or the folder of a run), "set" {key: value} for all runs, "seeds", "axes" and
 "chart". An axis is a key with a list of values, or a name with {label: {key: value, ...}}. "sizes" {name: {...}} holds
-entries that --size puts in place of these; its "set" is added. --axis selects labels of an axis, or gives a key other values.
+entries that --size puts in place of these; its "set" is added. An axis over train.steps compares the ends of runs of unlike
+lengths, which the note below the table says. --axis selects labels of an axis, or gives a key other values.
+
+Keys eval.* but eval.every, in an axis or by --set, train nothing: a combination with such keys is a run that evaluates the
+last checkpoint of the one without them, which is trained first if it is missing. After a sweep, --set eval.mode=suffix thus
+makes the table of suffix losses of the same weights, in runs/SWEEP_suffix.json.
 
 Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
 runs/SWEEP_LABELS_SEED_HASH; the hash is that of the configuration and the run's settings. All settings are checked before
@@ -41,20 +46,40 @@ import time
 
 import metrics
 import plot
-from common import UserError, die_of_interrupt, run as run_main, settings
+from common import UserError, check_output, die_of_interrupt, run as run_main, settings
 
-ENTRIES = ("_", "name", "config", "set", "axes", "seeds", "chart", "sizes")
+KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
 CHARTS = ("lengths", "lines", "bars", "lr")
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 JUDGED = 100  # steps from which losses tell whether a run has diverged
 
-Member = collections.namedtuple("Member", "name labels seed settings")  # labels, settings: dicts of text
+# labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
+Member = collections.namedtuple("Member", "name labels seed settings trained", defaults=(None,))
 
 
 # ---------------------------------------------------------------------------------------------------------- the file
 
 def text(value):
   return value if isinstance(value, str) else json.dumps(value)
+
+
+def meaning(value):
+  """Equal for values that a setting takes for the same: 1e-3 and 0.001."""
+  try:
+    found = json.loads(text(value))
+    return float(found) if type(found) in (int, float) else json.dumps(found)
+  except (ValueError, OverflowError):
+    return text(value)
+
+
+def check_kinds(path, entries):
+  if not isinstance(entries, dict):
+    raise UserError(f"{path}: must be a JSON object with entries of {', '.join(KINDS)}")
+  for key, value in entries.items():
+    if key not in KINDS:
+      raise UserError(f"{path}: {key}: must be one of {', '.join(KINDS)}")
+    if not isinstance(value, KINDS[key]):
+      raise UserError(f"{path}: {key}: must be {({str: 'a text', dict: 'an object', list: 'a list'})[KINDS[key]]}, not {json.dumps(value)[:40]}")
 
 
 def settings_of(values, where):
@@ -68,18 +93,17 @@ def read_sweep(path, arguments):
   try:
     with open(path, encoding="utf-8") as file:
       sweep = json.load(file)
-    sizes = sweep.pop("sizes", {})
-    size = sizes[arguments.size] if arguments.size else {}
-    sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
   except OSError as error:
     raise UserError(f"{path}: {error.strerror}")
-  except KeyError:
-    raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
-  except (ValueError, TypeError, AttributeError) as error:
+  except (ValueError, RecursionError) as error:
     raise UserError(f"{path} is not the JSON of a sweep: {error}")
-  unknown = [key for key in sweep if key not in ENTRIES]
-  if unknown:
-    raise UserError(f"{path}: {unknown[0]}: must be one of {', '.join(ENTRIES)}")
+  check_kinds(path, sweep)
+  sizes = sweep.pop("sizes", {})
+  if arguments.size and arguments.size not in sizes:
+    raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
+  size = sizes[arguments.size] if arguments.size else {}
+  check_kinds(f"{path}: sizes: {arguments.size}", size)
+  sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
   stem = os.path.splitext(os.path.basename(path))[0]
   sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep}
   sweep["size"] = arguments.size or ""
@@ -89,29 +113,41 @@ def read_sweep(path, arguments):
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   if sweep["chart"] not in CHARTS:
     raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(CHARTS)}")
-  if not re.fullmatch(r"[\w.+-]+", str(sweep["name"])):
-    raise UserError(f"{path}: name {sweep['name']}: use letters, digits and _ . + - only")
-  axes = {}
+  for what in ("name", "size"):
+    if not re.fullmatch(r"[\w.+-]*", sweep[what]) or not sweep["name"]:
+      raise UserError(f"{path}: {what} {sweep[what]}: use letters, digits and _ . + - only")
+  axes, names = {}, {}
   for axis, values in [*sweep["axes"].items(), *arguments.axis]:
     known, named = axes.get(axis, {}), isinstance(sweep["axes"].get(axis), dict)
     if isinstance(values, dict):
       axes[axis] = {label: settings_of(chosen, f"{path}: {axis}: {label}") for label, chosen in values.items()}
-    elif not isinstance(values, list) or len(set(map(text, values))) < len(values) or not values:
+    elif not isinstance(values, list) or len(set(map(meaning, values))) < len(values) or not values:
       raise UserError(f"{path}: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}")
     elif named and (unknown := [label for label in values if label not in known]):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
     else:
       axes[axis] = {text(value): known[value] if named else {axis: text(value)} for value in values}
+    names[axis] = {**known, **axes[axis]}
   if not axes or not all(axes.values()):
     raise UserError(f"{path}: axes: name at least one, with values")
-  if not isinstance(sweep["seeds"], list) or len(set(sweep["seeds"])) < len(sweep["seeds"]) or not sweep["seeds"]:
-    raise UserError(f"{path}: seeds: must be a list of different numbers")
-  everywhere = {**settings_of(sweep["set"], f"{path}: set"), **dict(arguments.set)}
-  own = {"name", "seed"} | {key for values in axes.values() for chosen in values.values() for key in chosen}
+  seeds = sweep["seeds"]
+  if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+    raise UserError(f"{path}: seeds: must be a list of different whole numbers, from 0")
+  own_set = settings_of(sweep["set"], f"{path}: set")
+  everywhere = {**own_set, **dict(arguments.set)}
+  own = {key for values in axes.values() for chosen in values.values() for key in chosen}
+  if taken := sorted(own & {"name", "seed"}):
+    raise UserError(f"{path}: axes: {taken[0]}: the sweep itself gives each run a {taken[0]}; " + (
+        'list the seeds in "seeds", or with --seeds' if taken[0] == "seed" else "remove it"))
+  own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
   if mine := sorted(own & set(everywhere)):
     raise UserError(f"--set {mine[0]}={everywhere[mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
-  return {**sweep, "axes": axes, "set": everywhere}
+  return {**sweep, "axes": axes, "set": everywhere, "own_set": own_set, "names": names}
+
+
+def only_evaluates(key):
+  return key.startswith("eval.") and key != "eval.every"
 
 
 def members_of(sweep):
@@ -121,14 +157,29 @@ def members_of(sweep):
       config = file.read()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"{sweep['config']}: {getattr(error, 'strerror', error)}")
-  result = []
-  for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
-    chosen = dict(sweep["set"])
-    for axis, label in zip(sweep["axes"], labels):
-      chosen.update(sweep["axes"][axis][label])
+
+  def run_of(labels, seed, chosen, trained=None):
     digest = hashlib.sha256("\0".join([config, json.dumps(chosen, sort_keys=True)]).encode()).hexdigest()[:8]
     name = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels), str(seed), digest])
-    result.append(Member(name, dict(zip(sweep["axes"], labels)), seed, chosen))
+    return Member(name, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
+
+  def settings_with(labels):
+    return {**sweep["set"], **{key: value for axis, label in zip(sweep["axes"], labels)
+                               for key, value in sweep["names"][axis][label].items()}}
+
+  def training(settings):
+    file = {key: value for key, value in sweep["own_set"].items() if only_evaluates(key)}
+    return {**{key: value for key, value in settings.items() if not only_evaluates(key)}, **file}
+
+  first = {}  # the labels that name the run of these settings, whatever --axis selects
+  for labels in itertools.product(*sweep["names"].values()):
+    first.setdefault(json.dumps(training(settings_with(labels)), sort_keys=True), labels)
+  result = []
+  for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
+    chosen = settings_with(labels)
+    own = training(chosen)
+    trained = run_of(first[json.dumps(own, sort_keys=True)], seed, own) if own != chosen else None
+    result.append(run_of(labels, seed, chosen, trained))
   return result
 
 
@@ -151,13 +202,18 @@ def main_length(run):
   return run.context() if run.context() in lengths else min(lengths, default=None)
 
 
+def evaluated(run):
+  """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
+  return run.contexts if metrics.section(run.config, "eval").get("mode") == "suffix" else run.row
+
+
 def initial_loss(run):
   return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
 
 
 def judged(run):
   """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
-  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), run.row.get(main_length(run))
+  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), evaluated(run).get(main_length(run))
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
   config = run.config
@@ -170,8 +226,11 @@ def judged(run):
   return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
 
 
-def outcome(name):
-  """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained."""
+def outcome(member):
+  """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained or evaluated."""
+  if member.trained and (found := outcome(member.trained)) and found[0] == "diverged":
+    return found
+  name = member.name
   run = read_run(name)
   try:
     steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
@@ -182,7 +241,7 @@ def outcome(name):
       return "diverged", run, str(json.load(file)["diverged"])
   except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
     pass
-  if run.step() != steps or any(length not in run.row for length in lengths):
+  if run.step() != steps or any(length not in evaluated(run) for length in lengths):
     return None
   why = judged(run)
   return ("diverged" if why else "complete"), run, why
@@ -216,8 +275,8 @@ def check(program, sweep, members):
     found = settings(program, *command_of(sweep, member))
     if not found["eval"]["every"]:
       raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 (the last step always is)")
-    if found["eval"]["mode"] != "windows":
-      raise UserError(f"eval.mode = {found['eval']['mode']}: only evaluations in mode windows are compared; give --set eval.mode=windows")
+    if member.trained and not found["checkpoint"]["at_end"]:
+      raise UserError("checkpoint.at_end = false: eval.* keys evaluate the last checkpoint; give --set checkpoint.at_end=true")
     found.pop("name", None)
     found["attention"].pop("variant", None)
     same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
@@ -247,15 +306,24 @@ def train(command):
       said = output.read()
     if interrupted or code != 2 or "another process" not in said:
       break
-    time.sleep(1)
+    try:
+      time.sleep(1)
+    except KeyboardInterrupt:
+      interrupted = True
+      break
   return -signal.SIGINT if interrupted else code, said
 
 
 def collect(program, sweep, members, overwrite):
-  """Trains what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
+  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
   Ctrl-C, or a signal to a run, ended the sweep."""
-  done = {member.name: None if overwrite else outcome(member.name) for member in members}
-  missing, failed, stopped, start = [m for m in members if not done[m.name]], {}, False, time.monotonic()
+  done = {member.name: None if overwrite else outcome(member) for member in members}
+  missing = {}  # each after the one whose weights it evaluates
+  for member in (m for m in members if not done[m.name]):
+    if member.trained and (overwrite or not outcome(member.trained)):
+      missing.setdefault(member.trained.name, member.trained)
+    missing.setdefault(member.name, member)
+  missing, failed, stopped, start = [*missing.values()], {}, False, time.monotonic()
   check(program, sweep, missing)
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
@@ -264,23 +332,30 @@ def collect(program, sweep, members, overwrite):
     name = member.name
     if overwrite and os.path.exists(note_file(name)):
       os.remove(note_file(name))
-    command = [os.path.abspath(program), *command_of(sweep, member), "--overwrite" if overwrite else "--resume"]
+    how = ["--overwrite" if overwrite else "--resume"]
+    if member.trained:
+      found = outcome(member.trained)
+      if not found or found[0] == "diverged":
+        done[name] = found
+        continue
+      how = ["--eval", "--resume", os.path.join("runs", member.trained.name)]
+    command = [os.path.abspath(program), *command_of(sweep, member), *how]
     code, output = train(command)
     said = (output.strip().splitlines() or ["no output"])[-1]
     if code == 1 and "training has diverged" in output:
       with open(note_file(name), "w", encoding="utf-8") as file:
         json.dump({"diverged": said.partition(": training has diverged")[0]}, file)
     if code in (0, 1) or code in STOPPED:
-      done[name] = outcome(name)
-    if done[name] and done[name][0] == "diverged":
+      done[name] = outcome(member)
+    if done.get(name) and done[name][0] == "diverged":
       print(f"diverged: {done[name][2]}", file=sys.stderr, flush=True)
-    if code == 0 and not done[name] and trained(name):
-      failed[name] = "it has trained all steps, but lacks a finite validation loss at some of eval.lengths"
+    if code == 0 and not done[name] and (member.trained or trained(name)):
+      failed[name] = "it has made all its steps, but lacks a finite validation loss at some of eval.lengths"
     elif code in STOPPED or (code == 0 and not done[name]):  # 0: a program that ends well when it is told to stop
       print(f"sweep.py: stopped in {name}; run this again, without --overwrite, to continue", file=sys.stderr)
       stopped = True
       break
-    elif code and not done[name]:
+    elif code and not done.get(name):
       failed[name] = f"exit code {code}: {said}"
       print(f"{output}\nsweep.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
   return {name: found for name, found in done.items() if found}, failed, stopped
@@ -292,17 +367,19 @@ def summary(sweep, members, done, failed):
   """All that tables and charts need, as JSON."""
   first, entries = next(iter(done.values()))[1], []
   config = first.config
+  values = lambda section, key: " or ".join(map(str, sorted({run.config[section][key] for _, run, _ in done.values()})))
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
-    losses = {str(n): e.loss for n, e in sorted(run.row.items())} if run and run.step() == run.config["train"]["steps"] else {}
+    losses = {str(n): e.loss for n, e in sorted(evaluated(run).items())} if run and run.step() == run.config["train"]["steps"] else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and initial_loss(run), "loss": losses.get(str(main_length(run))) if run else None,
                     "losses": losses, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
           "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
+          "mode": metrics.section(config, "eval").get("mode", "windows"),
           "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
-          "context": first.context(), "steps": config["train"]["steps"], "tokens_per_step": config["batch"]["tokens"],
+          "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
 
@@ -355,7 +432,8 @@ def table(result):
   """The losses, as Markdown."""
   rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
   columns = list(next(iter(rows.values())))
-  what = "validation loss at length" if result["chart"] == "lengths" else f"validation loss at {next(iter(result['axes']))}"
+  loss = "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
+  what = f"{loss} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
   lines = []
   for label, row in rows.items():
     top, even = best(row), sensitivity(row)
@@ -376,21 +454,29 @@ def difference_table(result):
   """Same seed, same order of data: the rows less the first one. "" for a single row."""
   (first, base), *others = grid(result).items()
   lr = result["chart"] == "lr"
-  lines = []
+  lines, counts = [], set()  # of seeds that both have
   for label, row in others:
     tops = [best(base), best(row)]
-    lines.append([f"{label} - {first}", *(paired(cell.losses, base[column].losses) for column, cell in row.items())]
+    pairs = [(cell.losses, base[column].losses) for column, cell in row.items()]
+    lines.append([f"{label} - {first}", *(paired(*pair) for pair in pairs)]
                  + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
-  seeds = len(result["seeds"])
-  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if seeds > 1 else ", one seed")
+    counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
+  seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
+  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
   return plot.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+
+
+def seeds_text(result):
+  """How many have a result: "3 seeds", or "1 of 3 seeds"."""
+  count, found = len(result["seeds"]), len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
+  return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
 
 
 def note(result):
   """What the figures are of, one sentence."""
   states = collections.Counter(entry["state"] for entry in result["runs"])
   missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
-  return (f"{len(result['seeds'])} seed{'s' * (len(result['seeds']) > 1)}, {result['steps']} steps of {result['tokens_per_step']} "
+  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} "
           f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
 
 
@@ -404,7 +490,8 @@ def draw(result, axes, ticker):
   except ValueError:  # names
     places, kind = list(range(len(columns))), "lines"
   for number, (label, row) in enumerate(rows.items()):
-    look = {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(label)}
+    turn, colour = divmod(number, len(plot.COLOURS))
+    look = {"color": plot.COLOURS[colour], "linestyle": plot.LINES[turn % len(plot.LINES)], "label": plot.in_text(label)}
     cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
     at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
     spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in cells]
@@ -414,9 +501,9 @@ def draw(result, axes, ticker):
       width = 0.8 / len(rows)
       axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, **look)
     elif kind == "lengths":
-      axes.errorbar(at, values, yerr=spread, fmt="o-", capsize=3, markersize=4, linewidth=1.6, **look)
+      axes.errorbar(at, values, yerr=spread, marker="o", capsize=3, markersize=4, linewidth=1.6, **look)
     else:
-      axes.plot(at, values, "o-", markersize=4, linewidth=1.6, **look)
+      axes.plot(at, values, marker="o", markersize=4, linewidth=1.6, **look)
       axes.fill_between(at, [min(v) for _, v in cells], [max(v) for _, v in cells], color=look["color"], alpha=0.15, linewidth=0)
       lost = [place for place, cell in zip(places, row.values()) if cell.diverged]
       axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
@@ -437,10 +524,10 @@ def draw(result, axes, ticker):
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
     axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
-  seeds, spread = len(result["seeds"]), "standard deviation" if kind in ("lengths", "bars") else "range"
+  spread = "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
-           title=f"mean and {spread} of {seeds} seeds" if seeds > 1 else "one seed")
-  axes.legend(fontsize=8.5)
+           title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
+  axes.legend(fontsize=8.5 if len(rows) <= 8 else 6)
 
 
 def picture(result, path):
@@ -489,14 +576,15 @@ def main():
   parser.add_argument("--results", metavar="FILE.json")
   parser.add_argument("--picture", metavar="FILE.png")
   arguments = parser.parse_args()
-  for path in (arguments.results, arguments.picture):  # not after hours of training
-    if path and not os.path.isdir(os.path.dirname(path) or "."):
-      parser.error(f"{path}: there is no folder {os.path.dirname(path)}")
+  if arguments.results:  # not after hours of training
+    check_output("--results", arguments.results)
+  if arguments.picture:
+    arguments.picture = plot.picture_path("--picture", arguments.picture)
   sweep = read_sweep(arguments.sweep, arguments)
   members = members_of(sweep)
   if arguments.plan:
     for member in members:
-      found = outcome(member.name)
+      found = outcome(member)
       print(f"{member.name}: {found[0] if found else 'to train'}")
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
@@ -505,13 +593,16 @@ def main():
           file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
-    done, failed, stopped = {m.name: found for m in members if (found := outcome(m.name))}, {}, False
+    done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
   else:
     done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)
+  if arguments.table and not done:
+    raise UserError("no run of this sweep is complete; --plan lists them, and without --table they are trained")
   if done:
     result = summary(sweep, members, done, failed)
     print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
-    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"]))))
+    mode = result["mode"] if result["mode"] != "windows" else ""
+    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "settings/table.h"
 
 void refuse(const std::string& source, const char* fmt, ...) {
@@ -152,6 +153,11 @@ static const Rule RULES[] = {
   {"generate.every", {"model.head.outputs"}, [](const Config& c) -> std::string {
      if (c.generate.every == 0 || c.model.head.outputs == 0) return "";
      return "needs a model of tokens, but model.head.outputs makes one of values; use generate.every = 0";
+   }},
+  {"plan.memory", {}, [](const Config& c) -> std::string {
+     double bytes = size_in_bytes(c.plan.memory);
+     if (!c.plan.elsewhere() || (bytes >= 1 && bytes <= 1e18)) return "";
+     return "must be a size with its unit, such as 80GiB or 512MiB (1 GB = 0.93GiB)";
    }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";

@@ -141,6 +141,12 @@ struct Config {
     std::string start = "any";  // any | document
   } diagnostics;
 
+  struct Plan {
+    std::string memory;  // "80GiB" of another GPU; "" = this device's
+    int ranks = 0;       // 0: as many as were started
+    bool elsewhere() const { return !memory.empty(); }
+  } plan;
+
   struct Log {
     int64_t every = 1;
     int64_t groups_every = 0;  // 0 = never

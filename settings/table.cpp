@@ -46,6 +46,7 @@ static const Needs
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
+    PLAN = {"plan.memory", [](const Config& c) { return c.plan.elsewhere(); }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
     DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
 
@@ -202,6 +203,12 @@ std::vector<ConfigRow> config_rows(Config& c) {
      may_change},
     {"diagnostics.start", &c.diagnostics.start, "any | document", no,
      "where their windows begin: anywhere, as in training, or at a 50256, GPT-2's separator of documents", may_change},
+
+    {"plan.memory", &c.plan.memory, "", no,
+     "with --dry-run: plans for a GPU with this much free memory, as 80GiB, and runs nothing; empty: this device's",
+     may_change, of_a_rank},
+    only_with(PLAN, {"plan.ranks", &c.plan.ranks, "[0, 65536]", no, "the ranks of that plan; 0: as many as were started",
+                     may_change, of_a_rank}),
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
     {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <map>
 #include <utility>
 
 #include "base/background.h"
 #include "base/progress.h"
-#include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/state.h"
@@ -34,8 +32,6 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 // Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
 [[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
@@ -116,14 +112,17 @@ void warn_of_zero_gradients(Model& model) {
                  list.c_str());
 }
 
-StepResult next_gradients(Model& model, Loader& loader) {
+std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
+  bool labelled = true;  // the same for all batches of a step, at all ranks
   model.begin_step();
   for (int64_t m = 0, count = micro_steps(model.config(), model.comm().size()); m < count; m++) {
     const Batch& batch = loader.next();
+    if (!(labelled = batch.labelled)) continue;
     model.forward_backward(batch.inputs.data(),
                            {batch.targets.data(), batch.weights.empty() ? nullptr : batch.weights.data(),
                             batch.values.empty() ? nullptr : batch.values.data()});
   }
+  if (!labelled) return std::nullopt;
   StepResult result = model.finish(float(model.config().optimizer.grad_clip));
   for (auto* x : {&result.loss, &result.grad_norm})
     if (std::isnan(*x)) *x = NAN;  // without a sign, which would be printed
@@ -143,6 +142,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
   Eta eta;
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
+  bool warned = false;  // of steps without labels
   Background background;
   auto save_unless_saved = [&] {
     if (state.step == std::exchange(saved, state.step)) return;
@@ -160,15 +160,9 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
   // for all ranks.
   auto stopping = [&] {
-    constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    double ranks[] = {0, 0, 0, double(save_requested())};
-    for (int i = 0; i < 3; i++) ranks[i] = stop_signal() == signals[i];
-    comm.all_reduce_sum(ranks, 4);
-    bool stop = false;
-    for (int i = 0; i < 3 && !stop; i++)
-      if ((stop = ranks[i] > 0)) stop_by(signals[i]);
-    if (stop || ranks[3] > 0) save_unless_saved();
-    return stop;
+    Requests requests = requests_of_ranks(comm);
+    if (requests.stop || requests.save) save_unless_saved();
+    return requests.stop;
   };
   if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
     save_unless_saved();
@@ -188,7 +182,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
       stop = stopping();
     }
     stop = stop || stopping();
-    if (!stop && step > first && config.generate.every > 0 && (due(config.generate.every, step) || last)) {
+    if (!stop && step > first && due(config.generate.every, step, steps)) {
       generate_text(model);
       stop = stopping();
     }
@@ -196,18 +190,20 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     if (stop || last) break;
 
     double start = seconds_now();
-    StepResult result;
+    std::optional<StepResult> computed;
     try {
-      result = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
-    } catch (const UserError& error) {                         // a bad token, or a shard that changed
+      computed = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
+    } catch (const UserError& error) {                           // a bad token, or a shard that changed
       background.wait();
       user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
                  how_to_continue(path, step + 1).c_str());
     }
+    StepResult result = computed.value_or(StepResult{NAN, NAN});
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-    std::string spike = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    std::string skipped = finite ? spikes.judge(result.loss, result.grad_norm) : "";
+    if (!computed) spikes.skip(), skipped = "no window has a label";
     if (finite && step == 0) warn_of_zero_gradients(model);
-    bool updated = finite && spike.empty();
+    bool updated = finite && skipped.empty(), spike = computed && !skipped.empty();
     if (updated) model.update(adamw_settings(config, step));
     double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
     TrainReport report{.step = step + 1,
@@ -223,18 +219,23 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     if (updated && due(config.log.groups_every, step + 1))
       write_group_norms(model, adamw_settings(config, step), metrics);
     eta.add(report.ms);
-    if (!finite) {
+    if (computed && !finite) {
       background.wait();
       report_divergence(model, path, step + 1, result);
     }
-    if (!spike.empty()) metrics.skip(step + 1, spike, spikes.history().skipped);
-    if (report.step % config.log.every == 0 || report.step == steps || !spike.empty()) {
+    if (!skipped.empty()) metrics.skip(step + 1, skipped, spikes.history().skipped);
+    if (report.step % config.log.every == 0 || report.step == steps || spike) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
-      if (!spike.empty())
+      if (spike)
         std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
-                    (long long)spikes.history().skipped, spike.c_str());
+                    (long long)spikes.history().skipped, skipped.c_str());
       std::fflush(stdout);
     }
+    if (!computed && comm.first() && !std::exchange(warned, true))
+      std::fprintf(stderr,
+                   "warning: data.labels: step %lld has no label, so there is nothing to learn from it; such steps are "
+                   "skipped from now on without a warning; a larger batch.tokens makes them rare\n",
+                   (long long)report.step);
   }
   background.wait();
 }

@@ -1,6 +1,7 @@
 // The training loop.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,9 @@
 #include "training/device.h"
 #include "training/questions.h"
 
-// Loss and gradients of the next batch, before the update. Called by all ranks.
-StepResult next_gradients(Model& model, Loader& loader);
+// Loss and gradients of the next batch, before the update; none if no window of the batch, of all ranks, has a label
+// (data.labels). Called by all ranks.
+std::optional<StepResult> next_gradients(Model& model, Loader& loader);
 
 // Warns of the parameters whose gradient, as next_gradients() left it, is exactly 0. Called by all ranks; rank 0 prints.
 void warn_of_zero_gradients(Model& model);

@@ -8,9 +8,11 @@
 #include "eval/evaluate.h"
 #include "train_gpt2.h"
 
+static bool snapshot_on_device(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
+
 // Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
 static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
-  size_t snapshot = plan.training && on_cpu ? snapshot_bytes(config) : 0;
+  size_t snapshot = plan.training && snapshot_on_device(config) ? snapshot_bytes(config) : 0;
   return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
 }
 
@@ -34,34 +36,35 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
-  Plan plan{size_t(longest), longest, training, comm.size()};
+  int ranks = config.plan.ranks > 0 ? config.plan.ranks : comm.size();
+  Plan plan{size_t(longest), longest, training, ranks};
   int64_t fits = int64_t(comm.all_reduce_min(double(largest_micro(config, plan, budget))));
-  bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * comm.size()) == 0;
+  bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * ranks) == 0;
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())
     std::fprintf(stderr,
                  "warning: the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
                  "will differ by rounding\n",
                  before);
-  if (training) resolve_batch(config, comm.size(), std::max<int64_t>(1, fits));
+  if (training) resolve_batch(config, ranks, std::max<int64_t>(1, fits));
   else
     config.batch.micro =
         int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
   plan.eval_rows = eval_rows(config, lengths);
-  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, comm.size());
+  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, ranks);
   std::string table;
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
   size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
   if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
-                    on_cpu ? "" : " of host memory, not counted below");
+                    snapshot_on_device(config) ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str());
   if (training) {
     Config larger = config;
     larger.batch.micro = 0;
-    resolve_batch(larger, comm.size(), std::max<int64_t>(1, fits));
+    resolve_batch(larger, ranks, std::max<int64_t>(1, fits));
     table += format("; micro batch %d", config.batch.micro);
     if (larger.batch.micro > config.batch.micro) table += format(", %d fits too", larger.batch.micro);
   }
@@ -75,4 +78,18 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   }
   std::printf("memory\n%s", table.c_str());
   return plan;
+}
+
+void plan_elsewhere(Config config, bool evaluates, int started) {
+  size_t memory = size_t(size_in_bytes(config.plan.memory));
+  DeviceInfo device{"a GPU with " + bytes_text(double(memory)), true, 0, memory, 0};
+  if (config.plan.ranks == 0) config.plan.ranks = started;
+  std::vector<int> lengths = evaluates || config.diagnoses ? config.eval.lengths : std::vector<int>{};
+  if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
+  plan_run(config, device, lengths, true, 0, Comm::alone());
+  std::printf(
+      "planned for %s, %d rank%s, %s, %lld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
+      "were read, no step was run\n",
+      device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", config.precision.c_str(),
+      (long long)parameter_count(config), flops_per_token(config) / 1e9);
 }

@@ -16,5 +16,9 @@ struct Plan {
 // Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: those that
 // will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
 // differently. All ranks get the same plan.
+// With config.plan.ranks set, the plan is for that many ranks, not for comm's.
 Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
               Comm& comm);
+// --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
+// eval.lengths. started: the ranks, if plan.ranks names none.
+void plan_elsewhere(Config config, bool evaluates, int started);

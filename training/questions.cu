@@ -92,9 +92,10 @@ static Question diagnostics(const Flags& flags, const Config& config, const Data
                      const Stop& stop) { return diagnose_lengths(model, data.val, lengths, weights, metrics, stop); }};
 }
 
-std::vector<Question> open_questions(const Flags& flags, const Config& config, const Data& data, int rank) {
+std::vector<Question> open_questions(const Flags& flags, const Config& config, const Data& data, bool evaluates,
+                                     int rank) {
   std::vector<Question> questions;
-  if (data.evaluates) questions.push_back(losses_by_length(flags, config, data));
+  if (evaluates) questions.push_back(losses_by_length(flags, config, data));
   if (flags.passkey) questions.push_back(passkey(config, rank));
   if (!data.tasks.empty()) questions.push_back(benchmarks(flags, config, data));
   if (config.diagnoses) questions.push_back(diagnostics(flags, config, data));
@@ -102,8 +103,7 @@ std::vector<Question> open_questions(const Flags& flags, const Config& config, c
 }
 
 std::vector<int> due_items(const Question& question, const Config& config, int64_t step) {
-  int64_t every = question.every;
-  return every > 0 && (step % every == 0 || step == config.train.steps) ? question.items : Items{};
+  return due(question.every, step, config.train.steps) ? question.items : Items{};
 }
 
 std::vector<int> missing_items(const Question& question, const Config& config, const std::string& run, int64_t step) {

@@ -29,9 +29,15 @@ struct Question {
       ask;
 };
 
-// The questions of a run, in the order in which they are asked. Reads and checks what they need; a user_error if that
-// does not fit the model. Rank 0 writes passkey.examples.
-std::vector<Question> open_questions(const Flags& flags, const Config& config, const Data& data, int rank);
+// The questions of a run, in the order in which they are asked; evaluates: losses by length are one. Reads and checks
+// what they need; a user_error if that does not fit the model. Rank 0 writes passkey.examples.
+std::vector<Question> open_questions(const Flags& flags, const Config& config, const Data& data, bool evaluates,
+                                     int rank);
+
+// Whether what is done every so many steps (0: never), and at the last one if that is given, is due after this step.
+inline bool due(int64_t every, int64_t step, int64_t last = 0) {
+  return every > 0 && (step % every == 0 || step == last);
+}
 
 // The items that are due at this step of a run; of them, those that have no line in the run's metrics.
 std::vector<int> due_items(const Question& question, const Config& config, int64_t step);

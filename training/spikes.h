@@ -14,6 +14,7 @@ class SpikeGuard {
   SpikeGuard(double z, SpikeHistory history) : z_(z), history_(std::move(history)) {}  // z = 0: nothing is ever a spike
   // Returns why this step's update is to be skipped, "" if it is not. Both values must be finite.
   std::string judge(double loss, double grad_norm);
+  void skip() { history_.skipped++; }  // counts an update that is skipped for another reason
   const SpikeHistory& history() const { return history_; }
 
  private:

@@ -131,7 +131,6 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
     check_diagnostics(config, data.val, length);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
-  data.evaluates = evaluates;
   return data;
 }
 
@@ -161,7 +160,7 @@ void check_all_tokens(const Config& config, const Data& data) {
     for (const Shard& shard : *shards) tokens += shard.tokens;
     ProgressBar progress(std::string("tokens of ") + key, tokens);
     auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    int64_t read = check_tokens(*shards, config.model.vocab, key, [&](int64_t done) {
+    int64_t read = check_tokens(*shards, config.model.vocab, [&](int64_t done) {
       progress.update(done);
       return std::chrono::steady_clock::now() < until;
     });

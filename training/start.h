@@ -26,10 +26,9 @@ struct Data {
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;  // the shards, then their label files
   std::vector<Task> tasks;                       // the benchmarks of task.names, if they will be run
-  bool evaluates;                                // losses on val
 };
 
-// Opens and checks the shards that the run will read and the lengths it evaluates: --lengths, if given, becomes
+// Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val): --lengths, if given, becomes
 // eval.lengths. A user_error names the key.
 Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
 // Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which

@@ -23,8 +23,6 @@ struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
 
-inline __nv_bfloat16 __float2bfloat16(float v) { return __nv_bfloat16(v); }
 inline __nv_bfloat16 __float2bfloat16_rn(float v) { return __nv_bfloat16(v); }
 inline float __bfloat162float(__nv_bfloat16 v) { return static_cast<float>(v); }
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 v) { return v.bits; }
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return __nv_bfloat16_raw{bits}; }

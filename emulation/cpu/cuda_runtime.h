@@ -53,9 +53,7 @@ using std::max;
 using std::min;
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
-inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
-inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 // Integers only: floating-point atomics would make results depend on the order of the threads.

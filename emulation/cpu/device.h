@@ -7,6 +7,7 @@
 #include "emulation/cpu/warp.h"
 
 constexpr bool on_cpu = true;
+#define CPU_OUT_OF_LINE __attribute__((noinline))
 
 inline void set_cpu_threads(int n) { cpu::set_pool_threads(n); }
 inline void set_cpu_order(CpuOrder order, unsigned seed) {

@@ -170,6 +170,10 @@ TEST(Text, Bytes) {
   EXPECT_EQ(bytes_text(1024), "1.0 KiB");
   EXPECT_EQ(bytes_text(1.25 * (1 << 30)), "1.2 GiB");
   EXPECT_EQ(bytes_text((1 << 20) - 1), "1.0 MiB");  // never 1024.0 KiB
+  EXPECT_EQ(size_in_bytes("80GiB"), 80.0 * (1 << 30));
+  EXPECT_EQ(size_in_bytes("1.5 KiB"), 1536);
+  for (const char* other : {"", "80", "GiB", "80GB", "80 GiB ", "-1GiB", "1.2.3GiB", "1e3GiB", ".", "80gib"})
+    EXPECT_EQ(size_in_bytes(other), 0) << other;
 }
 
 TEST(Progress, EtaFollowsTheLastSteps) {
@@ -273,22 +277,15 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
       },
       testing::KilledBySignal(SIGINT), "");
   auto later = std::chrono::milliseconds(SAME_REQUEST_MS + 50);
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGTERM);
-        std::this_thread::sleep_for(later);
-        raise(SIGINT);
-      },
-      testing::KilledBySignal(SIGINT), "");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGINT);
-        std::this_thread::sleep_for(later);
-        raise(SIGTERM);
-      },
-      testing::KilledBySignal(SIGTERM), "");
+  for (int last : {SIGINT, SIGTERM})
+    EXPECT_EXIT(
+        {
+          watch_signals();
+          raise(last == SIGINT ? SIGTERM : SIGINT);
+          std::this_thread::sleep_for(later);
+          raise(last);
+        },
+        testing::KilledBySignal(last), "");
 }
 
 TEST(Signals, OneRequestMayArriveSeveralTimes) {

@@ -355,7 +355,10 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
     suffix.lengths = lengths;
     EXPECT_EQ(evaluated_lengths(path, 20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
   }
+  testing::internal::CaptureStderr();
   rewind_metrics(path, 20);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "warning: " + path + ": line 6 is damaged; it stays there, but is not read\n");
   EXPECT_EQ(bytes_of(path), kept + eval);
   rewind_metrics(path, 20);
   EXPECT_EQ(bytes_of(path), kept + eval);

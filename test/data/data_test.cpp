@@ -174,12 +174,12 @@ TEST_F(Shards, TokensBeyondTheVocabularyAreFoundWhereTheyAre) {
   tokens[1000] = 0;
   tokens[3000] = 50256;
   add("late.bin", tokens);
-  WindowReader reader(open({"late.bin"}, 256), 100, 256, "data.val");
+  WindowReader reader(open({"late.bin"}, 256), 100, 256);
   std::vector<int> inputs(100), targets(100);
   reader.read(28, inputs.data(), targets.data());
   for (int64_t window : {29, 30})  // as the last target, and as the first input
     expect_user_error([&] { reader.read(window, inputs.data(), targets.data()); },
-                      {"data.val", dir / "late.bin", "token 50256 at position 3000", "model.vocab = 256"});
+                      {"data.train", dir / "late.bin", "token 50256 at position 3000", "model.vocab = 256"});
   reader.read(31, inputs.data(), targets.data());
   EXPECT_NO_THROW(WindowReader(open({"late.bin"}, 50257), 100, 50257).read(30, inputs.data(), targets.data()));
 }
@@ -188,7 +188,7 @@ TEST_F(Shards, AllTokensCanBeReadAtOnce) {
   std::vector<int> tokens(1 << 20, 255);
   add("a.bin", tokens), add("b.bin", tokens);
   int calls = 0;
-  EXPECT_EQ(check_tokens(open({"a.bin", "b.bin"}, 256), 256, "data.train",
+  EXPECT_EQ(check_tokens(open({"a.bin", "b.bin"}, 256), 256,
                          [&](int64_t done) {
                            EXPECT_EQ(done, int64_t(calls++) << 20);
                            return true;
@@ -198,7 +198,7 @@ TEST_F(Shards, AllTokensCanBeReadAtOnce) {
   tokens.back() = 256;
   add("b.bin", tokens);
   auto check = [&](int64_t most) {
-    return check_tokens(open({"a.bin", "b.bin"}, 256), 256, "data.train", [=](int64_t done) { return done < most; });
+    return check_tokens(open({"a.bin", "b.bin"}, 256), 256, [=](int64_t done) { return done < most; });
   };
   EXPECT_EQ(check(1), 1 << 20);
   expect_user_error([&] { check(2 << 20); }, {dir / "b.bin", "token 256 at position 1048575"});

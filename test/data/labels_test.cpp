@@ -122,18 +122,20 @@ TEST_F(Labels, BadOnesAreFoundWhereTheyAre) {
   // Beyond those that are read at the start.
   add("big.bin", numbers(3001));
   std::vector<uint16_t> late(3001, 65535);
-  late[2000] = 5000;
+  late[1000] = 7, late[2000] = 5000;
   add_labels("late", late);
   std::vector<Shard> shards = open({"big.bin"});
   open_labels(shards, {dir / "late"}, 4000, 0, "data.labels");
-  expect_user_error([&] { check_tokens(shards, 4000, "data.train", [](int64_t) { return true; }); },
-                    {dir / "late", "label 5000 at position 2000"});
+  expect_user_error([&] { check_tokens(shards, 4000, [](int64_t) { return true; }); },
+                    {"data.labels: " + (dir / "late"), "label 5000 at position 2000"});
   std::vector<int> inputs(100), targets(100);
   WindowReader reader(shards, 100, 4000, "data.train");
   EXPECT_EQ(reader.read(19, inputs.data(), targets.data()), 0);
-  expect_user_error([&] { reader.read(20, inputs.data(), targets.data()); }, {dir / "late", "position 2000"});
+  expect_user_error([&] { reader.read(20, inputs.data(), targets.data()); },
+                    {"data.labels: " + (dir / "late"), "position 2000"});
   ASSERT_EQ(::truncate((dir / "late").c_str(), 1024 + 2 * 1000), 0);
-  expect_user_error([&] { reader.labels(12); }, {dir / "late", "became shorter", "labels 1200 to 1299"});
+  expect_user_error([&] { reader.labels(12); },
+                    {"data.labels: " + (dir / "late"), "became shorter", "labels 1200 to 1299"});
 }
 
 // Of each step, over all ranks: with label_mean batch all labels weigh the same, with sequence all windows that have any.
@@ -184,17 +186,24 @@ TEST_F(Labels, WeightsOfLabels) {
   EXPECT_TRUE(unlabelled.next().weights.empty());
 }
 
-TEST_F(Labels, AStepWithoutAnyLabelIsRefused) {
+TEST_F(Labels, AStepWithoutAnyLabelIsMarkedAndNoLabelAtAllIsRefused) {
   std::vector<uint16_t> a(101, 65535), b(50, 65535);
-  a[50] = 7;
   add("a.bin", numbers(101));
   add("b.bin", numbers(50, 1000));
   std::vector<Shard> shards = open({"a.bin", "b.bin"});
-  open_labels(shards, {add_labels("labels_a", a), add_labels("labels_b", b)}, 65536, 0, "data.labels");
+  auto open_both = [&] {
+    open_labels(shards, {add_labels("labels_a", a), add_labels("labels_b", b)}, 65536, 0, "data.labels");
+  };
+  expect_user_error(open_both, {"data.labels", "no label in " + (dir / "labels_a")});
+  a[50] = 7;
+  open_both();
   Loader loader(WindowReader(shards, T, 65536), {.T = T, .micro = 10, .shuffle = false});
-  expect_user_error([&] { loader.next(); }, {"data.labels", "10 windows of step 1", "batch.tokens"});
-  loader.seek(1);
-  EXPECT_EQ(loader.next().weights[(50 - 10 * T)], 40.0f);
+  const Batch& first = loader.next();
+  EXPECT_FALSE(first.labelled);
+  EXPECT_EQ(std::count(first.weights.begin(), first.weights.end(), 0.0f), 10 * T);
+  const Batch& second = loader.next();
+  EXPECT_TRUE(second.labelled);
+  EXPECT_EQ(second.weights[(50 - 10 * T)], 40.0f);
 }
 
 }  // namespace

@@ -53,7 +53,9 @@ TEST_F(TaskFile, Names) {
   read(task_bytes(EXAMPLES, 2));
   write_file(files_ / "other.bin", "");
   std::filesystem::create_directory(files_ / "folder.bin");
-  for (std::string name : {"y", "", "folder", "../x", "x.bin"})
+  expect_user_error([&] { read_task(files_.path, "../x", 61, 0); },
+                    {"../x", "without its folder", "task.dir", files_.path});
+  for (std::string name : {"y", "", "folder", "x.bin"})
     expect_user_error([&] { read_task(files_.path, name, 61, 0); }, {name, "task.dir", "other, x", "prepare_tasks.py"});
   expect_user_error([&] { read_task(files_ / "absent", "x", 61, 0); }, {"absent", "has no tasks"});
 }
@@ -72,17 +74,17 @@ TEST_F(TaskFile, EveryFieldIsChecked) {
   bad(2, 3, {"version 1 or 2"});
   bad(4, 0, {"0 examples"});
   bad(4, 1, {"beyond its last example"});
-  bad(4, 3, {"0 bytes left for example 2 of 3"});
+  bad(4, 3, {"cut short in example 2 of 3"});
   bad(5, 1, {"65538 examples"});
   bad(5, 0x8000, {"-2147483646 examples"});
   const size_t first = 512, second = first + 5 + 1 + 2 + 2 + 3 + 4;
   bad(first + MARK, 65534, {"example 0 has 65534 as its mark"});
-  bad(first + SIZE, 0, {"example 0"});
-  bad(first + SIZE, 2, {"example 0"});
-  bad(first + SIZE, 33, {"example 0"});
+  bad(first + SIZE, 0, {"example 0 has 0 as its size"});
+  bad(first + SIZE, 2, {"example 0 has 2 as its size"});
+  bad(first + SIZE, 33, {"example 0 has 33 as its size"});
   bad(first + SIZE, 32, {"example 0 ends before its bytes"});
   bad(first + SIZE, 36, {"example 0 has 2 bytes beyond"});
-  bad(first + SIZE, 65534, {"bytes left for example 0", "65534"});
+  bad(first + SIZE, 65534, {"cut short in example 0 of 2"});
   bad(first + NUMBER, 1, {"example 0 has 1 as its number"});
   bad(second + NUMBER, 0, {"example 1 has 0 as its number"});
   bad(first + GOLD, 26, {"right completion"});

@@ -86,6 +86,33 @@ class Same(LabelRuns):
       self.run_ok("--resume", **LABELS, **changes)
       self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
 
+  def test_steps_without_labels_are_skipped(self):
+    def none_in_steps_1_and_4(tokens):
+      return [NONE if at < 8 * 16 or 24 * 16 <= at < 32 * 16 else token for at, token in enumerate(following(tokens))]
+    self.write_labels(none_in_steps_1_and_4)
+    changes = {"data__shuffle": False, **LABELS}
+    self.ok("--dry-run", **self.changes, **changes)
+    outcomes = []
+    for ranks in "12":
+      done = self.run_ok("--gpus", ranks, name=f"ranks{ranks}", **changes)
+      self.assertEqual(done.stderr.count("data.labels: step 1 has no label"), 1)
+      self.assertEqual(done.stderr.count("no label"), 1)
+      lines = self.metrics(f"ranks{ranks}", "train")
+      self.assertEqual([line["step"] for line in lines if line["loss"] is None or line["grad_norm"] is None], [1, 4])
+      self.assertEqual([(line["step"], line["skipped"]) for line in self.metrics(f"ranks{ranks}", "skip")], [(1, 1), (4, 2)])
+      self.run_ok("--gpus", ranks, "--overwrite", **changes)
+      for step in (10, 12):
+        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.run_ok("--gpus", ranks, "--resume", **changes)
+      self.assertEqual(self.outcome(12), self.outcome(12, f"ranks{ranks}"))
+      outcomes.append([line["loss"] for line in lines if line["loss"] is not None])
+    for one, two in zip(*outcomes):
+      self.assertLess(abs(one / two - 1), 1e-5)
+    # Not even the weight decay of such an update is made.
+    weights = [self.run_ok("--overwrite", train__steps=1, **changes), self.bytes_of(self.path("runs/tiny/step_00000001/model.safetensors"))]
+    self.run_ok("--overwrite", train__steps=1, optimizer__lr=0)
+    self.assertEqual(weights[1], self.bytes_of(self.path("runs/tiny/step_00000001/model.safetensors")))
+
   def test_ranks_agree(self):
     self.write_labels(some)
     for mean in ("batch", "sequence"):
@@ -153,11 +180,13 @@ class Losses(LabelRuns):
     self.write("values.bin", label_file([0.5] * len(tokens)))
     self.bad(names=["data.val_labels", "values.bin", "model.head.outputs = 0"], data__val_labels="values.bin")
     self.write("none.bin", label_file([NONE] * len(tokens)))
-    self.bad("--eval", names=["data.val_labels", "none of the .* windows"], wrote_nothing=False, data__val_labels="none.bin")
+    self.bad("--eval", names=["data.val_labels", "no label in none.bin"], wrote_nothing=False, data__val_labels="none.bin")
+    self.write("none.bin", label_file([NONE] * (len(tokens) - 1) + [1]))
+    self.bad("--eval", names=["data.val_labels", "none of the .* windows"], wrote_nothing=False, data__val_labels="none.bin", eval__tokens=100)
     late = [256 if at == 2000 else token for at, token in enumerate(following(list(TEXT) * 24))]
     self.write("train_000000.bin", shard(TEXT * 24))
     self.write("labels_train_000000.bin", label_file(late))
-    self.bad("--dry-run", names=["data.train", "label 256 at position 2000"], wrote_nothing=False, **LABELS)
+    self.bad("--dry-run", names=["data.labels", "label 256 at position 2000"], wrote_nothing=False, **LABELS)
 
 
 @unittest.skipUnless(torch, "needs torch and transformers")

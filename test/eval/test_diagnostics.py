@@ -46,6 +46,12 @@ class Diagnostics(Workspace):
     self.bad(names=["diagnostics.every"], diagnostics__every=-1)
     self.bad(names=["log.groups_every"], log__groups_every=-1)
 
+  def test_a_single_token(self):
+    said = self.ok("--diagnostics", "--lengths", "1", diagnostics__tokens=1).stdout
+    self.assertRegex(said, r" \| 1 window \| ")
+    self.assertRegex(said, r"\n  mean \|           -        -      - \|")
+    self.assertNotIn("nan", said)
+
   def test_a_fresh_model_is_uniform(self):
     done = self.ok("--diagnostics", "--lengths", "16,300", eval__tokens=1, data__train="absent")
     self.assertNotIn("eval.tokens", done.stdout)

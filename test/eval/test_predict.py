@@ -6,10 +6,11 @@ import math
 import os
 import random
 import shutil
+import signal
 import unittest
 
 from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, torch
-from support.workspace import read_safetensors
+from support.workspace import TEXT, read_safetensors, shard
 
 if torch:
   from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
@@ -88,6 +89,16 @@ class Runs(Head):
     self.assertEqual(self.predicted("--resume", eval__tokens=32, eval__every=0, **changes), expected)
     self.assertEqual(self.predicted("--resume", eval__mode="suffix", eval__lengths=[8, 32], **changes), expected)
     self.assertEqual([name for name in self.files() if ".tmp" in name], [])
+
+  def test_a_signal_leaves_no_file(self):
+    changes = self.write_values(2)
+    self.write("val.bin", shard(TEXT * 3000))
+    for ranks in "12":
+      process = self.start("--predict", "pred.npy", "--gpus", ranks, **changes, eval__batch=1)
+      self.wait_for(process, lambda: os.path.exists(self.path(".tmp_pred.npy")))
+      process.terminate()
+      self.assertEqual(self.ended(process)[0], -signal.SIGTERM)
+      self.assertEqual([name for name in self.files() if "pred" in name], [])
 
   def test_init_of_a_language_model(self):
     self.changes["precision"] = "bf16"  # so that ranks share the masters

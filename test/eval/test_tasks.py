@@ -3,6 +3,7 @@ import json
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 
@@ -134,8 +135,27 @@ class Tasks(RankRuns):
     self.assertEqual(self.table()[-1], last["a"])
     self.assertIn("is finished", self.run_ok("--resume", **changes).stdout)
 
+  def test_one_example(self):
+    self.write("one.bin", task_file([("a context that is longer than 16 bytes", [" x", " yes"], 0)]))
+    self.assertRegex(self.run_ok("--tasks", "one").stdout, r"\none +\| +\d+\.0     - \|.* 1, 2 completions with")
+    self.write("one.bin", task_file([("a context of bytes", [" x", " y" * 20], 0)]))
+    done = self.run_ok("--tasks", "one", task__max_length=60, name="b")
+    self.assertNotIn("shortened", done.stdout)
+    self.write("one.bin", task_file([("a context of", [" x", " long yes"], 0)]))
+    self.assertRegex(self.run_ok("--tasks", "one", name="c").stdout, r" 1, 1 completion with a shortened")
+    version_1 = bytearray(task_file([("why", [" x", " y"], 0)])[:-8])  # without the lengths of the completions
+    version_1[4], version_1[1026] = 1, len(version_1) - 1024
+    self.write("one.bin", bytes(version_1))
+    self.assertRegex(self.run_ok("--tasks", "one", name="d").stdout, r"\none +\| +\d+\.0     - \|     -      -  +\d+\.0 \|   50\.0 \|       - \|        1\n")
+
+  def test_no_other_line_is_within_the_table(self):
+    said = self.run_ok(task__every=1, task__names=["a", "b"], train__steps=6, checkpoint__every=1, model__channels=32, model__mlp_ratio=64.0).stdout
+    rounds = re.findall(r"\ntasks, step .*\n .*\na .*\nb .*\n", said)
+    self.assertEqual((len(rounds), said.count("saved runs/")), (7, 6))
+
   def test_bad_input(self):
     self.bad("--tasks", "c", names=["task c", r"\./c\.bin", r"task\.dir", "a, b", "prepare_tasks.py"], task__dir=".")
+    self.bad("--tasks", "../a", names=["task ../a", "without its folder", r'task\.dir'], task__dir=".")
     self.bad("--tasks", "a,,b", names=["task : there is no file"], task__dir=".")
     self.bad("--tasks", "a,b,a", names=["task a is named twice"], task__dir=".")
     self.bad("--tasks", "", names=["--tasks", "hellaswag,piqa"])

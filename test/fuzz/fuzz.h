@@ -1,4 +1,4 @@
-// For the fuzz targets of the three readers of untrusted bytes: libFuzzer calls LLVMFuzzerTestOneInput with generated
+// For the fuzz targets of the readers of untrusted bytes: libFuzzer calls LLVMFuzzerTestOneInput with generated
 // inputs. A bad input must give a UserError or a Failure; a sanitizer's report or an exception of another type ends the
 // program and names the input.
 #pragma once

@@ -22,17 +22,17 @@ class Memory(Workspace):
     return int(done.stdout.split()[-1]) * 1024
 
   def test_linear_in_the_length(self):
-    self.write("val.bin", shard(TEXT * (16500 // len(TEXT) + 1)))
-    self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=16384,
-            diagnostics__tokens=16384)  # leaves config.json
+    self.write("val.bin", shard(TEXT * (8300 // len(TEXT) + 1)))
+    self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=8192,
+            diagnostics__tokens=8192)  # leaves config.json
     for variant, question in (("softmax", "--eval"), ("lssar_softplus_gated", "--eval"), ("lssar_softplus_gated", "--diagnostics")):
-      at = {length: self.peak(length, variant, question) for length in (4096, 8192, 16384)}
+      at = {length: self.peak(length, variant, question) for length in (2048, 4096, 8192)}
       print(f"{variant}: " + ", ".join(f"{bytes >> 20} MiB at {length}" for length, bytes in at.items()))
       loss = self.metrics(kind="eval")[-1]
-      self.assertEqual((loss["length"], loss["of"]["tokens"]), (16384, 16384))
-      self.assertLess(at[16384], 2**30 / 4, "a T x T matrix of floats would be 1 GiB")
-      growth = (at[16384] - at[8192]) / (at[8192] - at[4096])
-      self.assertAlmostEqual(growth, 2, delta=0.3, msg=f"{variant}: {at}; 4 would be quadratic")
+      self.assertEqual((loss["length"], loss["of"]["tokens"]), (8192, 8192))
+      self.assertLess(at[8192], 2**28 / 2, "a T x T matrix of floats would be 256 MiB")
+      growth = (at[8192] - at[4096]) / (at[4096] - at[2048])
+      self.assertAlmostEqual(growth, 2, delta=0.5, msg=f"{variant}: {at}; 4 would be quadratic")
 
 
 class Weights(Workspace):

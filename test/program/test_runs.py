@@ -43,6 +43,29 @@ class WritesNothing(Workspace):
     self.assertIn("It was", done.stdout)
     self.nothing_new(before)
 
+  def test_a_plan_for_another_device(self):
+    before = self.files()
+    large = {"model__channels": 1600, "model__heads": 25, "model__layers": 48, "model__context": 8192, "model__vocab": 50257,
+             "batch__tokens": 2**19, "batch__micro": None, "eval__lengths": [8192, 131072], "eval__tokens": 131072,
+             "data__train": "absent.bin", "data__val": "absent.bin", "optimizer__warmup_steps": 0}
+    done = self.ok("--dry-run", plan__memory="80GiB", train__recompute="block", **large)
+    self.assertRegex(done.stdout, r"(?s)^memory\n.*of host memory, not counted below\n  in all +56\.\d GiB of 80.0 GiB free; "
+                     r"micro batch 16\nplanned for a GPU with 80.0 GiB, 1 rank, bf16, 1555972800 parameters, 13.1107 GFLOP a "
+                     r"token of training: nothing was allocated")
+    self.assertEqual(done.stderr, "")
+    moments = lambda text: float(re.search(r"moments +([\d.]+) GiB", text)[1])
+    shared = self.ok("--dry-run", plan__memory="80GiB", plan__ranks=8, train__recompute="block", **large)
+    self.assertAlmostEqual(moments(done.stdout), 8 * moments(shared.stdout), delta=0.5)
+    self.assertIn("8 ranks", shared.stdout)
+    self.bad("--dry-run", plan__memory="24GiB", **large, names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
+    for size in ("80GB", "80", "999999999PiB"):
+      self.bad("--dry-run", plan__memory=size, names=[f'plan.memory = "{size}"', "80GiB"])
+    self.bad(plan__memory="80GiB", names=['plan.memory = "80GiB"', "--dry-run"])
+    self.bad("--eval", plan__memory="80GiB", names=["--dry-run"])
+    self.bad("--dry-run", plan__memory="80GiB", precision="fp32", attention__window=4, names=["attention.window", "GPU"])
+    self.assertRegex(self.ok("--dry-run", plan__ranks=2).stderr, "plan.ranks = 2 has no effect: it needs plan.memory")
+    self.nothing_new(before)
+
   def test_validation_on_what_is_trained_on(self):
     os.link(self.path("val.bin"), self.path("train_000002.bin"))
     os.symlink("train_000001.bin", self.path("val2.bin"))
@@ -512,6 +535,18 @@ class Sweeps(Workspace):
     self.assertEqual(process.returncode, code, errors)
     self.assertNotIn("Traceback", errors)
     return output.partition("\n\n")[0]
+
+  def test_evaluations_share_one_training(self):
+    self.sweep_file(axes={"what": {"all keys": {"attention.variant": "softmax"}, "last 4": {"attention.variant": "softmax", "eval.window": 4}}},
+                    seeds=[1], chart="lengths", set={"eval.lengths": [16, 32], "optimizer.lr": 0.05})
+    for flags in (), ("--set", "eval.mode=suffix"):
+      self.sweep(*flags, "--results", "r.json")
+      with open(self.path("r.json")) as file:
+        whole, window = (entry["losses"] for entry in json.load(file)["runs"])
+      self.assertEqual(whole["16"], window["16"])  # at the trained length the window does not count
+      self.assertNotEqual(whole["32"], window["32"])
+    trained = [name for name in os.listdir(self.path("runs")) if os.path.exists(self.path(f"runs/{name}/config.json"))]
+    self.assertEqual((len(trained), len([name for name in os.listdir(self.path("runs")) if "." not in name])), (1, 4))
 
   def test_repeats_no_run_and_takes_none_for_another(self):
     table = self.sweep("--results", "results.json")

@@ -122,13 +122,13 @@ class Products(RankRuns):
   def test_cold_and_warm(self):
     combinations = [{"train__zero_stage": zero, "checkpoint__every": every} for zero in (0, 1) for every in (0, 4)]
     for shape in ({"batch__micro": 4}, {"batch__micro": 2, "train__recompute": "block", "precision": "bf16"}):
-      for first in combinations:
+      for first, other in zip(combinations, combinations[::-1]):
         with self.subTest(**shape, **first):
           shutil.rmtree(self.path("cache"), ignore_errors=True)
           cold = self.two(**shape, **first)
           shapes = [line[:3] for line in self.choices()]
           self.assertEqual(len(shapes), len(set(map(tuple, shapes))))  # written by rank 0 alone
-          for warm in combinations:
+          for warm in combinations if os.environ.get("FULL") else [other]:
             self.assertEqual(self.two(**shape, **warm), cold)
           self.assertEqual([line[:3] for line in self.choices()], shapes)  # nothing was left to choose
 

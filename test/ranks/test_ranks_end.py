@@ -272,6 +272,7 @@ class Starts(RankRuns):
           "eval.every: 3", 'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
         ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
          ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here", "data.train, shard 2: none here"]),
+        ({"flags": ["--diagnostics"]}, ["--diagnostics: given here, not given at rank 0"]),
         ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)

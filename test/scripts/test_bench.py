@@ -11,6 +11,7 @@ import sys
 import tarfile
 import unittest
 
+from scripts.test_report import lines
 from support.scripts import SCRIPTS, ScriptTest
 
 ROOT = os.path.join(SCRIPTS, "..")
@@ -36,9 +37,7 @@ class Tables(ScriptTest):
 
   def setUp(self):
     super().setUp()
-    os.mkdir(self.path("scripts"))
-    for name in ("common.py", "bench_table.py", "readme_tables.py", "sweep.py", "metrics.py", "plot.py"):
-      shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
+    shutil.copytree(SCRIPTS, self.path("scripts"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
     self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
@@ -108,6 +107,19 @@ class Tables(ScriptTest):
     shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
     self.table(self.path("bench/results/gpu.json"), code=2)
     self.assert_error("no block <!-- table:speed_gpu -->")
+
+  def test_answers_of_runs_are_means_over_seeds(self):
+    of = {"data": [{"name": "v", "tokens": 9, "xxh64": "v"}], "windows": 4, "tokens_asked": 64}
+    for seed, loss in ((1, 1.25), (2, 1.75)):
+      suffix = {"type": "eval", "mode": "suffix", "step": 8, "length": 32, "loss": loss, "context_of": 64, "suffix": 8, "of": of}
+      key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 2, "depths": [0, 1], "exact": [0.5, 1.0]}
+      os.mkdir(self.path(f"run_{seed}"))
+      self.write(f"run_{seed}/metrics.jsonl", "\n".join(map(json.dumps, [lines(seed=seed)[0], suffix, key])))
+    self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->\n")
+    self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("run_1"), self.path("run_2"))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      self.assertEqual(file.read().splitlines()[1:4], ["| run | context 32 | passkey at 16 |", "|---|---|---|",
+                                                       "| run_* (2 seeds) | 1.500 ± 0.354 | 75.0% |"])
 
   def test_what_has_changed(self):
     self.collect()
@@ -263,15 +275,53 @@ class Peers(ScriptTest):
     self.assertEqual(result["ours"]["commit"], "abc1234")
     self.assertEqual([row["name"] for row in result["steps"]],
                      ["sdpa flash", "sdpa cuDNN", "sdpa flash, deterministic", "sdpa cuDNN, deterministic",
-                      "LSSAR eager", "LSSAR compiled"])
+                      "LSSAR eager", "LSSAR compiled", "LSSAR FlexAttention"])
     missing = {row["name"]: row["missing"] for row in result["steps"] + result["attention"] if "missing" in row}
+    for name in "LSSA FlexAttention", "LSSAR FlexAttention":
+      self.assertRegex(missing.pop(name), "FlexAttention does not support backward on CPU")
     self.assertEqual(set(missing.values()) - {"package not installed"}, set(), missing)
-    for row in result["steps"]:
+    for row in (row for row in result["steps"] if "missing" not in row):
       self.assertLessEqual(row["least"], row["tokens_per_s"])
-    self.assertEqual(len(result["attention"]), 2 * 8)  # two lengths
+    self.assertEqual(len(result["attention"]), 2 * 12)  # two lengths
     self.assertRegex(table, r"\| LSSAR eager \| 16 \| 32 \|.*\| 2 \| 3 \|")
     nothing = self.run_peers("--tiny", "--out", self.path("none.json"), "--minutes", "0").stdout
-    self.assertGreaterEqual(nothing.count("no time left"), 2 * 6 + 6)  # FlashAttention-3 may be missing anyway
+    self.assertGreaterEqual(nothing.count("no time left"), 2 * 8 + 7)  # FlashAttention may be missing anyway
+
+
+  def test_flex_attention_is_our_formula(self):
+    """The results of FlexAttention itself; gradients, which it lacks on the CPU, of its score_mod on a matrix in full."""
+    if not self.is_recent:
+      self.skipTest(f"{self.torch}: 2.5 or later is needed")
+    code = """if True:
+      import sys, warnings
+      from types import SimpleNamespace
+      warnings.simplefilter("ignore")
+      import torch, bench_peers, formula
+
+      def in_full(q, k, v, score_mod, block_mask, scale, return_lse):
+        at = torch.meshgrid(*map(torch.arange, (*q.shape[:3], k.shape[2])), indexing="ij")
+        z = score_mod(q @ k.mT, *at).masked_fill(at[3] > at[2], -torch.inf)
+        return z.softmax(-1) @ v, z.logsumexp(-1)
+
+      LSSA = SimpleNamespace(kind="lssa", qk_norm="l2", scale="logd_logn")
+      for T, D in (32, 16), (150, 24):
+        torch.manual_seed(T)
+        q, k, v, dout = (torch.randn(2, 3, T, D, dtype=torch.float64) for _ in range(4))
+        for attend, settings in (bench_peers.flex_lssa, LSSA), (bench_peers.flex_lssar, bench_peers.LSSAR):
+          def exact(q, k, v):
+            return formula.weights(formula.scores(q, k, settings, T), settings, T) @ v
+          print((attend(q, k, v) - exact(q, k, v)).abs().max().item())
+          whole, bench_peers.flex_attention = bench_peers.flex_attention, in_full
+          ours, theirs = (torch.autograd.grad(run(*x), x, dout) for run in (exact, attend)
+                          for x in [[y.clone().requires_grad_() for y in (q, k, v)]])
+          bench_peers.flex_attention = whole
+          print(max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(ours, theirs)))"""
+    done = subprocess.run([self.python, "-c", code], text=True, capture_output=True,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SCRIPTS, "OMP_NUM_THREADS": "1"})
+    self.assertEqual(done.returncode, 0, done.stderr)
+    errors = [float(line) for line in done.stdout.split()]
+    self.assertEqual(len(errors), 8)
+    self.assertLess(max(errors), 1e-10)  # float64; the power and its offset lose up to four digits
 
 
 class GpuSession(ScriptTest):

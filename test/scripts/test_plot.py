@@ -1,4 +1,5 @@
 """scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, where the picture is."""
+import io
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import signal
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest
 
@@ -74,7 +76,10 @@ class Plot(ScriptTest):
     return done.stdout
 
   def test_damaged_lines_are_skipped(self):
-    good, damaged = metrics.Run(self.make_run("good")), metrics.Run(self.make_run("damaged", DAMAGED))
+    with mock.patch("sys.stderr", io.StringIO()) as said:
+      good, damaged, _ = (metrics.Run(path) for path in (self.make_run("good"), self.make_run("damaged", DAMAGED), self.path("damaged")))
+    number = len(GOOD) + DAMAGED.index("[]") + 1  # the last line may be half written
+    self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and left out, as 4 others are\n")
     self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
     self.assertEqual(damaged.train(), good.train())
     self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
@@ -143,6 +148,13 @@ class Plot(ScriptTest):
         start(eval={"tokens": 64, "rope_scaling": "ntk"}), old(8, 128), start(), line(8, 256, 1.0)], [start()]))
     self.assertEqual([*run.row], [16, 256])
     self.assertEqual([*run.left_out], ["of train.bin", "of 9 tokens asked", "with rope_scaling ntk"])
+
+  def test_a_run_with_a_window_of_its_own(self):
+    start = {"type": "start", "config": {**CONFIG, "eval": {"tokens": 64}}}
+    run = self.evaluated("run", line(8, 16, 1.5), line(8, 32, 1.6), start, line(8, 32, 9.0),
+                         eval={"tokens": 64, "window": 16, "sink_tokens": 4})
+    self.assertEqual({length: e.loss for length, e in run.row.items()}, {16: 1.5, 32: 1.6})
+    self.assertEqual([*run.left_out], ["with eval.window 0 and 0 sink tokens"])
 
   def test_data_are_known_by_their_content(self):
     pattern = lambda *names: {"data": {"val": [*names]}}
@@ -275,6 +287,18 @@ class Plot(ScriptTest):
       os.remove(self.path(path))
     self.draw(folder, "--out", "p.xyz", code=2)
     self.assertEqual(self.draw(folder, "--out", "nosuch/p.png", code=2, cwd=self.dir), "")  # before the work
+
+  def test_tasks(self):
+    task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
+                                                     "acc_norm": score, **more}
+    a = metrics.Run(self.make_run("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5), task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
+    b = metrics.Run(self.make_run("b", [task(8, 0.25), task(8, 1.0, "sciq"), task(8, 0.125, n=3), task(8, 1.0, "arc")]))
+    none = metrics.Run(self.make_run("none"))
+    self.assertEqual(plot.task_scores([a, b, none]), ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
+    self.assertEqual(plot.task_scores([none]), ({}, []))
+    other = metrics.Run(self.make_run("other", [task(8, 0.125, n=3)]))
+    self.assertEqual(plot.task_scores([a, other]), ({}, []))
+    self.draw(*(self.path(name) for name in "ab"))
 
   def test_a_run_given_twice(self):
     self.make_run("run")

@@ -1,5 +1,6 @@
 """scripts/prepare_text.py, run as a user runs it. Standard library only, and pyarrow where it is installed."""
 import gzip
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest, start
 from support.workspace import TRAIN, tiny_vocabulary
+
+from common import Progress
 
 
 class Prepare(ScriptTest):
@@ -127,6 +130,21 @@ class PrepareBytes(Prepare):
     self.prepare("-", "--jsonl", "--field", "id", "--val-fraction", "0", "--overwrite", input=b'{"id": "7"}')
     self.assertEqual(self.text("x_train_000000.bin"), b"7")
 
+  def test_null_documents_are_left_out(self):
+    self.prepare(self.write("a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": "two"}\n'), "--val-every", "2")
+    self.assertEqual([self.text(f"x_{split}_000000.bin").decode() for split in ("train", "val")], ["one", "two"])
+    self.assert_error('left out: "text" is null in 1 document\n')
+
+  def test_progress(self):
+    ticks = iter([0, 10, 40, 50, 75])
+    with mock.patch("time.monotonic", lambda: next(ticks)), mock.patch("sys.stderr", io.StringIO()) as said:
+      progress = Progress(0, "file 1/2 ")
+      progress.add(1000000)  # of an unknown number
+      progress.total, progress.done = 100000000, 11000000
+      for _ in range(3):
+        progress.add(20000000)
+      self.assertEqual(said.getvalue(), "file 1/2  31.0% | 0.5 MB/s | eta 0:02:11\nfile 1/2  71.0% | 0.8 MB/s | eta 0:00:35\n")
+
   def test_parquet(self):
     try:
       import pyarrow
@@ -229,7 +247,8 @@ class PrepareBytes(Prepare):
         ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is 7"]),
         ([self.write("g.jsonl", '[{"text": ""}]')], ["g.jsonl, line 1", "is an array", "jq"]),
         ([self.write("c.jsonl", '{"body": ""}')], ["c.jsonl, line 1", 'it has "body"', "--field"]),
-        ([self.write("d.jsonl", '{"text": null}')], ["d.jsonl, line 1", "null, not text"]),
+        ([self.write("d.jsonl", '{"text": null}\n' * 2)], ["d.jsonl", "\"text\" is null in 2 documents"]),
+        ([self.write("d7.jsonl", '{"text": 7}')], ["d7.jsonl, line 1", "7, not text"]),
         ([self.write("e.jsonl", '{"text": "\\ud800"}')], ["e.jsonl, line 1", "surrogate", "--errors replace"]),
         ([self.write("f.jsonl", b'{"text": "\xff"}')], ["f.jsonl, line 1", "not UTF-8 at byte 10"]),
         ([self.write("a.gz", "text")], ["a.gz is damaged, or not a gzip file"]),

@@ -164,7 +164,7 @@ class PrepareTasks(ScriptTest):
         ("piqa", bad(PIQA, "sol1", "<|endoftext|>"), ["example 1", "<|endoftext|>"]),
         ("piqa", bad(PIQA, "sol1", "\ud800"), ["example 1", "surrogates"]),
         ("piqa", lines(SCIQ), ["example 0", "lacks 'goal'"]),
-        ("piqa", '{"goal": ', ["x.jsonl", "damaged"]),
+        ("piqa", lines(PIQA) + '\n{"goal": ', ["x.jsonl, line 3 is not JSON", "column 10"]),
         ("piqa", b"\xff\xfe", ["x.jsonl", "damaged"]),
         ("piqa", "7\n", ["example 0"]),
         ("arc_easy", bad(ARC, "answerKey", "9"), ["example 1"]),
@@ -173,7 +173,7 @@ class PrepareTasks(ScriptTest):
         prepare_tasks.examples(task, prepare_tasks.rows_of([self.write("x.jsonl", text)]))
       for part in parts:
         self.assertIn(part, str(raised.exception))
-    for text, part in ((bad(PIQA, "goal", "x" * 70000), "example 1 takes"), ("", "0 examples"), ('{"goal": ', "damaged")):
+    for text, part in ((bad(PIQA, "goal", "x" * 70000), "example 1 takes"), ("", "0 examples"), ('{"goal": ', "not JSON")):
       self.prepare("piqa", "--input", self.write("x.jsonl", text), code=2)
       self.assert_error(part)
       self.assertEqual(self.files(), [])

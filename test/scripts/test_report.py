@@ -208,6 +208,37 @@ class Report(ScriptTest):
     with open(self.path("md/report.md"), encoding="utf-8") as file:
       self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", file.read())
 
+  def test_answers_of_other_weights_or_questions_do_not_mix(self):
+    task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5, "acc_norm": 0.75, "weights": "runs/a"}
+    passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "exact": [1.0], "weights": "runs/a/step_00000008"}
+    self.make_run("a", [*lines(config=[("name", "a")]), task, passkey, {**passkey, "exact": [0.0], "weights": "runs/b/step_00000008"},
+                        {**task, "acc_norm": 0.25, "weights": "runs/b/step_00000008"}, {**task, "n": 10, "acc_norm": 1.0}])
+    self.make_run("b", [*lines(config=[("name", "b")]), {**task, "weights": "runs/b", "acc_norm": 0.125}])
+    self.report("a", "b")
+    self.assertEqual([(row["piqa acc_norm (n 40)"], row["piqa acc_norm (n 10)"], row["passkey at 16"]) for row in self.summary().values()],
+                     [("75.0%", "100.0%", "100.0%"), ("12.5%", "-", "-")])
+    self.assertIn(", 2 of the weights of runs/b", self.said)
+    for field, value in (("max_length", 32), ("xxh64", "g")):
+      self.make_run(field, [*lines(config=[("name", "c")]), {**task, "weights": "runs/c", field: value}])
+      self.report("b", field)
+      self.assertEqual([row[f"piqa acc_norm ({field} {value})"] for row in self.summary().values()], ["-", "75.0%"])
+      table, = (table for table in self.page.tables if "margin" in table[0])
+      self.assertEqual(table[0][1:4], ["task", "n", field])
+
+  def test_paired_answers(self):
+    right = {"a": [1] * 12 + [0] * 8, "b": [0] * 9 + [1] * 4 + [0] * 7}  # 9 that only a has right, 1 that only b has
+    for name, found in right.items():
+      rows = [{"task": "piqa", "example": n, "gold": 1, "loglikelihood": [-4.0, -5.0], "characters": [4, 10 if hit else 5]} for n, hit in enumerate(found)]
+      self.write(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0, "acc_norm": sum(found) / 20}
+      self.make_run(name, [*lines(config=[("task", {"samples": self.path(f"{name}.jsonl")})]), of])
+    self.report("a", "b")
+    # 2 (1 + 10) / 2^10
+    self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], [row for table in self.page.tables for row in table])
+    self.write("b.jsonl", json.dumps(rows[0]) + "\n")  # no longer the answers of the line
+    self.report("a", "b")
+    self.assertNotIn("McNemar", self.said)
+
   def test_thirty_runs(self):
     self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})])) for number in range(30)))
     self.assertEqual(len(self.summary()), 30)
@@ -217,7 +248,8 @@ class Report(ScriptTest):
     heads = [{"first": 0.25, "entropy_norm": 0.5, "zeros": None, "reach": [0.5, 0.5]}]
     line = {"type": "diagnostics", "step": 8, "length": 16, "sequences": 4, "first_token": 0.25, "sink_rate": 12.5, "entropy": 1.0,
             "entropy_norm": 0.5, "m_act": 94.0, "gate": None, "zeros": None, "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
-    self.make_run("a", [*lines(), line])
+    other = {**line, "m_act": 7.0, "weights": "runs/other/step_00000008"}
+    self.make_run("a", [*lines(config=[("name", "a")]), line, other])
     self.make_run("b", lines())
     self.report("a", "b")
     self.assertEqual([(row["F-Attn"], row["M-Act"]) for row in self.summary().values()], [("0.250", "94"), ("-", "-")])
@@ -242,7 +274,9 @@ class Report(ScriptTest):
     content = lines(steps=100, config=[("train", {"steps": 100})])
     content[90]["loss"] = None
     self.make_run("a", content)
-    self.make_run("b", [*lines(steps=100, config=[("train", {"steps": 100})]), {"type": "skip", "step": 5, "reason": "spike", "skipped": 1}])
+    content = lines(steps=100, config=[("train", {"steps": 100})])
+    content[5]["loss"] = None  # a step without labels
+    self.make_run("b", [*content, {"type": "skip", "step": 5, "reason": "no label", "skipped": 1}])
     self.report("a", "b")
     table, = (table for table in self.page.tables if table[0][-1] == "diverged")
     self.assertEqual(table[1:], [["a", "-", "-", "50.000", "98.0", "0", "loss not finite at step 90"], ["b", "-", "-", "50.000", "98.0", "1", "no"]])
@@ -251,7 +285,8 @@ class Report(ScriptTest):
     self.make_run("empty", lines()[:1])
     self.make_run("a", lines())
     for flags, part in ((["none"], "none/metrics.jsonl: No such file"), (["empty"], "empty/metrics.jsonl holds no losses yet"),
-                        (["a", "--out", "none/x.html"], "none is not a folder"), (["a", "--sweep", "none.json"], "--sweep none.json")):
+                        (["a", "--out", "none/x.html"], "no folder none"), (["a", "--out", "empty"], "--out empty: Is a directory"),
+                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"), (["a", "--sweep", "none.json"], "--sweep none.json")):
       with self.subTest(flags):
         self.report(*flags, code=2)
         self.assertIn(part, self.errors)

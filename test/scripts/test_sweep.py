@@ -8,6 +8,7 @@ import time
 import unittest
 
 from support.scripts import SCRIPTS, ScriptTest
+from scripts.test_plot import drawing_python
 
 import metrics  # from SCRIPTS
 import sweep
@@ -20,21 +21,30 @@ if sys.argv[-1] == "--print-config":
   if settings["attention.variant"] == "":
     print('config: attention.variant = "" is unknown', file=sys.stderr)
     sys.exit(2)
-  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "eval.mode": "windows", **settings}
+  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true", **settings}
   for key, value in settings.items():
-    print(key, value if value.isdigit() else json.dumps(value))
+    print(key, value if value.isdigit() or value in ("true", "false") else json.dumps(value))
   sys.exit(0)
 print(member, sys.argv[-1], file=open("calls", "a"))
 what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
 os.makedirs("runs/" + settings["name"], exist_ok=True)
-config = {"model": {"context": 16}, "train": {"steps": 4}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+config = {"model": {"context": 16}, "train": {"steps": int(settings.get("train.steps", 4))}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+if settings.get("eval.mode"):
+  config["eval"]["mode"] = settings["eval.mode"]
+if "--eval" in sys.argv:  # 10 more than the run's own
+  of = {"mode": "suffix", "context_of": 32, "suffix": 8} if settings.get("eval.mode") else {}
+  with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
+    print(json.dumps({"type": "start", "config": config}), file=file)
+    for length in (16, 32):
+      print(json.dumps({"type": "eval", "step": config["train"]["steps"], "length": length, "loss": 10 + float(settings["seed"]), **of}), file=file)
+  sys.exit(0)
 with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
   print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
   print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
-  print(json.dumps({"type": "train", "step": 4 if what in ("", "lacks") else 2, "loss": 1}), file=file)
+  print(json.dumps({"type": "train", "step": config["train"]["steps"] if what in ("", "lacks") else 2, "loss": 1}), file=file)
   for length in (16,) if what == "lacks" else (16, 32):
-    print(json.dumps({"type": "val", "step": 2 if what else 4, "length": length, "loss": float(settings["seed"])}), file=file)
+    print(json.dumps({"type": "val", "step": 2 if what else config["train"]["steps"], "length": length, "loss": float(settings["seed"])}), file=file)
 if what == "wait":
   def save(*_):
     time.sleep(1)
@@ -44,7 +54,7 @@ if what == "wait":
   signal.signal(signal.SIGTERM, save)
   open("waiting", "w").close()
   time.sleep(60)
-if what == "locked":
+if what in ("locked", "busy"):
   open("tried", "w").close()
   print("runs: another process is writing to it", file=sys.stderr)
   sys.exit(2)
@@ -76,7 +86,7 @@ class Series(ScriptTest):
     """Returns the first table and which members ./train was called for."""
     environment = {**os.environ, "TRAIN": "./train", **behaviour}
     self.write("calls", "")
-    output = self.run_script("sweep.py", "s.json", *flags, code=code, cwd=self.dir, env=environment)
+    output = self.said = self.run_script("sweep.py", "s.json", *flags, code=code, cwd=self.dir, env=environment)
     with open(self.path("calls")) as file:
       return output.partition("\n\n")[0] + "\n" * bool(output), file.read().split("\n")[:-1]
 
@@ -84,6 +94,8 @@ class Series(ScriptTest):
     table, calls = self.sweep("--results", "r.json", code=1, a2="1")
     self.assertEqual(calls, [member + " --resume" for member in ("a1", "b1", "a2", "b2")])
     self.assertEqual(table, HEAD + ONE + "| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
+    self.assertIn("\n2 seeds, ", self.said)
+    self.assertIn("| difference in nats, one seed |", self.said)
     with open(self.path("r.json")) as file:
       failed, = (entry for entry in json.load(file)["runs"] if entry["state"] == "failed")
     self.assertRegex(failed["name"], "^s_a_2_")
@@ -102,6 +114,7 @@ class Series(ScriptTest):
         table, calls = self.sweep("--set", f"x={what}", code=-signal.SIGINT, b1=what)
         self.assertEqual(table, HEAD + ONE + "| b | - | - |\n")
         self.assertEqual(calls, ["a1 --resume", "b1 --resume"])
+        self.assertIn("\n1 of 2 seeds, ", self.said)
 
   def test_a_run_without_a_loss_has_failed(self):
     self.assertIn("| b | 1.500", self.sweep(code=1, a2="lacks")[0])
@@ -113,10 +126,14 @@ class Series(ScriptTest):
                         (["--set", "name=x"], "--set name=x"), (["--set", "attention.kind=relu"], "--set attention.kind"),
                         (["--seeds", "1,01"], "twice"), (["--axis", "attention.variant=a,a"], "twice"),
                         (["--seeds", "a"], "'a' is not a list such as 1,2,3"), (["--axis", "x"], "'x' is not KEY=VALUE"),
-                        (["--set", "eval.every=0"], "eval.every = 0"), (["--set", "eval.mode=suffix"], "--set eval.mode=windows"),
+                        (["--set", "eval.every=0"], "eval.every = 0"),
+                        (["--set", "eval.mode=suffix", "--set", "checkpoint.at_end=false"], "--set checkpoint.at_end=true"),
                         (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
                         (["--train", "none"], "none cannot be run"), (["--size", "big"], "s.json has no sizes"),
-                        (["--config", "run"], "run/config.json: No such file"), (["--picture", "none/x.png"], "no folder none")):
+                        (["--config", "run"], "run/config.json: No such file"), (["--picture", "none/x.png"], "no folder none"),
+                        (["--results", "run"], "--results run: Is a directory"), (["--axis", "x=1e-3,0.001"], "x: must be a list of different"),
+                        (["--axis", "seed=3,4"], "axes: seed: the sweep itself gives each run a seed"), (["--axis", "name=a"], "axes: name"),
+                        (["--table"], "no run of this sweep is complete")):
       with self.subTest(flags):
         self.assertEqual(self.sweep(*flags, code=2), ("", []))
         self.assert_error(part)
@@ -126,16 +143,50 @@ class Series(ScriptTest):
                           ({"axes": {"x": []}}, "x: must be a list"), ({"axes": {"x": {"a": 7}}}, "x: a: must be an object"),
                           ({"axes": {"x": [1, "1"]}}, "different values"), ({"seeds": [1, 1]}, "seeds: must be"),
                           ({"chart": "pie"}, "chart pie: must be one of lengths"), ({"name": "a/b"}, "name a/b"),
-                          ({"set": [1]}, "is not the JSON of a sweep")):
-      with self.subTest(changes):
-        self.sweep_file(**changes)
+                          ({"set": [1]}, "set: must be an object, not [1]"), ({"axes": [1]}, "axes: must be an object"), ({"seeds": [[1]]}, "seeds: must be"),
+                          ({"seeds": ["1", 1]}, "seeds: must be"), ({"config": 5}, "config: must be a text, not 5"),
+                          ({"axes": {"x": [1e-3, "0.001"]}}, "different values"), ({"axes": {"x": {"a": {"seed": 1}}}}, "axes: seed"),
+                          ("[]", "must be a JSON object"), ("[" * 100000, "is not the JSON of a sweep")):
+      with self.subTest(str(changes)[:60]):
+        self.write("s.json", changes) if isinstance(changes, str) else self.sweep_file(**changes)
         self.assertEqual(self.sweep(code=2), ("", []))
         self.assert_error("s.json", part)
+
+  @unittest.skipUnless(drawing_python(), "no matplotlib")
+  def test_refuses_the_name_of_no_picture(self):
+    done = subprocess.run([drawing_python(), os.path.join(SCRIPTS, "sweep.py"), "s.json", "--picture", "x.doc"], cwd=self.dir, text=True,
+                          env={**os.environ, "TRAIN": "./train"}, stderr=subprocess.PIPE)
+    self.assertEqual((done.returncode, os.path.exists(self.path("calls"))), (2, False))
+    self.assertIn("--picture x.doc: no picture is called .doc; use one of", done.stderr)
+
+  def test_several_lengths_of_training(self):
+    self.sweep_file(axes={"train.steps": [4, 2]}, set={"attention.variant": "a"})
+    self.assertIn("2 seeds, 2 or 4 steps of 64 tokens", self.run_script("sweep.py", "s.json", cwd=self.dir, env={**os.environ, "TRAIN": "./train"}))
 
   def test_refuses_equal_runs(self):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
     self.assertEqual(self.sweep(code=2), ("", []))
     self.assert_error("one, seed 1 and other, seed 1 have the same settings")
+
+  def test_evaluations_of_a_run_train_nothing(self):
+    self.sweep_file(axes={"what": {"plain": {"attention.variant": "a"}, "wide": {"attention.variant": "a", "eval.window": 8}}})
+    table, calls = self.sweep()
+    plain = [name for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_plain")]
+    evaluations = [f"a{seed} {os.path.join('runs', name)}" for seed, name in zip("12", plain)]
+    self.assertEqual(calls, ["a1 --resume", evaluations[0], "a2 --resume", evaluations[1]])
+    self.assertEqual(table, HEAD + "| plain | 1.500 ± 0.707 | 1.500 ± 0.707 |\n| wide | 11.500 ± 0.707 | 11.500 ± 0.707 |\n")
+    self.assertEqual(self.sweep(), (table, []))
+    table, calls = self.sweep("--set", "eval.mode=suffix", "--axis", "what=wide")
+    self.assertEqual(calls, evaluations)
+    self.assertIn("| loss of the last targets at length | 16 | 32 |\n|---|---|---|\n| wide | 11.500", table)
+    self.assertEqual(self.sweep("--set", "eval.mode=suffix")[1], evaluations)  # of plain: those of wide are there
+    with open(self.path("runs/s_suffix.json")) as file:
+      self.assertEqual(json.load(file)["mode"], "suffix")
+    calls = self.sweep("--set", "x=1", "--axis", "what=wide")[1]
+    self.assertEqual([call.partition("_1_")[0] for call in calls], ["a1 --resume", "a1 runs/s_plain", "a2 --resume", calls[3].partition("_1_")[0]])
+    table, calls = self.sweep("--set", "x=2", "--seeds", "1", a1="diverges")
+    self.assertEqual((table, calls), (HEAD + "| plain | diverged | diverged |\n| wide | diverged | diverged |\n", ["a1 --resume"]))
+    self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
   def plan(self, *flags):
     return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.dir).splitlines()]
@@ -202,20 +253,24 @@ class Series(ScriptTest):
       time.sleep(0.01)
     self.assertTrue(os.path.exists(self.path("saved")))
 
-  def start_waiting(self):
+  def test_interrupting_a_second_copy_prints_its_table(self):
+    self.interrupt(signal.SIGINT, "busy", "tried")
+
+  def start_waiting(self, what="wait", until="waiting"):
     process = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "s.json"], cwd=self.dir, text=True,
-                               env={**os.environ, "TRAIN": "./train", "b1": "wait"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, "TRAIN": "./train", "b1": what}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    while process.poll() is None and not os.path.exists(self.path("waiting")):
+    while process.poll() is None and not os.path.exists(self.path(until)):
       time.sleep(0.01)
     return process
 
-  def interrupt(self, sign):
-    process = self.start_waiting()
+  def interrupt(self, sign, *how):
+    process = self.start_waiting(*how)
+    time.sleep(0.5 if how else 0)  # until it sleeps between two attempts
     process.send_signal(sign)
     output, errors = process.communicate()
     self.assertEqual(process.returncode, -signal.SIGINT, errors)
-    self.assertTrue(os.path.exists(self.path("saved")))
+    self.assertTrue(how or os.path.exists(self.path("saved")))
     self.assertEqual(output.partition("\n\n")[0] + "\n", HEAD + ONE + "| b | - | - |\n")
 
 

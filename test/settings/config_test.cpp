@@ -144,6 +144,10 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "tokens": 65536,
     "start": "any"
   },
+  "plan": {
+    "memory": "",
+    "ranks": 0
+  },
   "log": {
     "every": 1,
     "groups_every": 0

@@ -25,8 +25,7 @@ TEST(Console, LineIsAsDocumented) {
   r.step = 18865;
   r.ms = 9.94;
   r.loss = NAN;
-  EXPECT_EQ(console_line(r, 0),
-            "step 18865/18865 | loss nan | norm 1.23 | lr 1.03e-04 | 9.9 ms | 1.76M tok/s | eta 0s");
+  EXPECT_EQ(console_line(r, 0), "step 18865/18865 | loss - | norm 1.23 | lr 1.03e-04 | 9.9 ms | 1.76M tok/s | eta 0s");
 }
 
 // ---- spikes
