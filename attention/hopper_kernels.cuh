@@ -540,8 +540,10 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 
 template <class Policy, int DIM, int WAYS = 0>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1, 0, WAYS>;
-template <class Policy, int DIM, int WAYS = 0>
-using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES, WAYS>;
+// The sums of dz that Shaped takes leave registers for fewer queries, unless P is made in place of z.
+template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && !Policy::FROM_WEIGHT)), 2,
+                            Policy::ROW_VALUES, WAYS>;
 template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
@@ -590,7 +592,7 @@ template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(c
 template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
   prepare_backward_rows<bf16, Policy, Mask>(c, backward_shape(c));
   with_hopper_width<Policy, Mask>(c.shape.D, [&]<int DIM>() {
-    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS>, Mask>(c);
+    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
     hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
   });
 }
