@@ -53,7 +53,7 @@ TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cu),$
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
   SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
-  TEST_SOURCES := $(filter-out test/kernels/hopper_%,$(TEST_SOURCES))
+  TEST_SOURCES := $(filter-out test/kernels/hopper_% test/attention/hopper_%,$(TEST_SOURCES))
 endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
@@ -113,7 +113,7 @@ else
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(BUILD)/attention/instances/hopper_%.cu.o $(BUILD)/test/kernels/hopper_%.cu.o $(BUILD)/bench/hopper_%.cu.o: \
+  $(foreach place,attention/instances test/kernels test/attention bench,$(BUILD)/$(place)/hopper_%.cu.o): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
@@ -196,7 +196,7 @@ sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filt
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
-PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper) attention kernels gate prepare $(if $(FULL),matmul model)
+PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper hopper_ways) attention kernels gate prepare $(if $(FULL),matmul model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -x "$(NVCC)" ]; then \

@@ -14,34 +14,38 @@ namespace {
 // become weights in z, and packed weights are left operands of the products with the values.
 template <class Policy, class Tile> struct QueryRows {
   static constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
-  // Computes the weights of a step beside the products of the step before; two outputs leave no registers for it.
-  static constexpr bool OVERLAP = OUTPUTS == 1;
+  // Computes the weights of a step beside the products of the step before; two outputs leave few registers for it.
+  static constexpr bool OVERLAP = OUTPUTS == 1 || (Tile::WAYS & OVERLAP_ALL && Tile::SLOT_SIZE == BOX * TILE_COLUMNS);
   float z[N][4], outputs[OUTPUTS][DIM / 8][4] = {};
   unsigned weights[OUTPUTS][Tile::K][4];
   float sums[2][Policy::SUMS + 1], constants[2][Policy::CONSTANTS + 1], factor[2];
 
-  __device__ __forceinline__ void start_sweep(const Policy& policy, int sweep, const HopperFragment& mine,
-                                              int block_row) {
+  template <class Mask>
+  __device__ __forceinline__ void start_sweep(const Policy& policy, const Mask& mask, int sweep,
+                                              const HopperFragment& mine, int block_row) {
     for (int half = 0; half < 2; half++)
-      policy.start_sweep(sweep, block_row + mine.row(half) + 1, sums[half], mine.quad == 0);
+      policy.start_sweep(sweep, mask.keys(block_row + mine.row(half)), sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void first_sweep(const Policy& policy, int step) {
+  __device__ __forceinline__ void first_sweep(const Policy& policy, const float (&z)[N][4], int step) {
     float row[2][2 * N];
     for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
 #pragma unroll
     for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
   }
-  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const HopperFragment& mine, int block_row) {
+  template <class Mask>
+  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const Mask& mask, const HopperFragment& mine,
+                                                     int block_row) {
     for (int half = 0; half < 2; half++) {
       merge_quad(policy, 0, sums[half]);
-      policy.row_constants(block_row + mine.row(half) + 1, sums[half], constants[half]);
+      policy.row_constants(mask.keys(block_row + mine.row(half)), sums[half], constants[half]);
     }
   }
   __device__ __forceinline__ void clear_outputs() {
     for (int output = 0; output < OUTPUTS; output++) clear(outputs[output]);
   }
-  // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
-  // otherwise `weights` at once. factor = the number by which rescale_outputs() multiplies the outputs so far.
+  // With OVERLAP z = the weights (two outputs: both of a score as bf16 in the place of a float), which pack() moves to
+  // `weights` when the products have read those of the step before; otherwise `weights` at once. factor = the number by
+  // which rescale_outputs() multiplies the outputs so far.
   template <int KEYS> __device__ __forceinline__ void weigh(const Policy& policy) {
     if constexpr (Policy::RESCALES) {
       float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
@@ -63,8 +67,11 @@ template <class Policy, class Tile> struct QueryRows {
         float low[OUTPUTS], high[OUTPUTS];
         policy.weigh(z[n][2 * half], constants[half], sums[half], low);
         policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-        if constexpr (OVERLAP) {
+        if constexpr (OVERLAP && OUTPUTS == 1) {
           z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
+        } else if constexpr (OVERLAP) {
+          z[n][2 * half] = __builtin_bit_cast(float, pack_pair<bf16>(low[0], low[1]));
+          z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
         } else {
           for (int output = 0; output < OUTPUTS; output++)
             keep_weights(weights[output], n, half, low[output], high[output]);
@@ -72,7 +79,19 @@ template <class Policy, class Tile> struct QueryRows {
       }
   }
   template <int KEYS> __device__ __forceinline__ void pack() {
-    if constexpr (OVERLAP) pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
+    if constexpr (OVERLAP && OUTPUTS == 1) {
+      pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
+    } else if constexpr (OVERLAP) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          unsigned low = __builtin_bit_cast(unsigned, z[n][2 * half]);
+          unsigned high = __builtin_bit_cast(unsigned, z[n][2 * half + 1]);
+          weights[0][n / 2][half + n % 2 * 2] = (low & 0xffff) | high << 16;
+          weights[1][n / 2][half + n % 2 * 2] = low >> 16 | (high & 0xffff0000);
+        }
+    }
   }
   __device__ __forceinline__ void scale(int output, const float (&by)[2]) {
     for_elements<DIM / 8>([&](int n, int half, int c) { outputs[output][n][2 * half + c] *= by[half]; });
@@ -92,7 +111,7 @@ template <class Policy, class Tile> struct QueryRows {
 
 // The streamed tiles of a row tile: first, for policies of two sweeps, keys 0, 1, 2 ...; then keys 0, values 0, keys 1,
 // values 1 ... The weights of a step are computed while the outputs of the step before are summed.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
                                     float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
@@ -105,78 +124,110 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   auto keys_tile = [&](int step) { return streamed + 2 * step; };  // in the last sweep
   auto values_tile = [&](int step) { return streamed + 2 * step + 1; };
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        auto key_tiles = Mask(settings, shape.T, head).template key_tiles<STREAM>(block_row, Tile::HELD);
+        int steps = key_tiles.end();
         stages.fetch_held(number, 0, qkv, b, block_row, h);
         for (int step = 0; step < TWO_SWEEPS * steps; step++)
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), shape.H + h);
         for (int step = 0; step < steps; step++) {
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, shape.H + h);
-          stages.fetch(streamed++, qkv, b, step * Tile::STREAM, 2 * shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), shape.H + h);
+          stages.fetch(streamed++, qkv, b, key_tiles.row(step), 2 * shape.H + h);
         }
       }))
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Rows rows;
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
-    // The row tile: steps of the block, and steps of this consumer
-    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
+    // The row tile: steps of the block, of which this consumer takes the first ones
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
+    int steps = key_tiles.end(),
+        own_steps = mask.template key_tiles<STREAM>(block_row, (mine.consumer + 1) * BOX).end();
     bf16* queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS;
     Policy policy(settings, sink ? to_float(sink[head % shape.H]) : settings.sink);
-    auto scores_of = [&](int keys_number) {  // z =
+    using Scores = float[Tile::N][4];
+    auto start = [&](Scores& z, int keys_number) {
       const bf16* keys = stages.await(keys_number);
-      wgmma_fence(rows.z);
-      start_scores<Tile>(rows.z, queries, keys);
+      turns.begin();
+      wgmma_fence();
+      start_scores<Tile>(z, queries, keys);
       wgmma_commit();
-      wgmma_wait<0>(rows.z);
+      turns.end();
+    };
+    auto finish = [&](Scores& z, int keys_number) {
+      wgmma_wait<0>(z);
       stages.free(keys_number);
     };
-    auto mask = [&](int step) { mask_later(rows.z, step * Tile::STREAM, block_row, mine); };
+    auto mask_step = [&]<int M>(float(&z)[M][4], int step) {
+      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
+    };
     stages.await_held(number);
 
     // First of two sweeps
     if constexpr (TWO_SWEEPS) {
-      rows.start_sweep(policy, 0, mine, block_row);
-      for (int step = 0; step < own_steps; step++) {
-        scores_of(streamed + step);
-        mask(step);
-        rows.first_sweep(policy, step);
+      rows.start_sweep(policy, mask, 0, mine, block_row);
+      auto look = [&](Scores& z, int step) {
+        mask_step(z, step);
+        rows.first_sweep(policy, z, step);
+      };
+      int step = 0;
+      if constexpr (Tile::WAYS & OVERLAP_ALL) {
+        // A look at one step beside the scores of the next, in pairs: ptxas makes all products wait for each other if some
+        // are under way at a branch back.
+        Scores other;
+        for (; step + 1 < own_steps; step += 2) {
+          start(rows.z, streamed + step), start(other, streamed + step + 1);
+          wgmma_wait<1>(rows.z);
+          stages.free(streamed + step);
+          look(rows.z, step);
+          compute_before_wait(rows.sums);
+          finish(other, streamed + step + 1);
+          look(other, step + 1);
+        }
+      }
+      for (; step < own_steps; step++) {
+        start(rows.z, streamed + step);
+        finish(rows.z, streamed + step);
+        look(rows.z, step);
       }
 #pragma unroll 1
-      for (int step = own_steps; step < steps; step++) stages.skip(streamed + step);
-      rows.finish_first_sweep(policy, mine, block_row);
+      for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip(streamed + step);
+      rows.finish_first_sweep(policy, mask, mine, block_row);
       streamed += steps;
     }
 
     // Weights of the first keys
-    rows.start_sweep(policy, Policy::SWEEPS - 1, mine, block_row);
+    rows.start_sweep(policy, mask, Policy::SWEEPS - 1, mine, block_row);
     rows.clear_outputs();
-    if (mine.consumer == 1) stagger<Tile>();
-    scores_of(keys_tile(0));
-    if (mine.consumer == 0) stagger<Tile>();
-    mask(0);
+    start(rows.z, keys_tile(0));
+    finish(rows.z, keys_tile(0));
+    mask_step(rows.z, 0);
     rows.template weigh<STREAM>(policy);
     rows.template pack<STREAM>();
 
     // Scores of a step and weights of its first KEYS keys, beside the outputs of the step before
     auto score_step = [&]<int KEYS>(int step) {
       const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
+      turns.begin();
       wgmma_fence(rows.z, rows.outputs, rows.weights);
       start_scores<Tile>(rows.z, queries, keys);
       wgmma_commit();
       rows.template start_outputs<STREAM>(values);
+      turns.end();
 
       // Weights, while the outputs are summed
       if constexpr (OVERLAP) wgmma_wait<1>(rows.z);
       else wgmma_wait<0>(rows.z, rows.outputs, rows.weights);
       stages.free(keys_tile(step));
-      mask_later(first_rows<KEYS / 8>(rows.z), step * STREAM, block_row, mine);
+      mask_step(first_rows<KEYS / 8>(rows.z), step);
       rows.template weigh<KEYS>(policy);
       if constexpr (OVERLAP) {
-        if constexpr (Tile::COMPUTE_BEFORE_WAIT) compute_before_wait(rows.z);
+        if constexpr (!(Tile::WAYS & WITHOUT_FENCE)) compute_before_wait(rows.z);
         wgmma_wait<0>(rows.outputs, rows.weights);
       }
       stages.free(values_tile(step - 1));
@@ -193,8 +244,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     int last_values_tile = keys_tile(own_steps) - 1;
     const bf16* values = stages.await(last_values_tile);
     auto last_outputs = [&]<int KEYS>() {
+      turns.begin();
       wgmma_fence(rows.outputs, rows.weights);
       rows.template start_outputs<KEYS>(values);
+      turns.end();
       wgmma_wait<0>(rows.outputs, rows.weights);
     };
     if (half_last) last_outputs.template operator()<BOX>();
@@ -203,7 +256,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int n = 2 * own_steps; n < 2 * steps; n++) stages.skip(streamed + n);
+    for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip_pair(keys_tile(step));
     streamed += 2 * steps;
 
     // End of the rows: factors and what is saved
@@ -213,7 +266,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       int i = block_row + mine.row(half);
       merge_quad(policy, Policy::SWEEPS - 1, rows.sums[half]);
       float f[OUTPUTS], saved[Policy::SAVED + 1];
-      policy.finish(i + 1, rows.constants[half], rows.sums[half], f, saved);
+      policy.finish(mask.keys(i), rows.constants[half], rows.sums[half], f, saved);
       for (int output = 0; output < OUTPUTS; output++) last[output][half] = f[output];
       if (stats && mine.quad == 0 && i < shape.T)
         for (int n = 0; n < Policy::SAVED; n++) stats[n * count + first + i] = saved[n];
@@ -244,7 +297,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 
 // Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO.
 // Scores are computed transposed, with keys as rows.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
@@ -253,39 +306,44 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
-  int steps = steps_to<Tile>(shape.T, shape.T);
   int streamed = 0;  // tiles before this step's: queries, then dO
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H;
         stages.fetch_held(number, 0, qkv, b, tile * Tile::HELD, shape.H + h);
         stages.fetch_held(number, 1, qkv, b, tile * Tile::HELD, 2 * shape.H + h);
-        for (int step = tile * Tile::HELD / STREAM; step < steps; step++, streamed += 2) {
-          stages.fetch(streamed, qkv, b, step * STREAM, h, rows + size_t(head) * shape.row_pitch + step * STREAM,
-                       shape.row_values(B));
-          stages.fetch(streamed + 1, dout, b, step * STREAM, h);
+        auto query_tiles = Mask(settings, shape.T, head).template query_tiles<STREAM>(tile * Tile::HELD, Tile::HELD);
+        for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0), streamed += 2) {
+          stages.fetch(streamed, qkv, b, i0, h, rows + size_t(head) * shape.row_pitch + i0, shape.row_values(B));
+          stages.fetch(streamed + 1, dout, b, i0, h);
         }
       }))
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4];
   unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
     // Held rows
-    int block_row = tile * Tile::HELD, first = block_row / STREAM, j0 = block_row + mine.first;
-    int own_first = (block_row + mine.consumer * BOX) / STREAM;  // earlier queries see none of this consumer's keys
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
+    int own_row = block_row + mine.consumer * BOX;
+    int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
     bf16 *keys = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *values = keys + Tile::HELD_SIZE;
+    float dz_sums[2] = {};
     clear(dk), clear(dv);
     stages.await_held(number);
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = first; step < min(own_first, steps); step++, streamed += 2) stages.skip_pair(streamed);
+    for (int i0 = query_tiles.begin; i0 < min(own_begin, query_tiles.stop); i0 += STREAM, streamed += 2)
+      turns.skip(), stages.skip_pair(streamed);
 
-    if (mine.consumer == 1) stagger<Tile>();
-    for (int i0 = own_first * STREAM; i0 < shape.T; i0 += STREAM, streamed += 2) {
+    turns.begin();
+    for (int i0 = own_begin; i0 < query_tiles.stop; i0 += STREAM, streamed += 2) {
       // Scores and dP
       const bf16 *queries = stages.await(streamed), *douts = stages.await(streamed + 1);
       const float* row_values = stages.row_values(streamed);
@@ -294,13 +352,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       start_scores<Tile>(dp, values, douts);
       wgmma_commit();
+      turns.end();
       wgmma_wait<1>(z);
 
-      // Mask on the diagonal
-      if (i0 < j0 + 15)
-        for_elements<N>([&](int n, int half, int c) {
-          if (block_row + mine.row(half) > i0 + mine.column(n) + c) z[n][2 * half + c] = -INFINITY;
-        });
+      mask_scores<true>(z, mask, block_row, i0, mine);
 
       // P, in place of z, while dP is summed
       auto read_rows = [&](int n, float(&row)[2][ROW_VALUES + 1]) {
@@ -322,9 +377,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         compute_before_wait(z);
       }
       wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && i0 == block_row) stagger<Tile>();
 
-        // P and dz
+      // P and dz
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float row[2][ROW_VALUES + 1];
@@ -337,10 +391,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
             finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
           keep_weights(p, n, half, pair_p[0], pair_p[1]);
           keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
+          if constexpr (Mask::ADDS) dz_sums[half] += pair_dz[0] + pair_dz[1];
         }
       }
 
       // Sums for dv and dk
+      turns.begin();
       wgmma_fence(dk, dv, p, dz);
       start_sums<Tile>(dv, p, douts);
       start_sums<Tile>(dk, dz, queries);
@@ -348,6 +404,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_wait<0>(dk, dv, p, dz);
       stages.free(streamed), stages.free(streamed + 1);
     }
+    turns.end();
 
     // Results, through the buffers of keys and values
     int b = head / shape.H, h = head % shape.H, row = block_row + mine.consumer * BOX;
@@ -355,11 +412,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     undo_preparation<Tile>(dk, preparation, keys, 1, b, h, block_row, shape);
     store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     stages.free_held(number);
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) store_dz_sums(settings.dz_by_key + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
 // Queries and dO are held, keys and values stream past, up to the diagonal: dq = sum of dz k.
-template <class Policy, class Tile>
+template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
@@ -371,26 +430,31 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   Stages<Tile> stages(shared);
   int streamed = 0;  // tiles before this step's: keys, then values
 
-  if (produce<Tile>(shape, B, [&](int head, int tile, int number) {
+  if (produce<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
         int b = head / shape.H, h = head % shape.H, block_row = tile * Tile::HELD;
-        int steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
+        auto key_tiles = Mask(settings, shape.T, head).template key_tiles<STREAM>(block_row, Tile::HELD);
+        int steps = key_tiles.end();
         stages.fetch_held(number, 0, qkv, b, block_row, h);
         stages.fetch_held(number, 1, dout, b, block_row, h);
         for (int step = 0; step < steps; step++, streamed += 2) {
-          stages.fetch(streamed, qkv, b, step * STREAM, shape.H + h);
-          stages.fetch(streamed + 1, qkv, b, step * STREAM, 2 * shape.H + h);
+          stages.fetch(streamed, qkv, b, key_tiles.row(step), shape.H + h);
+          stages.fetch(streamed + 1, qkv, b, key_tiles.row(step), 2 * shape.H + h);
         }
       }))
     return;
 
   HopperFragment mine;
+  Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
   unsigned dz[Tile::K][4];  // as left operands
-  for_row_tiles<Tile>(shape, B, [&](int head, int tile, int number) {
+  for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
     // Held rows and their values
-    int block_row = tile * Tile::HELD, steps = steps_to<Tile>(block_row + Tile::HELD, shape.T);
-    int own_steps = steps_to<Tile>(block_row + (mine.consumer + 1) * BOX, shape.T);
+    Mask mask(settings, shape.T, head);
+    int block_row = tile * Tile::HELD;
+    auto key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
+    int steps = key_tiles.end(),
+        own_steps = mask.template key_tiles<STREAM>(block_row, (mine.consumer + 1) * BOX).end();
     bf16 *queries = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *douts = queries + Tile::HELD_SIZE;
     float row[2][ROW_VALUES + 1];
     for (int half = 0; half < 2; half++) {
@@ -398,10 +462,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for (int n = 0; n < ROW_VALUES; n++)
         row[half][n] = i < shape.T ? rows[n * shape.row_values(B) + size_t(head) * shape.row_pitch + i] : 0;
     }
+    float dz_sums[2] = {};
     clear(dq);
     stages.await_held(number);
 
-    if (mine.consumer == 1) stagger<Tile>();
+    turns.begin();
     for (int step = 0; step < own_steps; step++, streamed += 2) {
       // Scores and dP
       const bf16 *keys = stages.await(streamed), *values = stages.await(streamed + 1);
@@ -410,8 +475,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       start_scores<Tile>(dp, douts, values);
       wgmma_commit();
+      turns.end();
       wgmma_wait<1>(z);
-      mask_later(z, step * STREAM, block_row, mine);
+      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
 
       // P, in place of z, while dP is summed
       if constexpr (Policy::FROM_WEIGHT) {
@@ -420,33 +486,37 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
         compute_before_wait(z);
       }
       wgmma_wait<0>(z, dp);
-      if (mine.consumer == 0 && step == 0) stagger<Tile>();
       stages.free(streamed + 1);
 
       // dz, in place of dP
       for_elements<N>([&](int n, int half, int c) {
         float p;
         finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
+        if constexpr (Mask::ADDS) dz_sums[half] += dp[n][2 * half + c];
       });
       pack_weights(dz, dp);
 
       // Sums for dq
+      turns.begin();
       wgmma_fence(dq, dz);
       start_sums<Tile>(dq, dz, keys);
       wgmma_commit();
       wgmma_wait<0>(dq, dz);
       stages.free(streamed);
     }
+    turns.end();
 
     // Tiles that only the other consumer uses
 #pragma unroll 1
-    for (int step = own_steps; step < steps; step++, streamed += 2) stages.skip_pair(streamed);
+    for (int step = own_steps; step < steps; step++, streamed += 2) turns.skip(), stages.skip_pair(streamed);
 
     // The result, through the queries' buffer
     int b = head / shape.H, h = head % shape.H;
     undo_preparation<Tile>(dq, preparation, queries, 0, b, h, block_row, shape);
     store_rows<Tile>(dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(number);
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) store_dz_sums(settings.dz_by_query + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
@@ -471,46 +541,73 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM> using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1>;
-template <class Policy, int DIM>
-using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY), 2, Policy::ROW_VALUES>;
-template <int DIM> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2>;
+template <class Policy, int DIM, int WAYS = 0>
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS), 1, 0, WAYS>;
+// The sums of dz that Shaped takes leave registers for fewer queries, unless P is made in place of z.
+template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
+using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && !Policy::FROM_WEIGHT)), 2,
+                            Policy::ROW_VALUES, WAYS>;
+template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
 
-// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy> void hopper_forward(const ForwardCall<bf16>& c) {
+// Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
+template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
-    using Tile = ForwardTile<Policy, DIM>;
-    LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
-           dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B),
-           c.stats, c.sink, c.settings, shape, B);
-  });
+  LAUNCH((attention_forward_hopper_kernel<Policy, Mask, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
+         dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats,
+         c.sink, c.settings, shape, B);
+}
+inline Shape backward_shape(const BackwardCall<bf16>& c) {
+  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
+  shape.row_pitch = workspace_rows(c.shape.T);
+  return shape;
+}
+// The workspace has the row values already.
+template <class Policy, class Tile, class Mask = Causal> void hopper_keys_by(const BackwardCall<bf16>& c) {
+  Shape shape = backward_shape(c);
+  int B = c.shape.B;
+  LAUNCH((attention_backward_keys_hopper_kernel<Policy, Mask, Tile>),
+         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
+         B, c.preparation);
+}
+template <class Policy, class Tile, class Mask = Causal> void hopper_queries_by(const BackwardCall<bf16>& c) {
+  Shape shape = backward_shape(c);
+  int B = c.shape.B;
+  LAUNCH((attention_backward_queries_hopper_kernel<Policy, Mask, Tile>),
+         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
+         B, c.preparation);
+}
+
+template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
+  if constexpr (hopper_widest(Policy::HEAVY, Mask::ADDS) == 128) with_width<64, 128>(D, f);
+  else with_width<64>(D, f);
+}
+
+// Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
+template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
+  with_hopper_width<Policy, Mask>(
+      c.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>, Mask>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy> void hopper_backward(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.shape.B;
-  shape.row_pitch = workspace_rows(c.shape.T);
-  prepare_backward_rows<bf16, Policy, Causal>(c, shape);
-  TensorMap dqkv = qkv_map(c.dqkv, shape, B), dout = out_map(c.dout, shape, B), qkv = qkv_map(c.qkv, shape, B);
-  with_width<64, 128>(c.shape.D, [&]<int DIM>() {
-    using Keys = KeysTile<Policy, DIM>;
-    LAUNCH((attention_backward_keys_hopper_kernel<Policy, Keys>), hopper_grid<Keys>(shape, B, c.spare_multiprocessors),
-           dim3(Keys::THREADS), Keys::SHARED_BYTES, c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B,
-           c.preparation);
-    using Queries = QueriesTile<DIM>;
-    LAUNCH((attention_backward_queries_hopper_kernel<Policy, Queries>),
-           hopper_grid<Queries>(shape, B, c.spare_multiprocessors), dim3(Queries::THREADS), Queries::SHARED_BYTES,
-           c.stream, dqkv, dout, qkv, c.workspace, c.settings, shape, B, c.preparation);
+template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
+  prepare_backward_rows<bf16, Policy, Mask>(c, backward_shape(c));
+  with_hopper_width<Policy, Mask>(c.shape.D, [&]<int DIM>() {
+    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
+    hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
   });
 }
 
+template <class Policy, class Mask> void enter_hopper_kernels_with(KindKernels& k) {
+  k.hopper_D = hopper_widest(Policy::HEAVY, Mask::ADDS);
+  k.hopper_bf16 = {hopper_forward<Policy, Mask>, hopper_forward<typename Policy::Evaluation, Mask>,
+                   hopper_backward<Policy, Mask>, true};
+}
 template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  KindKernels& k = kernels_of(kind, power);
-  k.hopper_D = 128;
-  k.hopper_bf16 = {hopper_forward<Policy>, hopper_forward<typename Policy::Evaluation>, hopper_backward<Policy>, true};
+  enter_hopper_kernels_with<Policy, Causal>(kernels_of(kind, power));
+  enter_hopper_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
   return true;
 }
 

@@ -11,11 +11,20 @@
 
 constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
+// Other ways to run a kernel, to be added up. They give the same bits; which is faster only a GPU can tell, and
+// bench/hopper_bench.cu measures it.
+enum HopperWay {
+  WITHOUT_FENCE = 1,  // forward: no compute_before_wait(); ptxas then lets nothing overlap
+  IN_TURN = 2,        // the consumers start their products in turn (Turns)
+  OVERLAP_ALL = 4     // forward of two sweeps: scores of the next step beside arithmetic in the first; in the second
+                      // weights beside outputs, as with one output, where streamed tiles of 64 x 64 leave registers
+};
+
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0> struct HopperTile {
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, int WAYS_ = 0> struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
-  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
+  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_, WAYS = WAYS_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
   // A block begins with 168 for each thread; the producer must give back as many as the consumers take.
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -23,19 +32,16 @@ template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0> str
   static constexpr int PARTS = DIM / TILE_COLUMNS, N = STREAM / 8, K = STREAM / 16;
   static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM;  // elements
   static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
-  static constexpr int BARRIERS = 2 * (SLOTS + 2);
+  static constexpr int BARRIERS = 2 * (SLOTS + 2) + (WAYS & IN_TURN ? CONSUMERS : 0);
   static constexpr size_t SHARED_BYTES =
       TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
-  // bench/hopper_bench.cu tries the opposite in tiles of its own: no compute_before_wait() in the forward pass, and
-  // stagger() below.
-  static constexpr bool COMPUTE_BEFORE_WAIT = true, STAGGER = false;
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
 
 template <class Tile> struct Stages {
   bf16* tiles;
-  Mbarrier *full, *empty, *held_full, *held_empty;
+  Mbarrier *full, *empty, *held_full, *held_empty, *turns;
 
   // Called by the whole block.
   __device__ __forceinline__ explicit Stages(bf16* shared) : tiles(shared) {
@@ -43,9 +49,11 @@ template <class Tile> struct Stages {
     empty = full + Tile::SLOTS;
     held_full = empty + Tile::SLOTS;
     held_empty = held_full + 2;
+    turns = held_empty + 2;
     if (threadIdx.x == 0) {
       for (int n = 0; n < Tile::SLOTS; n++) mbarrier_init(full[n], 1), mbarrier_init(empty[n], Tile::CONSUMERS * 4);
       for (int n = 0; n < 2; n++) mbarrier_init(held_full[n], 1), mbarrier_init(held_empty[n], Tile::CONSUMERS);
+      for (int n = 0; Tile::WAYS & IN_TURN && n < Tile::CONSUMERS; n++) mbarrier_init(turns[n], 4);
       mbarrier_init_fence();
     }
     __syncthreads();
@@ -99,6 +107,7 @@ template <class Tile> struct Stages {
   }
   __device__ __forceinline__ void skip(int number) const {
     await(number);
+    warp_sync();  // otherwise the slot might be full again before a lane has looked
     free(number);
   }
   __device__ __forceinline__ void skip_pair(int number) const { skip(number), skip(number + 1); }
@@ -119,15 +128,33 @@ template <class Tile> struct Stages {
   }
 };
 
-// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0. A head's tiles come in the
-// order last, first, last but one, second, ..., so much and little work alternate, and a block takes two at a time.
-template <class Tile, class F> __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
+// The n-th of the row tiles of all heads of B H, of which a block takes two at a time. A head's tiles come in the order
+// last, first, last but one, second, ..., so much and little work alternate. Where nearly all tiles need as much (EVEN)
+// the pair with less comes from each head at a time: otherwise the same blocks might get it from every head.
+struct RowTile {
+  int head, tile;
+  template <class Mask> __host__ __device__ __forceinline__ static RowTile at(int n, int tiles, int heads) {
+    int head = n / tiles, k = n % tiles;
+    if constexpr (Mask::EVEN) {
+      int pair = n / (2 * heads), rest = n % (2 * heads);
+      bool two = 2 * pair + 1 < tiles;
+      head = n < tiles * heads ? rest / (two ? 2 : 1) : heads;
+      k = 2 * pair + two * (rest % 2);
+    }
+    return {head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2};
+  }
+};
+
+// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0.
+template <class Tile, class Mask, class F>
+__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
 #pragma unroll 1
   for (int number = 0;; number++) {
     int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
-    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, head = n / tiles, k = n % tiles;
-    if (head >= anew(shape.H) * B) return;
-    f(head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2, number);
+    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * B;
+    RowTile mine = RowTile::at<Mask>(n, tiles, heads);
+    if (mine.head >= heads) return;
+    f(mine.head, mine.tile, number);
   }
 }
 
@@ -143,21 +170,33 @@ struct HopperFragment {
 
 // Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
 // Returns true for its warpgroup, which has nothing else to do, and false for the consumers, which get its registers.
-template <class Tile, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
+template <class Tile, class Mask, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp == 0) for_row_tiles<Tile>(shape, B, f);
+    if (HopperFragment().warp == 0) for_row_tiles<Tile, Mask>(shape, B, f);
     return true;
   }
   registers_grow<Tile::CONSUMER_REGISTERS>();
   return false;
 }
 
-// The consumers meet once in each row tile: the second before its first products, the first when its own are done. So
-// the second is half a step behind, and its products run beside the first one's arithmetic.
-template <class Tile> __device__ __forceinline__ void stagger() {
-  if constexpr (Tile::STAGGER) named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);
-}
+// With IN_TURN the consumers start products one after the other, so that the products of one run beside the other's
+// arithmetic. The first consumer begins. Both take as many turns in a row tile; a step that one of them skips is a turn
+// too. Without, this does nothing.
+template <class Tile> struct Turns {
+  Mbarrier* turns;
+  int consumer, number = 0;
+  __device__ __forceinline__ void begin() {
+    if constexpr (Tile::WAYS & IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
+  }
+  __device__ __forceinline__ void end() const {
+    if constexpr (Tile::WAYS & IN_TURN) {
+      warp_sync();  // all lanes have begun
+      if (threadIdx.x % WARP == 0) mbarrier_arrive(turns[1 - consumer]);
+    }
+  }
+  __device__ __forceinline__ void skip() { begin(), end(); }
+};
 
 // f(n, half, c) for every element [n][2 half + c] that a thread has of a product's result.
 template <int N, class F> __device__ __forceinline__ void for_elements(F f) {
@@ -173,18 +212,43 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4]) {
   for_elements<N>([&](int n, int half, int c) { sums[n][2 * half + c] = 0; });
 }
 
-// The number of steps of streamed rows up to row `end` of T.
-template <class Tile> __device__ __forceinline__ int steps_to(int end, int T) {
-  return (min(end, T) + Tile::STREAM - 1) / Tile::STREAM;
+// Scores of the block's held rows, from block_row on, and streamed rows from stream0 on as the mask wants them; KEYS:
+// keys are held.
+template <bool KEYS, class Mask, int N>
+__device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, int block_row, int stream0,
+                                            const HopperFragment& mine) {
+  int held0 = block_row + mine.first;
+  if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
+  if constexpr (Mask::ADDS) {
+    if (mask.adds()) {
+      float held[2] = {mask.c(block_row + mine.row(0)), mask.c(block_row + mine.row(1))};
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          float streamed = mask.c(stream0 + mine.column(n) + c);
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float& score = z[n][2 * half + c];
+            score = mask.add(score, KEYS ? streamed : held[half], KEYS ? held[half] : streamed);
+          }
+        }
+    }
+  }
+  for_elements<N>([&](int n, int half, int c) {
+    int held = block_row + mine.row(half), streamed = stream0 + mine.column(n) + c;
+    if (!(KEYS ? mask.sees(streamed, held) : mask.sees(held, streamed))) z[n][2 * half + c] = -INFINITY;
+  });
 }
 
-// Scores of the block's queries, from block_row on, with keys from j0 on: z = -inf where the key comes after the query.
-template <int N>
-__device__ __forceinline__ void mask_later(float (&z)[N][4], int j0, int block_row, const HopperFragment& mine) {
-  if (j0 + 8 * N - 1 <= block_row + mine.first) return;
-  for_elements<N>([&](int n, int half, int c) {
-    if (j0 + mine.column(n) + c > block_row + mine.row(half)) z[n][2 * half + c] = -INFINITY;
-  });
+// With a bias: to[row] = the sum of dz of each held row, of which its four lanes have parts.
+__device__ __forceinline__ void store_dz_sums(float* to, int block_row, int T, float (&sums)[2],
+                                              const HopperFragment& mine) {
+  for (int half = 0; half < 2; half++) {
+    for (int mask = 1; mask <= 2; mask *= 2) sums[half] += shuffle_xor(sums[half], mask);
+    int row = block_row + mine.row(half);
+    if (mine.quad == 0 && row < T) to[row] = sums[half];
+  }
 }
 
 // The first M rows of an array in registers.

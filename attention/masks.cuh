@@ -7,6 +7,7 @@
 //   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
 //   cuts(i0, rows, j0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees(i, j)                      any other score is -inf
+//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper_tiles.cuh)
 //   ADDS, adds()                    whether z_ij is add(z_ij, c(i), c(j)) before that; the backward kernels then sum the
 //                                   gradients of scores by query and by key
 #pragma once
@@ -32,7 +33,7 @@ template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
 
 // Query i sees the keys j <= i.
 struct Causal {
-  static constexpr bool ADDS = false;
+  static constexpr bool ADDS = false, EVEN = false;
   int T;
   __host__ __device__ Causal(const PolicySettings&, int T, size_t) : T(T) {}
   template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
@@ -49,7 +50,7 @@ struct Causal {
 
 // Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: PolicySettings::bias.
 struct Shaped {
-  static constexpr bool ADDS = true;
+  static constexpr bool ADDS = true, EVEN = true;
   int T, window, sinks;
   const float* bias;
   float per_unit;

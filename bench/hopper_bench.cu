@@ -6,33 +6,6 @@
 
 #include "attention/hopper_kernels.cuh"
 
-template <class Tile> struct WithoutFence : Tile { static constexpr bool COMPUTE_BEFORE_WAIT = false; };
-template <class Tile> struct Staggered : Tile { static constexpr bool STAGGER = true; };
-
-template <class Policy, class Tile> static void forward(const ForwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
-  int B = c.shape.B;
-  LAUNCH((attention_forward_hopper_kernel<Policy, Tile>), hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS),
-         Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink, c.settings,
-         shape, B);
-}
-
-// One of the backward pass's two kernels; the row values of an earlier, whole pass are in the workspace.
-template <auto kernel, class Tile> static void backward(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.shape.B;
-  shape.row_pitch = workspace_rows(c.shape.T);
-  LAUNCH(kernel, hopper_grid<Tile>(shape, B, 0), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
-         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
-         B, c.preparation);
-}
-template <class Policy, class Tile> static void keys(const BackwardCall<bf16>& c) {
-  backward<attention_backward_keys_hopper_kernel<Policy, Tile>, Tile>(c);
-}
-template <class Policy, class Tile> static void queries(const BackwardCall<bf16>& c) {
-  backward<attention_backward_queries_hopper_kernel<Policy, Tile>, Tile>(c);
-}
-
 static std::vector<int> lengths = on_cpu ? std::vector{300} : std::vector{1024, 4096, 16384};
 
 static std::vector<char> on_host(const void* from, size_t bytes) {
@@ -77,15 +50,23 @@ static void compare(const std::string& question, Kind kind, int D, int products,
   }
 }
 
-template <class Policy> static void stagger_all(Kind kind, int forward_products) {
-  using Forward = ForwardTile<Policy, 64>;
-  using Keys = KeysTile<Policy, 64>;
-  using Queries = QueriesTile<64>;
-  compare("forward, consumers half a step apart", kind, 64, forward_products, forward<Policy, Forward>,
-          forward<Policy, Staggered<Forward>>);
-  compare("dK dV, consumers half a step apart", kind, 64, 4, keys<Policy, Keys>, keys<Policy, Staggered<Keys>>);
-  compare("dQ, consumers half a step apart", kind, 64, 3, queries<Policy, Queries>,
-          queries<Policy, Staggered<Queries>>);
+template <class Policy> static void in_turn(Kind kind, int forward_products) {
+  compare("forward, consumers in turn", kind, 64, forward_products, hopper_forward_by<Policy, ForwardTile<Policy, 64>>,
+          hopper_forward_by<Policy, ForwardTile<Policy, 64, IN_TURN>>);
+  compare("dK dV, consumers in turn", kind, 64, 4, hopper_keys_by<Policy, KeysTile<Policy, 64>>,
+          hopper_keys_by<Policy, KeysTile<Policy, 64, IN_TURN>>);
+  compare("dQ, consumers in turn", kind, 64, 3, hopper_queries_by<Policy, QueriesTile<64>>,
+          hopper_queries_by<Policy, QueriesTile<64, IN_TURN>>);
+}
+
+// lssar's forward with scores beside its first sweep; with tiles of 64 keys also weights beside outputs, against the same
+// tiles without (other tiles give other bits: the times of the first row show what these cost).
+template <class Policy, int DIM, HopperSize SIZE> static void overlapping(Kind kind, const std::string& tiles) {
+  auto now = hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1>>;
+  compare("forward, " + tiles + " beside products", kind, DIM, 4, now,
+          hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1, 0, OVERLAP_ALL>>);
+  compare("the same, consumers in turn", kind, DIM, 4, now,
+          hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1, 0, OVERLAP_ALL | IN_TURN>>);
 }
 
 static void bench(int argc, char** argv) {
@@ -100,14 +81,19 @@ static void bench(int argc, char** argv) {
                device_info().name.c_str());
   using Usual = Softmax<FastMaths>;
   print_trial_head();
-  compare("forward without compute_before_wait", Kind::softmax, 64, 2, forward<Usual, ForwardTile<Usual, 64>>,
-          forward<Usual, WithoutFence<ForwardTile<Usual, 64>>>);
-  compare("forward without compute_before_wait", Kind::softmax, 128, 2, forward<Usual, ForwardTile<Usual, 128>>,
-          forward<Usual, WithoutFence<ForwardTile<Usual, 128>>>);
-  compare("dK dV, 64 streamed queries for 128", Kind::softmax, 64, 4, keys<Usual, KeysTile<Usual, 64>>,
-          keys<Usual, HopperTile<64, HopperSize{64, 8}, 2, Usual::ROW_VALUES>>);
-  stagger_all<Usual>(Kind::softmax, 2);
-  stagger_all<Lssar<FastMaths, FixedPower<15>>>(Kind::lssar, 4);
+  compare("forward without compute_before_wait", Kind::softmax, 64, 2, hopper_forward_by<Usual, ForwardTile<Usual, 64>>,
+          hopper_forward_by<Usual, ForwardTile<Usual, 64, WITHOUT_FENCE>>);
+  compare("forward without compute_before_wait", Kind::softmax, 128, 2,
+          hopper_forward_by<Usual, ForwardTile<Usual, 128>>,
+          hopper_forward_by<Usual, ForwardTile<Usual, 128, WITHOUT_FENCE>>);
+  compare("dK dV, 64 streamed queries for 128", Kind::softmax, 64, 4, hopper_keys_by<Usual, KeysTile<Usual, 64>>,
+          hopper_keys_by<Usual, HopperTile<64, HopperSize{64, 8}, 2, Usual::ROW_VALUES>>);
+  in_turn<Usual>(Kind::softmax, 2);
+  using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
+  in_turn<TwoSweeps>(Kind::lssar, 4);
+  overlapping<TwoSweeps, 64, hopper_forward_size(64, 2)>(Kind::lssar, "first sweep");
+  overlapping<TwoSweeps, 64, HopperSize{64, 16}>(Kind::lssar, "64 streamed keys, both sweeps");
+  overlapping<TwoSweeps, 128, hopper_forward_size(128, 2)>(Kind::lssar, "first sweep");
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

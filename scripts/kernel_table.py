@@ -96,7 +96,8 @@ def title(name):
   power = re.search(r"FixedPower<(\d+)>|(AnyPower)", name)
   parts = [found[3].lower() + (" " + (power[1] or "any") if power else ""), "D " + found[4],
            {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ"}[found[1]]]
-  return ", ".join(parts + ["evaluation"] * (", false>" in name) + ["mma.sync"] * (not found[2]))
+  parts += ["evaluation"] * (", false>" in name) + ["window or bias"] * (" Shaped," in name)
+  return ", ".join(parts + ["mma.sync"] * (not found[2]))
 
 
 def count_table(path, arch, only):

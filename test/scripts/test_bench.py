@@ -230,7 +230,7 @@ class Programs(ScriptTest):
     program = self.program("bench_hopper")
     done = subprocess.run([program, "1,300"], capture_output=True, text=True, check=True, timeout=120)
     rows = [line for line in done.stdout.splitlines() if re.search(r"D \d+, T \d+", line)]
-    self.assertEqual(len(rows), 2 * 9)
+    self.assertEqual(len(rows), 2 * 15)
     for row in rows:
       self.assertRegex(row, r"\| not measured on a CPU \| yes \|$")
     bad = subprocess.run([program, "1,x"], capture_output=True, text=True)

@@ -1,0 +1,120 @@
+// Hopper's kernels in the ways that are not the usual one (HopperWay), beside that: the same bits, whatever comes
+// first. And the turns by themselves. bench/hopper_bench.cu measures these ways.
+#include <gtest/gtest.h>
+
+#include "attention/hopper_kernels.cuh"
+#include "test/attention/attention_reference.h"
+#include "test/support/device.h"
+
+namespace {
+
+struct HopperWaysTest : testing::Test {
+  void SetUp() override {
+    if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    set_cpu_poison(true);
+  }
+  ~HopperWaysTest() override {
+    set_cpu_poison(false);
+    set_cpu_order(CpuOrder::forward);
+  }
+};
+
+struct Results {
+  std::vector<bf16> out, evaluated, dqkv;
+  std::vector<float> stats;
+};
+
+// One block does all row tiles, so that it must keep its count of turns from each to the next.
+Results run(Kind kind, const AttentionShape& shape) {
+  int spare = device_properties().multiProcessorCount - 1;
+  AttentionSetup s{{.kind = kind}, 1024, 0, 1, Kernels::hopper, spare};
+  DeviceArray<bf16> qkv(random_qkv<bf16>(shape, 1)), dout(random_normal<bf16>(shape.out_size(), 2));
+  DeviceArray<bf16> out(shape.out_size()), evaluated(shape.out_size()), dqkv(shape.qkv_size());
+  DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows());
+  DeviceArray<char> workspace(attention_backward_workspace(shape));
+  attention_forward<bf16>(out, stats, qkv, s, shape, true, nullptr);
+  attention_forward<bf16>(evaluated, nullptr, qkv, s, shape, false, nullptr);
+  attention_backward<bf16>(dqkv, dout, out, stats, qkv, workspace, s, shape, nullptr);
+  return {out.download(), evaluated.download(), dqkv.download(), stats.download()};
+}
+
+// Both give the same bits.
+void expect_same(Kind kind, int D, const Launchers<bf16>& plain, const Launchers<bf16>& changed) {
+  if (!attention_is_built(kind)) GTEST_SKIP() << "built without " << kind_names[int(kind)];
+  Launchers<bf16>& launchers = kernels_of(kind).hopper_bf16;
+  const Launchers<bf16> usual = launchers;
+  for (AttentionShape shape : {AttentionShape{1, 1, 1, D}, {1, 70, 2, D}, {2, 300, 1, D}, {1, 449, 1, D}}) {
+    launchers = plain;
+    Results expected = run(kind, shape);
+    launchers = changed;
+    for (unsigned seed : {0, 1, 2}) {
+      set_cpu_order(seed ? CpuOrder::random : CpuOrder::forward, seed);
+      Results results = run(kind, shape);
+      std::string name = format("T %d, D %d, order %u, ", shape.T, shape.D, seed);
+      expect_same_bits(name + "out", results.out, expected.out);
+      expect_same_bits(name + "evaluation", results.evaluated, expected.evaluated);
+      expect_same_bits(name + "dqkv", results.dqkv, expected.dqkv);
+      expect_same_bits(name + "stats", results.stats, expected.stats);
+    }
+    set_cpu_order(CpuOrder::forward);
+  }
+  launchers = usual;
+}
+
+template <class Policy, int WAYS = 0>
+const Launchers<bf16> launchers_of = {hopper_forward<Policy, Causal, WAYS>,
+                                      hopper_forward<typename Policy::Evaluation, Causal, WAYS>,
+                                      hopper_backward<Policy, Causal, WAYS>, true};
+using OneSweep = Softmax<FastMaths>;
+using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
+TEST_F(HopperWaysTest, SoftmaxInTurn) {
+  for (int D : {64, 128}) expect_same(Kind::softmax, D, launchers_of<OneSweep>, launchers_of<OneSweep, IN_TURN>);
+}
+TEST_F(HopperWaysTest, LssarInTurn) {
+  for (int D : {64, 128}) expect_same(Kind::lssar, D, launchers_of<TwoSweeps>, launchers_of<TwoSweeps, IN_TURN>);
+}
+
+// lssar's forward alone: with tiles of 64 keys both sweeps overlap, at D 128 the first.
+template <int DIM, int WAYS> Launchers<bf16> lssar_forward() {
+  constexpr HopperSize size = {64, DIM == 64 ? 16 : 8};
+  Launchers<bf16> launchers = launchers_of<TwoSweeps>;
+  launchers.forward = hopper_forward_by<TwoSweeps, HopperTile<DIM, size, 1, 0, WAYS>>;
+  launchers.evaluate = hopper_forward_by<TwoSweeps::Evaluation, HopperTile<DIM, size, 1, 0, WAYS>>;
+  return launchers;
+}
+TEST_F(HopperWaysTest, LssarOverlapsAll) {
+  expect_same(Kind::lssar, 64, lssar_forward<64, 0>(), lssar_forward<64, OVERLAP_ALL>());
+  expect_same(Kind::lssar, 64, lssar_forward<64, 0>(), lssar_forward<64, OVERLAP_ALL | IN_TURN>());
+  expect_same(Kind::lssar, 128, lssar_forward<128, 0>(), lssar_forward<128, OVERLAP_ALL>());
+}
+
+// log = which consumer had each turn; nothing else keeps the consumers from writing at once.
+template <class Tile> __global__ void take_turns(int* log, int rounds) {
+  DYNAMIC_SHARED(bf16, shared);
+  __shared__ int taken;
+  if (threadIdx.x == 0) taken = 0;
+  Stages<Tile> stages(shared);
+  int consumer = int(threadIdx.x) / WARPGROUP - 1;
+  if (consumer < 0) return;
+  Turns<Tile> turns{stages.turns, consumer};
+  for (int n = 0; n < rounds; n++) {
+    if (n % 3 == 1) turns.skip();
+    turns.begin();
+    if (threadIdx.x % WARPGROUP == 0) log[taken++] = consumer;
+    turns.end();
+  }
+}
+TEST_F(HopperWaysTest, TurnsAlternate) {
+  using Tile = HopperTile<64, HopperSize{64, 2}, 1, 0, IN_TURN>;
+  constexpr int rounds = 10;
+  std::vector<int> expected;
+  for (int n = 0; n < 2 * rounds; n++) expected.push_back(n % 2);
+  for (unsigned seed : {0, 1, 2, 3}) {
+    set_cpu_order(seed ? CpuOrder::random : CpuOrder::reverse, seed);
+    DeviceArray<int> log(2 * rounds);
+    LAUNCH(take_turns<Tile>, dim3(1), dim3(Tile::THREADS), Tile::SHARED_BYTES, nullptr, log, rounds);
+    EXPECT_EQ(log.download(), expected) << seed;
+  }
+}
+
+}  // namespace
