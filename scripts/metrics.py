@@ -208,7 +208,8 @@ class Run:
   "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
-  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own attention.window. left_out: {"of other.bin": how many} of all that is in none of these.
+  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
+  attention.window. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
   A warning names the first damaged line of a file, once."""
