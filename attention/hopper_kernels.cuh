@@ -141,6 +141,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
   HopperFragment mine;
   Turns<Tile> turns{stages.turns, mine.consumer};
   Rows rows;
+  if constexpr (Tile::WAYS & OVERLAP_ALL) clear(rows.z);  // nvcc copies it before a product overwrites it
   for_row_tiles<Tile, Mask>(shape, B, [&](int head, int tile, int number) {
     // The row tile: steps of the block, of which this consumer takes the first ones
     Mask mask(settings, shape.T, head);
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     auto start = [&](Scores& z, int keys_number) {
       const bf16* keys = stages.await(keys_number);
       turns.begin();
-      wgmma_fence();
+      wgmma_fence(z);
       start_scores<Tile>(z, queries, keys);
       wgmma_commit();
       turns.end();
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       if constexpr (Tile::WAYS & OVERLAP_ALL) {
         // A look at one step beside the scores of the next, in pairs: ptxas makes all products wait for each other if some
         // are under way at a branch back.
-        Scores other;
+        Scores other = {};
         for (; step + 1 < own_steps; step += 2) {
           start(rows.z, streamed + step), start(other, streamed + step + 1);
           wgmma_wait<1>(rows.z);
