@@ -153,14 +153,18 @@ TEST(Diagnose, SettingsOfTheKinds) {
 // With a window no weight lies beyond it, but for those of the sink tokens.
 TEST(Diagnose, WindowsAndBiases) {
   if (!on_cpu) GTEST_SKIP() << "the general kernels have no such masks on a GPU";
-  for (AttentionSetup s : settings_of_all_kinds())
+  for (AttentionSetup s : settings_of_all_kinds()) {
+    Check<float> fp32(s, {1, 200, 2, 36});
+    Check<bf16> half(s, {1, 200, 2, 36});
     for (int n = 0; n < 4; n++) {
       AttentionShape shape{1, n == 3 ? 100 : 200, 2, 36};
       s.window = std::vector{3, 17, 70, 0}[n], s.sink_tokens = std::vector{0, 4, 1, 0}[n];
       s.bias = n % 2 ? Bias::fox : Bias::none;
-      Check<float>(s, shape).add(shape, 7 + n);
-      Check<bf16>(s, shape).add(shape, 7 + n);
+      fp32.s = half.s = s;
+      fp32.add(shape, 7 + n);
+      half.add(shape, 7 + n);
     }
+  }
 }
 
 // All scores equal: softmax and lssa are uniform, and so is lssar in its first rows; the others are degenerate.
