@@ -326,6 +326,7 @@ TYPED_TEST(AttentionTest, EqualKeys) {
 
 // Thresholds that half of the scores exceed, and one in twenty.
 TYPED_TEST(AttentionTest, Thresholds) {
+  if (!attention_is_built(Kind::threshold)) GTEST_SKIP() << "built without threshold";
   for (double threshold : {0.0, 0.5})
     check_random<typename TypeParam::T>({{.kind = Kind::threshold, .threshold = threshold}}, {3, 200, 3, 64});
 }
