@@ -408,18 +408,21 @@ def table(rows):
 
 
 def seeds(rows):
-  """A table of the means and standard deviations of the rows NAME_1.npy, NAME_2.npy, ...; "" if there are none."""
+  """A table of the means and standard deviations of the rows NAME_1.npy, NAME_2.npy, ..., and what they are compared with; ""
+  if there are none."""
   groups = {}
   for name, row in rows.items():
     found = re.fullmatch(r"(.*)_\d+\.npy", name)
-    if found and row["exponents"]:
-      groups.setdefault(found[1], []).append([*(row["exponents"][key][0] for key in ("r", "m1", "m2")), row["r2"], row["r2_log"]])
+    if row["exponents"]:
+      numbers = [*(row["exponents"][key][0] for key in ("r", "m1", "m2")), row["r2"], row["r2_log"]]
+      groups.setdefault(found[1] if found else name, []).append(numbers)
   lines = ["", "", "| | seeds | exponent of r | of m1 | of m2 | R2 of F | R2 of ln F |", "|---" * 7 + "|"]
   for name, values in groups.items():
-    if len(values) > 1:
-      cells = [f"{mean:.2f} +- {sd:.2f}" for mean, sd in zip(np.mean(values, 0), np.std(values, 0, ddof=1))]
-      lines.append(f"| {name} | {len(values)} | {' | '.join(cells)} |")
-  return "\n".join(lines) if len(lines) > 4 else ""
+    if len(values) > 1 or name in ("observer", "neighbours"):
+      spread = [f" ± {sd:.2f}" for sd in np.std(values, 0, ddof=1)] if len(values) > 1 else [""] * 5
+      cells = [f"{mean:.2f}{sd}" for mean, sd in zip(np.mean(values, 0), spread)]
+      lines.append(f"| {os.path.basename(name)} | {len(values) if spread[0] else '-'} | {' | '.join(cells)} |")
+  return "\n".join(lines) if max(map(len, groups.values()), default=0) > 1 else ""
 
 
 def judge(args):

@@ -151,10 +151,10 @@ class Files(ScriptTest):
     truth = os.path.join(self.out, "x_truth.json")
     self.newton("judge", "--truth", truth, "--predictions", *names)
     lines = self.output.split("\n\n")[1].splitlines()
-    self.assertEqual([line.split(" | ")[0] for line in lines[2:]], ["| " + self.path("a")])
-    self.assertRegex(lines[2], r"\| 2 \| -2.00 \+- 0.28 \| 1.00 \+- 0.14 \| 1.00 \+- 0.14 \|")  # -2 x 0.1 x sqrt 2, 0.1 x sqrt 2
+    self.assertEqual([line.split(" | ")[0] for line in lines[2:]], ["| a", "| observer", "| neighbours"])
+    self.assertRegex(lines[2], r"\| 2 \| -2.00 ± 0.28 \| 1.00 ± 0.14 \| 1.00 ± 0.14 \|")  # -2 x 0.1 x sqrt 2, 0.1 x sqrt 2
     self.newton("judge", "--truth", truth, "--predictions", *names[1:])
-    self.assertNotIn("+-", self.output)
+    self.assertNotIn("±", self.output)
 
   def exponents(self, row):
     return [row["exponents"][key][0] for key in ("r", "m1", "m2")]
