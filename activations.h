@@ -96,7 +96,7 @@ template <class Real> struct Activations {
     plan.add(&weights, training && !config.data.labels.empty() ? N : 0, category);
     // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
     // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
-    size_t Vp = padded_vocab(config), most = size_t(1) << (on_cpu && !config.plan.elsewhere() ? 28 : 30);
+    size_t Vp = padded_vocab(config), most = size_t(1) << (planned_for_cpu(config) ? 28 : 30);
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
     plan.add(&logits, K ? 0 : size_t(logit_rows) * Vp, training ? "logits" : category);

@@ -116,7 +116,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (elsewhere && config.precision.empty()) config.precision = "bf16";
   for (const AttentionSettings& attention : {config.attention, evaluated})
     attention_check(attention, config.model.head_dim, config.precision == "fp32", config.diagnoses,
-                    !on_cpu || elsewhere);
+                    !planned_for_cpu(config));
   if (elsewhere) return plan_elsewhere(config, evaluates, ranks.size);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,

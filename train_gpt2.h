@@ -100,6 +100,8 @@ std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int ev
 int next_token_length(const Config& config, int count);
 
 size_t snapshot_bytes(const Config& config);  // of host memory
+// Whether memory is planned for this CPU, which is host and device in one; not with plan.memory, which is a GPU's.
+inline bool planned_for_cpu(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
 
 int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training

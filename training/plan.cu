@@ -8,11 +8,9 @@
 #include "eval/evaluate.h"
 #include "train_gpt2.h"
 
-static bool snapshot_on_device(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
-
 // Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
 static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
-  size_t snapshot = plan.training && snapshot_on_device(config) ? snapshot_bytes(config) : 0;
+  size_t snapshot = plan.training && planned_for_cpu(config) ? snapshot_bytes(config) : 0;
   return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
 }
 
@@ -58,7 +56,7 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
   if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
-                    snapshot_on_device(config) ? "" : " of host memory, not counted below");
+                    planned_for_cpu(config) ? "" : " of host memory, not counted below");
   table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str());
   if (training) {
