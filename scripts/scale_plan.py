@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 
+import plot
 from common import Failure, UserError, run
 
 CONFIG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "configs", "gpt2_124m_softmax.json")
@@ -77,10 +78,6 @@ class Plan:
     return computing, max(0.0, 4 * part + waits - hidden) + 2 * part + waits
 
 
-def markdown(head, rows):
-  return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
 def gib(plan, limit):
   return f"{plan.total / 2**30:.1f}" + ("" if plan.total <= 0.92 * limit else " (too much)")
 
@@ -88,9 +85,9 @@ def gib(plan, limit):
 def tables(arguments):
   limit = size(arguments.memory)
   first = {model: Plan(arguments, model, 1, 1, "none") for model in arguments.models}
-  yield markdown(["model", "layers x channels", "parameters", "GFLOP a token"],
-                 [[model, "%d x %d" % (MODELS[model][0], MODELS[model][2]), f"{plan.parameters:,}",
-                   "%.2f" % (plan.flops / 1e9)] for model, plan in first.items()])
+  yield plot.markdown(["model", "layers x channels", "parameters", "GFLOP a token"],
+                      [[model, "%d x %d" % (MODELS[model][0], MODELS[model][2]), f"{plan.parameters:,}",
+                        "%.2f" % (plan.flops / 1e9)] for model, plan in first.items()])
   rows, hours = [], []
   for model in arguments.models:
     line = []
@@ -110,10 +107,10 @@ def tables(arguments):
         line.append("does not fit")
     hours.append([model, *line])
   yield f"GiB on each GPU; too much: beyond 92% of {arguments.memory}. Stages 2 and 3 are not implemented."
-  yield markdown(["model", "GPUs", "micro batch", "recompute", "stage 0", "stage 1", "stage 2", "stage 3"], rows)
+  yield plot.markdown(["model", "GPUs", "micro batch", "recompute", "stage 0", "stage 1", "stage 2", "stage 3"], rows)
   yield (f"Hours for {arguments.tokens:.3g} tokens with stage 1 (the first recompute that fits, the share of "
          f"communication), if a GPU reaches {arguments.mfu:.0%} of {arguments.peak / 1e12:.0f} TFLOP/s:")
-  yield markdown(["model", *(f"{ranks} GPU{'s' * (ranks > 1)}" for ranks in arguments.ranks)], hours)
+  yield plot.markdown(["model", *(f"{ranks} GPU{'s' * (ranks > 1)}" for ranks in arguments.ranks)], hours)
 
 
 def numbers(kind):
