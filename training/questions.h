@@ -34,7 +34,7 @@ struct Question {
 std::vector<Question> open_questions(const Flags& flags, const Config& config, const Data& data, bool evaluates,
                                      int rank);
 
-// Whether what is done every so many steps (0: never), and at the last one if that is given, is due after this step.
+// Whether something is due after this step: it is done after each `every` steps (0: never), and after step `last` if given.
 inline bool due(int64_t every, int64_t step, int64_t last = 0) {
   return every > 0 && (step % every == 0 || step == last);
 }

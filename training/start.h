@@ -28,8 +28,8 @@ struct Data {
   std::vector<Task> tasks;                       // the benchmarks of task.names, if they will be run
 };
 
-// Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val): --lengths, if given, becomes
-// eval.lengths. A user_error names the key.
+// Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val):
+// --lengths, if given, becomes eval.lengths. A user_error names the key.
 Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
 // Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which
 // the model trains or was trained, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
