@@ -108,9 +108,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       // Largest score of each row so far, factor for older sums
       if constexpr (Policy::RESCALES) {
         float top[E];
-        for (int e = 0; e < E; e++) top[e] = z[0][0][e];
-        for (int x = 1; x < X; x++)
-          for (int e = 0; e < E; e++) top[e] = max(top[e], z[0][x][e]);
+        for (int e = 0; e < E; e++) {
+          top[e] = z[0][0][e];
+          for (int x = 1; x < X; x++) top[e] = max(top[e], z[0][x][e]);
+        }
         write_neighbours(partial + mine.first * Tile::HELD + mine.held, top);
       }
       __syncthreads();  // the keys have been read, the maxima written
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
-  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sum = 0;
+  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     // Scores, masked, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == tiles.begin);
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     // Sums for the bias, and for dk and dv
     if constexpr (Mask::ADDS)
-      if (mask.adds()) dz_sum += held_row_sum<Tile>(dz_tile);
+      if (mask.adds()) add_held_row_sums<Tile>(dz_sums, dz_tile);
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
@@ -275,8 +276,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (int j = j0 + threadIdx.x; mask.adds() && place.chunk == 0 && threadIdx.x < Tile::HELD && j < shape.T)
-      settings.dz_by_key[head + j] = dz_sum;
+    if (mask.adds() && place.chunk == 0)
+      store_held_row_sums<Tile>(settings.dz_by_key + head + j0, dz_sums, shape.T - j0);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float dq[R][E] = {}, z[2][X][E], dz_sum = 0;
+  float dq[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     // Sums for the bias, and for dq
     if constexpr (Mask::ADDS)
-      if (mask.adds()) dz_sum += held_row_sum<Tile>(dz_tile);
+      if (mask.adds()) add_held_row_sums<Tile>(dz_sums, dz_tile);
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
   for (int r = 0; r < R; r++) {
@@ -344,8 +345,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (int i = i0 + threadIdx.x; mask.adds() && place.chunk == 0 && threadIdx.x < Tile::HELD && i < shape.T)
-      settings.dz_by_query[head + i] = dz_sum;
+    if (mask.adds() && place.chunk == 0)
+      store_held_row_sums<Tile>(settings.dz_by_query + head + i0, dz_sums, shape.T - i0);
 }
 
 // ---- figures of the weights: queries are held, keys stream past
@@ -495,7 +496,7 @@ template <class T, class Policy, class Mask> void general_backward(const Backwar
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
   with_width<GENERAL_WIDTHS>(c.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
@@ -510,7 +511,7 @@ template <class T, class Policy, class Mask> void general_backward(const Backwar
 template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.qkv});
   with_width<on_cpu ? 64 : 32, 64, on_cpu ? 64 : 128>(c.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
     int count = row_figures(c.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;

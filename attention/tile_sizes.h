@@ -9,16 +9,20 @@
 struct GeneralSize {
   int held, stream, threads;
 };
+// A CPU wants few threads with many sums each: the sums fill its vector registers, and a barrier costs it a change of
+// stacks for every thread.
+constexpr GeneralSize GENERAL_ON_CPU = {64, 64, 16};
 // Kinds of two sweeps have two outputs in training. Evaluation takes the same tiles, and so gives the same bits.
 constexpr GeneralSize general_forward_size(int width, int sweeps, bool cpu) {
-  bool two_outputs = sweeps > 1 && !cpu;                 // a CPU has no registers to save
-  if (width == 32 && two_outputs) return {64, 32, 128};  // half the scores and half the outputs for each thread
-  if (width == 64 && two_outputs) return {32, 64, 128};  // the same
-  if (width == 32) return {64, 64, 64};                  // with half the channels, twice the held rows of width 64
-  if (width == 64) return {32, 64, 64};                  // 45 KB
-  return {32, 64, 128};                                  // with twice the channels, twice the threads
+  if (cpu) return GENERAL_ON_CPU;
+  if (width == 32 && sweeps > 1) return {64, 32, 128};  // half the scores and half the outputs for each thread
+  if (width == 64 && sweeps > 1) return {32, 64, 128};  // the same
+  if (width == 32) return {64, 64, 64};                 // with half the channels, twice the held rows of width 64
+  if (width == 64) return {32, 64, 64};                 // 45 KB
+  return {32, 64, 128};                                 // with twice the channels, twice the threads
 }
-constexpr GeneralSize general_backward_size(int width) {
+constexpr GeneralSize general_backward_size(int width, bool cpu) {
+  if (cpu) return GENERAL_ON_CPU;
   if (width == 32) return {64, 32, 64};  // two tensors are held and two stream: half the streamed rows of the forward
   if (width == 64) return {32, 64, 64};  // as the forward: 74 KB
   return {16, 64, 64};                   // with twice the channels, half the held rows: 98 KB

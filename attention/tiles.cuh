@@ -4,9 +4,8 @@
 //   stream tile  [row][channel]             as in memory
 //   weight tile  [streamed row][held row]
 // There are two products: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
-// neighbouring floats by single ones that its neighbours read too. E = 16 is four 16-byte reads on a GPU, and two AVX
-// registers or one of AVX-512 on a CPU, where g++ makes vector code of the innermost loops. fmaf is written out so that
-// every kernel rounds alike.
+// neighbouring floats by single ones that its neighbours read too: add_products() of gpu.cuh. E = 16 is four 16-byte
+// reads on a GPU, and two AVX registers or one of AVX-512 on a CPU, where g++ makes vector code of the policies' loops.
 #pragma once
 #include <utility>
 
@@ -21,15 +20,6 @@ inline constexpr int AT_ONCE = on_cpu ? E : 4;
 template <int N, class F> __device__ __forceinline__ void unrolled(F f) {
   if constexpr (N > 1) unrolled<N - 1>(f);
   f(N - 1);
-}
-
-// a[r][e] += single[r stride] x v[e] for the rows r < N.
-template <int N, int ROWS>
-__device__ __forceinline__ void add_products(float (&a)[ROWS][E], const float* single, int stride,
-                                             const float (&v)[E]) {
-  if constexpr (N > 1) add_products<N - 1>(a, single, stride, v);
-  float s = single[(N - 1) * stride];
-  for (int e = 0; e < E; e++) a[N - 1][e] = fmaf(s, v[e], a[N - 1][e]);
 }
 
 // Column c of a row in shared memory: 4 floats of padding after every 32, so that the 16-byte reads of neighbouring
@@ -47,6 +37,7 @@ template <int CHANNELS_, GeneralSize SIZE> struct GeneralTile {
   static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
   // sums: a thread has R held rows x E channels
   static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
+  static constexpr int ROWS_EACH = (HELD + THREADS - 1) / THREADS;  // held rows of a thread, where each has one thread
   // of shared memory: the forward, and the backward by keys
   template <class Policy>
   static constexpr int FORWARD_FLOATS = HELD_FLOATS + STREAM_FLOATS + Policy::OUTPUTS* WEIGHT_FLOATS +
@@ -111,7 +102,8 @@ __device__ __forceinline__ void load_stream_by(float* tile, const Head<T>& head,
 }
 template <class Tile, class T>
 __device__ CPU_OUT_OF_LINE void load_stream(float* tile, const Head<T>& head, int r0, int c0) {
-  if (head.wide) load_stream_by<Tile, Pack<T>::size>(tile, head, r0, c0);
+  if (on_cpu && head.wide && head.D % 32 == 0) load_stream_by<Tile, 32>(tile, head, r0, c0);  // as vectors
+  else if (head.wide) load_stream_by<Tile, Pack<T>::size>(tile, head, r0, c0);
   else load_stream_by<Tile, 1>(tile, head, r0, c0);
 }
 
@@ -138,15 +130,9 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   ScorePlace<Tile> place;
   stream += place.first * Tile::STREAM_STRIDE;
   held += at(place.held);
-  for (int d0 = 0; d0 < depth; d0 += 8) {
-    const float* s = stream + at(d0);
-#pragma unroll 2
-    for (int d = 0; d < 8; d++) {
-      float h[E];
-      read_neighbours(h, held + (d0 + d) * Tile::HELD_STRIDE);
-      add_products<Tile::X>(z, s + d, Tile::SHARERS * Tile::STREAM_STRIDE, h);
-    }
-  }
+  for (int d = 0; d < depth; d += 32)
+    add_products(z, min(32, depth - d), stream + at(d), Tile::SHARERS * Tile::STREAM_STRIDE, 1,
+                 held + d * Tile::HELD_STRIDE, Tile::HELD_STRIDE);
 }
 
 // Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
@@ -178,13 +164,22 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& 
   else hide([](int i, int j) { return j <= i; });
 }
 
-// With a bias: for each of the first HELD threads, the sum over a weight tile's streamed rows of its held row's dz.
-template <class Tile> __device__ __forceinline__ float held_row_sum(const float* dz) {
-  static_assert(Tile::HELD <= Tile::THREADS);
-  float sum = 0;
-  if (threadIdx.x < Tile::HELD)
-    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + at(threadIdx.x)];
-  return sum;
+// With a bias: sums[n] += the sum over a weight tile's streamed rows of dz of held row threadIdx.x + n THREADS.
+template <class Tile>
+__device__ __forceinline__ void add_held_row_sums(float (&sums)[Tile::ROWS_EACH], const float* dz) {
+  for (int n = 0; n < Tile::ROWS_EACH; n++) {
+    int row = threadIdx.x + n * Tile::THREADS;
+    if (row >= Tile::HELD) return;
+    float sum = 0;
+    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + at(row)];
+    sums[n] += sum;
+  }
+}
+// to[row] = its sum, for the first `rows` held rows.
+template <class Tile>
+__device__ __forceinline__ void store_held_row_sums(float* to, const float (&sums)[Tile::ROWS_EACH], int rows) {
+  for (int n = 0; n < Tile::ROWS_EACH; n++)
+    if (int row = threadIdx.x + n * Tile::THREADS; row < min(Tile::HELD, rows)) to[row] = sums[n];
 }
 
 // A thread's part of the sums: R held rows from `held`, and E channels from `channel`.
@@ -196,17 +191,8 @@ template <class Tile> struct SumPlace {
 template <class Tile>
 __device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* weights, const float* stream) {
   SumPlace<Tile> place;
-  weights += at(place.held);
-  stream += at(place.channel);
-#pragma unroll 2
-  for (int s = 0; s < Tile::STREAM; s++) {
-    float v[E];
-    read_neighbours(v, stream + s * Tile::STREAM_STRIDE);
-    for (int r = 0; r < Tile::R; r++) {
-      float w = weights[s * Tile::HELD_STRIDE + r];
-      for (int e = 0; e < E; e++) sum[r][e] = fmaf(w, v[e], sum[r][e]);
-    }
-  }
+  add_products(sum, Tile::STREAM, weights + at(place.held), 1, Tile::HELD_STRIDE, stream + at(place.channel),
+               Tile::STREAM_STRIDE);
 }
 
 // Stores the thread's E channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.

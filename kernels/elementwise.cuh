@@ -17,13 +17,15 @@ template <int SIZE> __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
   return x[0];
 }
 
-// W neighbouring elements as floats: a pack, or one.
+// W neighbouring elements as floats: packs, or one.
 template <int W, class T> __device__ __forceinline__ void read_floats(float (&v)[W], const T* p) {
   if constexpr (W == 1) {
     v[0] = to_float(*p);
   } else {
-    Pack<T> pack = load16(p);
-    for (int i = 0; i < W; i++) v[i] = to_float(pack[i]);
+    for (int i = 0; i < W; i += Pack<T>::size) {
+      Pack<T> pack = load16(p + i);
+      for (int k = 0; k < Pack<T>::size; k++) v[i + k] = to_float(pack[k]);
+    }
   }
 }
 template <int W, class T> __device__ __forceinline__ void write_floats(T* p, const float (&v)[W]) {

@@ -127,6 +127,25 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
 template <class T> __device__ inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
 
+// a[r][e] += the sum over n < count of one[r stride + n step] many[n many_step + e], term by term in the order of n, by
+// fmaf. many and many_step: multiples of 4 floats.
+template <int R, int E>
+__device__ __forceinline__ void add_products(float (&a)[R][E], int count, const float* one, int stride, int step,
+                                             const float* many, int many_step) {
+#pragma unroll 2
+  for (int n = 0; n < count; n++) {
+    float v[E];
+    for (int e = 0; e < E; e += 4) {
+      Pack<float> pack = load16(many + n * many_step + e);
+      for (int k = 0; k < 4; k++) v[e + k] = pack[k];
+    }
+    for (int r = 0; r < R; r++) {
+      float s = one[r * stride + n * step];
+      for (int e = 0; e < E; e++) a[r][e] = fmaf(s, v[e], a[r][e]);
+    }
+  }
+}
+
 // T: float, int or unsigned. shuffle_up before the warp's first lane returns the lane's own value.
 constexpr unsigned all_lanes = 0xffffffffu;
 template <class T> __device__ inline T shuffle(T v, int lane) { return __shfl_sync(all_lanes, v, lane); }

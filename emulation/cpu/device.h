@@ -47,6 +47,34 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
 template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
 
+// In vector registers: g++ does not keep an array of sums there by itself, unless it is small.
+template <int R, int E>
+inline void add_products(float (&a)[R][E], int count, const float* one, int stride, int step, const float* many,
+                         int many_step) {
+#ifdef __AVX512F__
+  constexpr int LANES = 16;
+#elif defined(__AVX__)
+  constexpr int LANES = 8;
+#else
+  constexpr int LANES = 4;
+#endif
+  typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+  constexpr int PARTS = E / LANES;
+  static_assert(E % LANES == 0);
+  Vector sums[R][PARTS];
+#pragma GCC unroll 64
+  for (int i = 0; i < R * PARTS; i++)
+    sums[i / PARTS][i % PARTS] = reinterpret_cast<const Vector&>(a[i / PARTS][i % PARTS * LANES]);
+  for (int n = 0; n < count; n++) {
+    const Vector* v = reinterpret_cast<const Vector*>(many + n * many_step);
+#pragma GCC unroll 64
+    for (int i = 0; i < R * PARTS; i++) sums[i / PARTS][i % PARTS] += one[i / PARTS * stride + n * step] * v[i % PARTS];
+  }
+#pragma GCC unroll 64
+  for (int i = 0; i < R * PARTS; i++)
+    reinterpret_cast<Vector&>(a[i / PARTS][i % PARTS * LANES]) = sums[i / PARTS][i % PARTS];
+}
+
 // The last two parameters of every meeting: the calling line, for reports.
 #define CPU_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 

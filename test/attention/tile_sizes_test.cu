@@ -25,7 +25,7 @@ template <class Tile> static std::string general_cell(int floats) {
 template <int WIDTH> static void expect_general_line() {
   using Forward = GeneralTile<WIDTH, general_forward_size(WIDTH, SomeSoftmax::SWEEPS, false)>;
   using Lssar = GeneralTile<WIDTH, general_forward_size(WIDTH, SomeLssar::SWEEPS, false)>;
-  using Backward = GeneralTile<WIDTH, general_backward_size(WIDTH)>;
+  using Backward = GeneralTile<WIDTH, general_backward_size(WIDTH, false)>;
   expect_line(format("| %d | ", WIDTH) + general_cell<Forward>(Forward::template FORWARD_FLOATS<SomeSoftmax>) + " | " +
               general_cell<Lssar>(Lssar::template FORWARD_FLOATS<SomeLssar>) + " | " +
               general_cell<Backward>(Backward::BACKWARD_FLOATS) + " |");
