@@ -479,11 +479,11 @@ template <class Tile> dim3 grid_of(const Shape& s, int B) {
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
-template <class T, class Policy, class Mask> void general_forward(const ForwardCall<T>& c) {
+template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
   with_width<GENERAL_WIDTHS>(c.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
@@ -491,12 +491,12 @@ template <class T, class Policy, class Mask> void general_forward(const ForwardC
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
-template <class T, class Policy, class Mask> void general_backward(const BackwardCall<T>& c) {
+template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
   with_width<GENERAL_WIDTHS>(c.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);

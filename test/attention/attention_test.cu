@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "attention/kernel_table.h"
+#include "attention/general_kernels.cuh"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
@@ -550,6 +550,26 @@ TEST(HopperAttention, SpareMultiprocessors) {
       expect_same_bits("stats", result.stats, expected.stats);
     }
   }
+}
+
+// On a CPU the general kernels have tiles of their own (GENERAL_ON_CPU). Here they have those of a GPU.
+template <class Policy> void check_tiles_of_a_gpu(Kind kind, PowerClass power) {
+  if constexpr (on_cpu) {
+    if (!attention_is_built(kind)) return;
+    family = Kernels::general;
+    Launchers<float>& launchers = kernels_of(kind, power).general_float;
+    const Launchers<float> usual = launchers;
+    launchers.forward = general_forward<float, Policy, Shaped, false>;
+    launchers.evaluate = general_forward<float, typename Policy::Evaluation, Shaped, false>;
+    launchers.backward = general_backward<float, Policy, Shaped, false>;
+    for (int D : {20, 64, 200})
+      for (int T : {1, 70, 257}) check_random<float>(settings_of(kind, T), {1, T, 2, D});
+    launchers = usual;
+  }
+}
+TEST(GeneralAttention, TilesOfAGpu) {
+  check_tiles_of_a_gpu<Softmax<FullMaths>>(Kind::softmax, PowerClass::usual);
+  check_tiles_of_a_gpu<Lssar<FullMaths, WholePower>>(Kind::lssar, PowerClass::whole);
 }
 
 // Later tokens change no bit of the output.

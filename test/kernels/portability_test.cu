@@ -13,6 +13,41 @@
 
 namespace {
 
+// ---- products of registers ----------------------------------------------------------------------------------------
+
+template <int R, int E>
+__global__ void products_kernel(float* sums, int count, const float* one, int stride, int step, const float* many,
+                                int many_step) {
+  float a[R][E];
+  for (int i = 0; i < R * E; i++) a[i / E][i % E] = float(i);
+  add_products(a, count, one, stride, step, many, many_step);
+  for (int i = 0; i < R * E; i++) sums[i] = a[i / E][i % E];
+}
+
+// Small whole numbers: every sum is exact. What lies beside the numbers to be read is NaN.
+template <int R, int E> void check_products(int count, int stride, int step, int many_step) {
+  float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> one((R - 1) * stride + count * step + 1, nan), many(count * many_step + E, nan), expected(R * E);
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < count; n++) one[r * stride + n * step] = float((3 * r + 5 * n) % 11 - 5);
+  for (int n = 0; n < count; n++)
+    for (int e = 0; e < E; e++) many[n * many_step + e] = float((7 * n + 2 * e) % 13 - 6);
+  for (int i = 0; i < R * E; i++) {
+    expected[i] = float(i);
+    for (int n = 0; n < count; n++) expected[i] += one[i / E * stride + n * step] * many[n * many_step + i % E];
+  }
+  DeviceArray<float> sums(R * E), d_one(one), d_many(many);
+  LAUNCH((products_kernel<R, E>), dim3(1), dim3(1), 0, nullptr, sums, count, d_one, stride, step, d_many, many_step);
+  EXPECT_EQ(sums.download(), expected) << R << " " << E << " " << count;
+}
+TEST(Registers, AddProducts) {
+  check_products<1, 16>(1, 0, 1, 16);
+  check_products<3, 16>(33, 40, 1, 20);
+  check_products<8, 16>(64, 1, 68, 36);
+  check_products<16, 32>(7, 9, 1, 32);
+  check_products<2, 16>(0, 1, 1, 16);
+}
+
 // ---- conversions --------------------------------------------------------------------------------------------------
 
 template <class T> T from_bits(unsigned bits) {
