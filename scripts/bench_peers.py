@@ -2,6 +2,7 @@
 """Measures GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
 
     python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
+    python3 scripts/bench_peers.py --cpu                   the quick start's steps beside PyTorch's, on this machine's CPU
     python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
 Needs a GPU and PyTorch. Whole steps: torch.compile, bf16 autocast, fused AdamW, steps of 524288 tokens, 64 sequences of
@@ -14,6 +15,10 @@ line that says so.
 
 Our figures are those of bench_step and bench_attention: --ours names a folder with the two programs, which run first
 (the default where they are built), or a file that `make bench` wrote. Results go to bench/results/peers_gpu.json.
+
+--cpu: ./train ($TRAIN if set) and PyTorch train the model of configs/quickstart.json in float32 in turns, five times forty steps
+each, on all cores that this process may use; ours includes reading the data. Ratios are those within a turn. Results go
+to bench/results/peers_cpu.json.
 """
 import argparse
 import contextlib
@@ -47,10 +52,12 @@ except ImportError as error:
   stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
 import formula
+import metrics
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
                           "attention_channels")
+QUICK = Size("configs/quickstart.json", 4, 4, 128, 128, 256, 16, 2048, (), (), 0, 0)
 GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
 TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
 LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
@@ -188,20 +195,20 @@ class Gpt(nn.Module):
 class Machine:
   """Where it runs, how that is timed, and until when."""
 
-  def __init__(self, tiny):
-    self.tiny, self.end = tiny, None
-    self.device, self.dtype = ("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)
-    self.name = "CPU" if tiny else torch.cuda.get_device_name()
-    self.flush = torch.empty(2**10 if tiny else 2**30, dtype=torch.uint8, device=self.device)
+  def __init__(self, tiny, cpu):
+    self.tiny, self.cpu, self.end = tiny, tiny or cpu, None
+    self.device, self.dtype = ("cpu", torch.float32) if self.cpu else ("cuda", torch.bfloat16)
+    self.name = "CPU" if tiny else bench_table.processor() if cpu else torch.cuda.get_device_name()
+    self.flush = torch.empty(2**10 if self.cpu else 2**30, dtype=torch.uint8, device=self.device)
 
   def autocast(self):
-    return contextlib.nullcontext() if self.tiny else torch.autocast("cuda", torch.bfloat16)
+    return contextlib.nullcontext() if self.cpu else torch.autocast("cuda", torch.bfloat16)
 
   def compile(self, what):
     return torch.compile(what, dynamic=False, backend="aot_eager" if self.tiny else "inductor")
 
   def wait(self):
-    if not self.tiny:
+    if not self.cpu:
       torch.cuda.synchronize()
 
   def seconds(self, run):
@@ -210,7 +217,7 @@ class Machine:
     times = []
     while len(times) < 5 or (len(times) < 101 and sum(times) < 0.2):
       self.flush.fill_(len(times))
-      if self.tiny:
+      if self.cpu:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
@@ -226,7 +233,7 @@ class Machine:
   def free(self):
     gc.collect()
     torch._dynamo.reset()
-    if not self.tiny:
+    if not self.cpu:
       torch.cuda.empty_cache()
       torch.cuda.reset_peak_memory_stats()
 
@@ -254,8 +261,8 @@ class Machine:
       self.free()
 
 
-def train(machine, peer, size, micro):
-  """Tokens per second of optimizer steps: the median of up to 5."""
+def stepper(machine, peer, size, micro):
+  """A function that makes an optimizer step of so many micro steps, after its first two."""
   torch.manual_seed(1)
   model = Gpt(size, peer.attend, machine.dtype).to(machine.device)
   parameters = list(model.parameters())
@@ -274,9 +281,14 @@ def train(machine, peer, size, micro):
     adamw.zero_grad(set_to_none=True)
     machine.wait()
 
+  step(1), step(2)
+  return step
+
+
+def train(machine, peer, size, micro):
+  """Tokens per second of optimizer steps: the median of up to 5."""
   with machine.settings(peer):
-    step(1), step(2)
-    times = []
+    step, times = stepper(machine, peer, size, micro), []
     while len(times) < 2 or (len(times) < 5 and sum(times) < 15):
       start = time.perf_counter()
       step(size.tokens // (micro * size.context))
@@ -285,6 +297,36 @@ def train(machine, peer, size, micro):
   rates = sorted(size.tokens / t for t in times)
   return {"tokens_per_s": statistics.median(rates), "least": rates[0], "most": rates[-1], "micro": micro,
           "memory_bytes": memory}
+
+
+def our_steps(count):
+  """The commit of ./train, and the milliseconds of each of its steps of the quick start."""
+  with tempfile.TemporaryDirectory(dir="runs") as folder:
+    settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0, "log.every": count}
+    flags = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
+    subprocess.run([os.environ.get("TRAIN", "./train"), QUICK.name, "--overwrite", *flags], check=True, stdout=subprocess.DEVNULL)
+    run = metrics.Run(folder)
+    return run.start["commit"], [line["ms"] for line in run.lines if line["type"] == "train"]
+
+
+def in_turns(machine, size, turns=5, count=40):
+  """Rows of the medians of a step in ms by turn, ours first."""
+  os.makedirs("runs", exist_ok=True)
+  eager = Peer("eager", "softmax", fused, None, compiled=False)
+  steps = {peer.name: stepper(machine, peer, size, size.micro) for peer in (eager, eager._replace(name="torch.compile", compiled=True))}
+  rows = {"plusgpt": [], **{name: [] for name in steps}}
+  for turn in range(turns):
+    commit, times = our_steps(count)
+    rows["plusgpt"].append(statistics.median(times))
+    for name, step in steps.items():
+      times = []
+      for _ in range(count):
+        start = time.perf_counter()
+        step(1)
+        times.append(1e3 * (time.perf_counter() - start))
+      rows[name].append(statistics.median(times))
+    print(f"turn {turn + 1} of {turns}: " + ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows.items()), file=sys.stderr, flush=True)
+  return commit, rows
 
 
 def whole_step(machine, peer, size):
@@ -350,16 +392,27 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--ours", help="folder of bench_step and bench_attention, or what make bench wrote",
                       default="build/cuda" if built else os.path.join(results, "gpu.json"))
-  parser.add_argument("--out", default=os.path.normpath(os.path.join(results, "peers_gpu.json")))
+  parser.add_argument("--out", help="[bench/results/peers_gpu.json, with --cpu peers_cpu.json]")
   parser.add_argument("--minutes", type=float, default=8, help="start no measurement of PyTorch after this time [8]")
   parser.add_argument("--only", default="", help="only peers whose name contains this")
-  parser.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")
+  where = parser.add_mutually_exclusive_group()
+  where.add_argument("--cpu", action="store_true", help="the quick start's steps, on the CPU")
+  where.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")
   arguments = parser.parse_args()
-  if not arguments.tiny and not torch.cuda.is_available():
-    stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --tiny tries the script on the CPU")
+  if not (arguments.tiny or arguments.cpu or torch.cuda.is_available()):
+    stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --cpu compares on the CPU, --tiny tries the script there")
+  arguments.out = arguments.out or os.path.normpath(os.path.join(results, "peers_cpu.json" if arguments.cpu else "peers_gpu.json"))
+  machine, size = Machine(arguments.tiny, arguments.cpu), TINY if arguments.tiny else GPT2
   if arguments.tiny:
     torch.set_num_threads(1)  # there is nothing to share
-  machine, size = Machine(arguments.tiny), TINY if arguments.tiny else GPT2
+  if arguments.cpu:
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    commit, rows = in_turns(machine, QUICK)
+    result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name, "threads": torch.get_num_threads(),
+              "torch": torch.__version__, "model": QUICK.name, "commit": commit, "step_ms": rows}
+    bench_table.write(arguments.out, result)
+    print(bench_table.cpu_peers(result), f"\n\nwritten to {arguments.out}")
+    return
   result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
             "driver": "" if arguments.tiny else bench_table.driver(), "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(), "model": size.name,

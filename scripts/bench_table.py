@@ -8,11 +8,13 @@
     python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of README.md
-    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
+    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu; peers_cpu.json: that
+                                                                           of bench/README.md
 """
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 
@@ -211,6 +213,19 @@ def peers(result):
   return "\n".join(lines)
 
 
+def cpu_peers(result):
+  """The quick start's step in turns with PyTorch's, which bench_peers.py --cpu measured."""
+  rows = result["step_ms"]
+  lines = [f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; {result['model']}, float32; the "
+           f"median of {len(rows['plusgpt'])} turns (least to most).", "",
+           "| | ms a step | PyTorch's time / ours |", "|---|---|---|"]
+  for name, times in rows.items():
+    ratios = sorted(other / mine for other, mine in zip(times, rows["plusgpt"]))
+    ratio = "" if name == "plusgpt" else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    lines.append(f"| {name if name == 'plusgpt' else 'PyTorch, ' + name} | {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f}) | {ratio} |")
+  return "\n".join(lines)
+
+
 def main():
   arguments = sys.argv[1:]
   if not arguments or arguments[0] in ("-h", "--help"):
@@ -239,7 +254,7 @@ def main():
   for path in arguments:
     result, name = read(path), os.path.splitext(os.path.basename(path))[0]
     if name.startswith("peers"):
-      readme_tables.replace_block(name, peers(result))
+      readme_tables.replace_block(name, (cpu_peers if "step_ms" in result else peers)(result))
     else:
       readme_tables.replace_block("speed_" + name, speed(result))
 

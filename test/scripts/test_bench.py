@@ -156,6 +156,17 @@ class Tables(ScriptTest):
     self.assertIn("| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |", text)
     self.assertIn("| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |", text)
 
+  def test_peers_in_turns(self):
+    self.write("README.md", "<!-- table:peers_cpu -->\n<!-- /table -->\n")
+    result = {"device": "A CPU", "threads": 2, "torch": "2.9", "commit": "abc", "model": "a model",
+              "step_ms": {"plusgpt": [50, 40, 60], "eager": [100, 60, 150]}}  # ratios 2, 1.5, 2.5
+    self.table(self.write("peers_cpu.json", json.dumps(result)))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      text = file.read()
+    self.assertIn("the median of 3 turns", text)
+    self.assertIn("| plusgpt | 50.0 (40.0 to 60.0) |  |", text)
+    self.assertIn("| PyTorch, eager | 100.0 (60.0 to 150.0) | 2.00 (1.50 to 2.50) |", text)
+
 
 class Floors(ScriptTest):
   """bench/floors.py, and what the documents quote of it."""
