@@ -473,6 +473,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #define GENERAL_WIDTHS 32, 64, 128
 #endif
 
+// f.operator()<WIDTH>() with the width for heads of D channels.
+template <bool CPU, class F> void with_general_width(int D, F f) {
+  [&]<int... WIDTHS>(std::integer_sequence<int, WIDTHS...>) { with_width<general_width(WIDTHS, CPU)...>(D, f); }
+  (std::integer_sequence<int, GENERAL_WIDTHS>());
+}
+
 template <class Tile> dim3 grid_of(const Shape& s, int B) {
   return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
 }
@@ -482,7 +488,7 @@ template <class Tile> dim3 grid_of(const Shape& s, int B) {
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_forward(const ForwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
   int B = c.shape.B;
-  with_width<GENERAL_WIDTHS>(c.shape.D, [&]<int WIDTH>() {
+  with_general_width<CPU>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
@@ -495,7 +501,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
   prepare_backward_rows<T, Policy, Mask>(c, shape);
-  with_width<GENERAL_WIDTHS>(c.shape.D, [&]<int WIDTH>() {
+  with_general_width<CPU>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
@@ -506,11 +512,10 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   });
 }
 
-// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair. A CPU has one width: larger heads
-// come in chunks, the figures are the same, and the kinds compile in five sixths of the time.
+// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
 template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.qkv});
-  with_width<on_cpu ? 64 : 32, 64, on_cpu ? 64 : 128>(c.shape.D, [&]<int WIDTH>() {
+  with_general_width<on_cpu>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
     int count = row_figures(c.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +

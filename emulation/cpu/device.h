@@ -49,8 +49,8 @@ template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_ca
 
 // In vector registers: g++ does not keep an array of sums there by itself, unless it is small.
 template <int R, int E>
-inline void add_products(float (&a)[R][E], int count, const float* one, int stride, int step, const float* many,
-                         int many_step) {
+CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one, int stride, int step,
+                                  const float* many, int many_step) {
 #ifdef __AVX512F__
   constexpr int LANES = 16;
 #elif defined(__AVX__)
