@@ -2,7 +2,8 @@
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
-    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over seeds
+    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over
+                                                                               seeds; passkey: the same
     python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what sweep.py --results wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
@@ -37,6 +38,11 @@ def replace_block(name, content):
   stop(f"no block <!-- table:{name} --> ... <!-- /table --> in {', '.join(PAGES)}")
 
 
+def made_by(runs):
+  values = [", ".join(sorted({str(run.start.get(key)) for run in runs})) for key in ("commit", "device")]
+  return f"{', '.join(sorted({str(run.step()) for run in runs}))} steps, commit {values[0]}, {values[1]}."
+
+
 def main():
   if len(sys.argv) < 3:
     print(__doc__)
@@ -50,8 +56,8 @@ def main():
     differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
     content = "\n\n".join(filter(None, (sweep.table(result), differences, sweep.note(result))))
   else:
-    table = plot.table if name == "quickstart" else report.answers
-    content = table([metrics.Run(folder) for folder in sources])
+    runs = [metrics.Run(folder) for folder in sources]
+    content = plot.table(runs) if name == "quickstart" else report.answers(runs) + "\n\n" + made_by(runs)
   replace_block(name, content)
 
 
