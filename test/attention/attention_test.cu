@@ -559,9 +559,9 @@ template <class Policy> void check_tiles_of_a_gpu(Kind kind, PowerClass power) {
     family = Kernels::general;
     Launchers<float>& launchers = kernels_of(kind, power).general_float;
     const Launchers<float> usual = launchers;
-    launchers.forward = general_forward<float, Policy, Shaped, false>;
-    launchers.evaluate = general_forward<float, typename Policy::Evaluation, Shaped, false>;
-    launchers.backward = general_backward<float, Policy, Shaped, false>;
+    launchers = {general_forward<float, Policy, Shaped, false>,
+                 general_forward<float, typename Policy::Evaluation, Shaped, false>,
+                 general_backward<float, Policy, Shaped, false>};
     for (int D : {20, 64, 200})
       for (int T : {1, 70, 257}) check_random<float>(settings_of(kind, T), {1, T, 2, D});
     launchers = usual;
@@ -624,36 +624,4 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
     }
     set_cpu_order(CpuOrder::forward);
   }
-}
-
-TEST(AttentionMemory, IsLinearInTheLength) {
-  AttentionSetup s;
-  EXPECT_EQ(attention_statistics(s, 64), 1);
-  size_t row = attention_backward_workspace({1, 1, 1, 1});
-  EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
-  EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
-}
-
-// ---- dispatch
-
-template <class F> static std::string error_text(F f) {
-  try {
-    f();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no UserError";
-}
-
-TEST(AttentionDispatch, NamesAndErrors) {
-  for (const char* name : kind_names) EXPECT_STREQ(kind_names[int(from_name<Kind>("KIND", kind_names, name))], name);
-  EXPECT_NE(error_text([] {
-              from_name<Kind>("KIND", kind_names, "lsar");
-            }).find("KIND = \"lsar\" is unknown; choose one of softmax, lssa"),
-            std::string::npos);
-  EXPECT_NE(error_text([] { attention_check({}, 513, true); }).find("model.head_dim = 513"), std::string::npos);
-  EXPECT_NE(error_text([] {
-              attention_check({.kind = Kind(std::size(kind_names))}, 64, true);
-            }).find("has no kernels in this build"),
-            std::string::npos);
 }

@@ -1,0 +1,34 @@
+// What attention needs beside its kernels: the memory it asks for, names, errors.
+#include <gtest/gtest.h>
+
+#include "attention/attention.h"
+
+TEST(AttentionMemory, IsLinearInTheLength) {
+  AttentionSetup s;
+  EXPECT_EQ(attention_statistics(s, 64), 1);
+  size_t row = attention_backward_workspace({1, 1, 1, 1});
+  EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
+  EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
+}
+
+template <class F> static std::string error_text(F f) {
+  try {
+    f();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no UserError";
+}
+
+TEST(AttentionDispatch, NamesAndErrors) {
+  for (const char* name : kind_names) EXPECT_STREQ(kind_names[int(from_name<Kind>("KIND", kind_names, name))], name);
+  EXPECT_NE(error_text([] {
+              from_name<Kind>("KIND", kind_names, "lsar");
+            }).find("KIND = \"lsar\" is unknown; choose one of softmax, lssa"),
+            std::string::npos);
+  EXPECT_NE(error_text([] { attention_check({}, 513, true); }).find("model.head_dim = 513"), std::string::npos);
+  EXPECT_NE(error_text([] {
+              attention_check({.kind = Kind(std::size(kind_names))}, 64, true);
+            }).find("has no kernels in this build"),
+            std::string::npos);
+}
