@@ -80,11 +80,21 @@ def newest(run, kind, keys):
   return {tuple(str(line.get(key)) for key in keys): line for line in lines if line["step"] == step}
 
 
+def without_seed(run, text):
+  """The text with * for the run's seed, where that stands as a number of its own."""
+  return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % run.config.get("seed"), "*", text)
+
+
+def settings(run):
+  config = metrics.flat(run.config)
+  return {**config, "init": without_seed(run, str(config.get("init", "")))}
+
+
 def by_seed(runs):
-  """Lists of runs that differ in the seed and in nothing else that matters."""
+  """Lists of runs that differ in the seed, also of the run that they began with, and in nothing else that matters."""
   groups = []
   for run in runs:
-    rest = {key: value for key, value in metrics.flat(run.config).items() if not key.startswith(UNIMPORTANT)}
+    rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
     same = [group for known, group in groups if known == rest and run.config.get("seed") not in {other.config.get("seed") for other in group}]
     if same:
       same[0].append(run)
@@ -96,7 +106,7 @@ def by_seed(runs):
 def group_label(runs):
   if len(runs) == 1:
     return runs[0].label
-  names = {re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % run.config.get("seed"), "*", run.label) for run in runs}
+  names = {without_seed(run, run.label) for run in runs}
   return f"{names.pop() if len(names) == 1 else runs[0].label} ({len(runs)} seeds)"
 
 
@@ -154,8 +164,9 @@ def answers(runs):
 
 def unfair(runs):
   """What sets the runs apart beside attention and seed, as sentences."""
-  configs = {run: metrics.flat(run.config) for run in runs}
-  keys = [key for key in metrics.differing(runs) if not key.startswith(FAIR)]
+  configs = {run: settings(run) for run in runs}
+  keys = [key for key in metrics.differing(runs)
+          if not key.startswith(FAIR) and len({str(config.get(key)) for config in configs.values()}) > 1]
   result = ["The runs differ in more than attention and seed: %s." % ", ".join(
       f"{key} ({', '.join(sorted({str(config.get(key, '-')) for config in configs.values()})[:6])})" for key in keys)] if keys else []
   for title, values in (("Parameters", {metrics.finite(run.start.get("parameters")) for run in runs} - {None}),

@@ -143,6 +143,16 @@ class Report(ScriptTest):
     self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "2", "+0.500 ± 0.000", "+0.500 ± 0.000"])
     self.assertEqual(self.warnings(), [])
 
+  def test_seeds_that_began_with_runs_of_their_own(self):
+    names = [self.make_run(f"probe_{seed}", lines(1 + seed / 10, [("init", f"runs/orbits_{seed}/step_00000010")], seed=seed))
+             for seed in (1, 2)]
+    self.report(*names)
+    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()}, {"probe_* (2 seeds)": "1.400 ± 0.071"})
+    self.assertEqual(self.warnings(), [])
+    names.append(self.make_run("other_3", lines(1, [("init", "runs/others_3/step_00000010")], seed=3)))
+    self.report(*names)
+    self.assertTrue(any("init" in warning for warning in self.warnings()), self.warnings())
+
   def test_paired_windows(self):
     self.make_run("a", lines())
     other = lines()
