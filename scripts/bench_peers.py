@@ -57,7 +57,7 @@ import metrics
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
                           "attention_channels")
-QUICK = Size("configs/quickstart.json", 4, 4, 128, 128, 256, 16, 2048, (), (), 0, 0)
+QUICK_START = "configs/quickstart.json"
 GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
 TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
 LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
@@ -262,7 +262,7 @@ class Machine:
 
 
 def stepper(machine, peer, size, micro):
-  """A function that makes an optimizer step of so many micro steps, after its first two."""
+  """Makes a model and two steps, and returns the function that makes an optimizer step of `micro_steps` micro steps."""
   torch.manual_seed(1)
   model = Gpt(size, peer.attend, machine.dtype).to(machine.device)
   parameters = list(model.parameters())
@@ -299,18 +299,27 @@ def train(machine, peer, size, micro):
           "memory_bytes": memory}
 
 
+def quick_start():
+  with open(QUICK_START, encoding="utf-8") as file:
+    config = json.load(file)
+  model, batch = config["model"], config["batch"]
+  return Size(QUICK_START, model["layers"], model["heads"], model["channels"], model["context"], model["vocab"], batch["micro"],
+              batch["tokens"], (), (), 0, 0)
+
+
 def our_steps(count):
   """The commit of ./train, and the milliseconds of each of its steps of the quick start."""
   with tempfile.TemporaryDirectory(dir="runs") as folder:
     settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0, "log.every": count}
     flags = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
-    subprocess.run([os.environ.get("TRAIN", "./train"), QUICK.name, "--overwrite", *flags], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([os.environ.get("TRAIN", "./train"), QUICK_START, "--overwrite", *flags], check=True, stdout=subprocess.DEVNULL)
     run = metrics.Run(folder)
     return run.start["commit"], [line["ms"] for line in run.lines if line["type"] == "train"]
 
 
-def in_turns(machine, size, turns=5, count=40):
-  """Rows of the medians of a step in ms by turn, ours first."""
+def in_turns(machine, turns=5, count=40):
+  """Our commit, and {name: medians of a step in ms by turn}, ours first."""
+  size = quick_start()
   os.makedirs("runs", exist_ok=True)
   eager = Peer("eager", "softmax", fused, None, compiled=False)
   steps = {peer.name: stepper(machine, peer, size, size.micro) for peer in (eager, eager._replace(name="torch.compile", compiled=True))}
@@ -322,7 +331,7 @@ def in_turns(machine, size, turns=5, count=40):
       times = []
       for _ in range(count):
         start = time.perf_counter()
-        step(1)
+        step(size.tokens // (size.micro * size.context))
         times.append(1e3 * (time.perf_counter() - start))
       rows[name].append(statistics.median(times))
     print(f"turn {turn + 1} of {turns}: " + ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows.items()), file=sys.stderr, flush=True)
@@ -407,9 +416,9 @@ def main():
     torch.set_num_threads(1)  # there is nothing to share
   if arguments.cpu:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    commit, rows = in_turns(machine, QUICK)
+    commit, rows = in_turns(machine)
     result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name, "threads": torch.get_num_threads(),
-              "torch": torch.__version__, "model": QUICK.name, "commit": commit, "step_ms": rows}
+              "torch": torch.__version__, "model": QUICK_START, "commit": commit, "step_ms": rows}
     bench_table.write(arguments.out, result)
     print(bench_table.cpu_peers(result), f"\n\nwritten to {arguments.out}")
     return

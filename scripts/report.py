@@ -86,6 +86,7 @@ def without_seed(run, text):
 
 
 def settings(run):
+  """{key: value}, with the run's seed taken out of init."""
   config = metrics.flat(run.config)
   return {**config, "init": without_seed(run, str(config.get("init", "")))}
 
