@@ -14,7 +14,7 @@ import time
 import unittest
 
 from support.runs import AGAIN, FILES, LARGE, Runs
-from support.workspace import CONFIG, CRASH, TEXT, TRAIN, merged, shard
+from support.workspace import CONFIG, CRASH, TEXT, TRAIN, default_signals, merged, shard
 
 
 class Interrupted(Runs):
@@ -266,7 +266,7 @@ class Signals(Runs):
         script = f'for name in tiny other; do "{TRAIN}" loop.json --set name=$name {reader}; done'
         process = subprocess.Popen(["bash", "-c", script], cwd=self.folder, start_new_session=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                                   preexec_fn=default_signals)
         self.wait_for(process, lambda: len(self.lines()) > 2)
         os.killpg(process.pid, signal.SIGINT)
         try:
@@ -280,10 +280,8 @@ class Signals(Runs):
           self.assertEqual((process.returncode, errors), (-signal.SIGINT, ""))
 
   def test_nohup(self):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    self.addCleanup(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     for flags in ((), ("--gpus", "2")):
-      process = self.start(*flags, name=f"run{len(flags)}")
+      process = self.start(*flags, before=["nohup"], name=f"run{len(flags)}")
       self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 5)
       process.send_signal(signal.SIGHUP)
       self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 50)

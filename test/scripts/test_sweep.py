@@ -8,6 +8,7 @@ import time
 import unittest
 
 from support.scripts import SCRIPTS, ScriptTest
+from support.workspace import default_signals
 from scripts.test_plot import drawing_python
 
 import metrics  # from SCRIPTS
@@ -259,7 +260,7 @@ class Series(ScriptTest):
   def start_waiting(self, what="wait", until="waiting"):
     process = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "s.json"], cwd=self.dir, text=True,
                                env={**os.environ, "TRAIN": "./train", "b1": what}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+                               preexec_fn=default_signals)
     while process.poll() is None and not os.path.exists(self.path(until)):
       time.sleep(0.01)
     return process

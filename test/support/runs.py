@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 
-from support.workspace import CONFIG, CRASH, TRAIN, Workspace, merged
+from support.workspace import CONFIG, CRASH, TRAIN, Workspace, default_signals, merged
 
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
 # 13 MB a checkpoint: long enough under way to be met there.
@@ -41,14 +41,14 @@ class Runs(Workspace):
     self.assertEqual(before, self.run_digests())
     return done
 
-  def start(self, *flags, **changes):
+  def start(self, *flags, before=(), **changes):
     """./train in the background, with a configuration of its own: it reads it when it wants."""
     changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
     self.started += 1
     config = f"config{self.started}.json"
     self.write(config, json.dumps(merged(CONFIG, changes)))
-    process = subprocess.Popen([TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    process = subprocess.Popen([*before, TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, preexec_fn=default_signals)
     self.addCleanup(lambda: (process.kill(), process.communicate()))
     return process
 

@@ -2,23 +2,22 @@
 import array
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from support.workspace import ROOT
+from support.workspace import ROOT, default_signals
 
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)  # for tests that import one
 
 
 def start(script, *args, **options):
-  """A script that will get signals; SIGINT is ignored in what a shell started in the background, and would stay so."""
+  """A script that will get signals."""
   return subprocess.Popen([sys.executable, os.path.join(SCRIPTS, script)] + list(args), bufsize=0,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
+                          preexec_fn=default_signals, **options)
 
 
 class ScriptTest(unittest.TestCase):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -29,6 +30,12 @@ CONFIG = {
     "threads": 1,
 }
 TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
+
+
+def default_signals():
+  """For preexec_fn. SIGINT is ignored in what a shell started in the background, SIGHUP under nohup, and would stay so."""
+  for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 
 def shard(tokens, magic=20240520, version=1, count=None):
