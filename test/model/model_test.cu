@@ -91,24 +91,30 @@ template <class T> class GradientPool {
 };
 
 TEST(Model, GradientsMatchReference) {
+  GradientPool<float> fp32("fp32");
+  GradientPool<bf16> half("bf16");
   for (const std::string& position : positions()) {
-    GradientPool<float>("fp32").add({"model.position=" + position}, position);
-    GradientPool<bf16>("bf16").add({"model.position=" + position}, position);
+    fp32.add({"model.position=" + position}, position);
+    half.add({"model.position=" + position}, position);
   }
 }
 
 TEST(Model, GradientsWithLabelsMatchReference) {
+  GradientPool<float> fp32("fp32");
+  GradientPool<bf16> half("bf16");
   for (std::string micro : {"4", "2"}) {
-    GradientPool<float>("fp32").add({"data.labels=x", "batch.micro=" + micro}, "labels");
-    GradientPool<bf16>("bf16").add({"data.labels=x", "batch.micro=" + micro}, "labels");
+    fp32.add({"data.labels=x", "batch.micro=" + micro}, "labels");
+    half.add({"data.labels=x", "batch.micro=" + micro}, "labels");
   }
 }
 
 TEST(Model, GradientsOfTheRegressionHeadMatchReference) {
+  GradientPool<float> fp32("fp32");
+  GradientPool<bf16> half("bf16");
   for (std::string outputs : {"1", "2", "7"}) {
     std::vector<std::string> sets = {"data.labels=x", "batch.micro=2", "model.head.outputs=" + outputs};
-    GradientPool<float>("fp32").add(sets, "head " + outputs);
-    GradientPool<bf16>("bf16").add(sets, "head " + outputs);
+    fp32.add(sets, "head " + outputs);
+    half.add(sets, "head " + outputs);
   }
 }
 
@@ -376,11 +382,12 @@ TEST(Settings, GatesMatchTheReference) {
 
 // The kinds and scales without learned parameters, and the norms, in the whole model.
 TEST(Settings, VariantsMatchTheReference) {
+  GradientPool<float> fp32("fp32");
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (Kind(kind) != Kind::lssar && attention_is_built(Kind(kind)))
-      GradientPool<float>("fp32").add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
+      fp32.add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
   for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated", "threshold"})
-    GradientPool<float>("fp32").add({"attention.variant=" + variant}, variant);
+    fp32.add({"attention.variant=" + variant}, variant);
 }
 
 // Windows, biases and patterns of layers, alone and together.
@@ -395,12 +402,14 @@ TEST(Settings, MasksMatchTheReference) {
       {"attention.variant=cable", "attention.window=5"},
       {"attention.variant=softplus_gated", "attention.bias=fox"},
       {"attention.variant=sigmoid_gated", "attention.bias=cable", "attention.gate.granularity=headwise"}};
+  GradientPool<float> fp32("fp32");
+  GradientPool<bf16> half("bf16");
   for (const auto& sets : cases) {
     std::string what;
     for (const std::string& set : sets) what += set + " ";
     bool refused = !on_cpu && what.find("model.rope_fraction") == std::string::npos;  // attention/dispatch.cu
-    if (!refused) GradientPool<float>("fp32").add(sets, what);
-    GradientPool<bf16>("bf16").add(sets, what);
+    if (!refused) fp32.add(sets, what);
+    half.add(sets, what);
   }
 }
 
