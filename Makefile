@@ -85,18 +85,23 @@ HOST := -std=c++20 -fno-strict-aliasing $(WARNINGS) $(DEFINES)
 ifeq ($(BACKEND),cpu)
   # emulation/cpu/ holds what stands in for the CUDA toolkit's headers (cuda_runtime.h, cuda_bf16.h, ...)
   CXX_CPU := $(CXX) $(HOST) $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation/cpu
-  # What every .cu file includes is compiled once for all of them: a fifth of the whole build's time.
-  COMMON := $(BUILD)/common.h
-  CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
-  COMPILE_CU := $(CXX_CU) -include $(COMMON) -x c++
   # what reads and writes JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the
   # layer's own files have hot loops, as kernels have
   LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
   COMPILE_CPP := $(call LESS,$(CXX_CPU))
+  # What every .cu file includes is compiled once for all of them: a fifth of the whole build's time. Functions in it are
+  # optimized as it was, whatever the file that includes it asks for: so there are two.
+  CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
+  COMMON := $(BUILD)/common.h $(BUILD)/common_less.h
+  COMPILE_CU := $(CXX_CU) -include $(BUILD)/common.h -x c++
+  COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  # no eval/: the last digits of its statistics would change. private: not for what they depend on, the list of flags
-  $(BUILD)/main.cu.o $(foreach room,ranks checkpoint training,$(BUILD)/$(room)/%.cu.o): \
-    private COMPILE_CU := $(call LESS,$(COMPILE_CU))
+  # So do tests, and what only they run; but not attention_test, with its long sums for reference, and eval/ under a
+  # sanitizer alone: the last digits of its statistics would change. private: not for what they depend on, the list of flags
+  LESS_SOURCES := main.cu $(foreach room,ranks checkpoint training,$(room)/%.cu) \
+    $(filter-out test/attention/attention_test.cu,$(filter test/%.cu,$(TEST_SOURCES))) \
+    $(if $(SAN),eval/%.cu,attention/instances/tensor_%.cu attention/instances/hopper_%.cu)
+  $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
 else
@@ -154,10 +159,11 @@ $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 
 $(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
-$(BUILD)/common.h: $(BUILD)/flags
+$(COMMON): $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
-$(BUILD)/common.h.gch: $(BUILD)/common.h kernels/gpu.cuh
-	$(call SAY,compile,$@)$(CXX_CU) -MMD -MP -MF $(COMMON:.h=.d) -x c++-header $(COMMON) -o $@
+$(BUILD)/common_less.h.gch: private CXX_CU := $(call LESS,$(CXX_CU))
+$(COMMON:=.gch): %.gch: % kernels/gpu.cuh
+	$(call SAY,compile,$@)$(CXX_CU) -MMD -MP -MF $(<:.h=.d) -x c++-header $< -o $@
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
@@ -181,18 +187,19 @@ tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
 	@bash test/support/run.sh $(BUILD)
 check-asan:                        ## the kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
-	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-asan
+	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) $(ONE_WIDTH) sanitizer-tests && bash test/support/run.sh build/cpu-asan
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
-# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; one or two of the
-# attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own
-# (HOST_CODE); and, under ThreadSanitizer, the kernels' tests but for the ranks', the layer's, the loader's, the gate's,
-# Hopper's and the planted races, none of which needs a second kind.
+# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; all but one or two of
+# the attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own, and of
+# the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests but for the ranks', the
+# layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind.
 FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM="64 128")
-ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
-HOST_CODE := $(if $(FULL),,config config_errors schedule training device_info matmul_choices run_dir tile_sizes)
+ONE_WIDTH := $(if $(FULL),,HEAD_DIM=64)
+ONE_KIND := $(if $(FULL),,ATTN=softmax $(ONE_WIDTH))
+UNWATCHED := $(if $(FULL),,config config_errors schedule training device_info matmul_choices run_dir tile_sizes hopper_ways)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
-sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(HOST_CODE:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
+sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))

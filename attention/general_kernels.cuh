@@ -25,7 +25,7 @@ template <class Tile> __device__ Place place_of_block(const Shape& s, bool last_
 // and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
 // If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
-__device__ __forceinline__ void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
+__device__ CPU_OUT_OF_LINE void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
                                             const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
                                             const Place& place, bool fresh) {
   for (int n = 0; n < N; n++)
@@ -362,12 +362,50 @@ template <class Tile> struct FigurePlace {
   int held = int(threadIdx.x) % (Tile::HELD / ROWS) * ROWS, part = int(threadIdx.x) / (Tile::HELD / ROWS);
 };
 
+// sums [PARTS][count][HELD] += the figures of a tile of weights, -1 where a row does not see the key.
+template <class Tile>
+__device__ CPU_OUT_OF_LINE void add_figures(float* sums, const float* weight_tile, int i0, int j0, int count) {
+  constexpr int ROWS = FigurePlace<Tile>::ROWS, PARTS = FigurePlace<Tile>::PARTS, KEYS = FigurePlace<Tile>::KEYS;
+  FigurePlace<Tile> ours;
+  if (ours.part >= PARTS) return;
+  sums += size_t(ours.part) * count * Tile::HELD + ours.held;
+  float sum[RowFigure::REACH][ROWS];
+  for (int n = 0; n < RowFigure::REACH; n++)
+    for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
+  for (int s = ours.part * KEYS; s < (ours.part + 1) * KEYS; s++) {
+    int distance = i0 + ours.held - (j0 + s);  // of the first row
+    if (distance + ROWS <= 0) break;
+    const float* weights = weight_tile + s * Tile::HELD_STRIDE + at(ours.held);
+    float p[ROWS], first = j0 + s == 0 ? 1 : 0;
+    for (int r = 0; r < ROWS; r++) {
+      p[r] = max(weights[r], 0.0f);
+      sum[RowFigure::SUM][r] += p[r];
+      sum[RowFigure::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowFigure::P_LOG_P][r]);
+      sum[RowFigure::FIRST][r] = fmaf(first, p[r], sum[RowFigure::FIRST][r]);
+      sum[RowFigure::LARGEST][r] = max(sum[RowFigure::LARGEST][r], p[r]);
+      sum[RowFigure::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowFigure::DISTANCE][r]);
+      sum[RowFigure::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
+      sum[RowFigure::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
+    }
+    float* reach = sums + RowFigure::REACH * Tile::HELD;
+    // Rows beyond T, which are never written, have distances beyond the last bin.
+    auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowFigure::REACH - 1); };
+    int near = bin(distance), far = bin(distance + ROWS - 1);
+    if (near == far) {
+      for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
+    } else {
+      for (int r = 0; r < ROWS; r++) reach[bin(distance + r) * Tile::HELD + r] += p[r];
+    }
+  }
+  for (int n = 0; n < RowFigure::REACH; n++)
+    for (int r = 0; r < ROWS; r++) sums[n * Tile::HELD + r] = sum[n][r];
+}
+
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_diagnose_kernel(float* figures, const float* stats, const T* qkv, PolicySettings settings, Shape shape,
                               int count) {
-  constexpr int X = Tile::X, ROW_VALUES = Policy::ROW_VALUES;
-  constexpr int ROWS = FigurePlace<Tile>::ROWS, PARTS = FigurePlace<Tile>::PARTS, KEYS = FigurePlace<Tile>::KEYS;
+  constexpr int X = Tile::X, ROW_VALUES = Policy::ROW_VALUES, PARTS = FigurePlace<Tile>::PARTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* key_tile = query_tile + Tile::HELD_FLOATS;
@@ -377,7 +415,6 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Place place = {int(blockIdx.z), int(blockIdx.y), int(gridDim.x - 1 - blockIdx.x) * Tile::HELD, 0,
                  shape.chunks(Tile::CHANNELS)};
   ScorePlace<Tile> mine;
-  FigurePlace<Tile> ours;
   int i0 = place.row;
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   size_t all_rows = shape.rows(gridDim.z), first_row = (size_t(place.b) * shape.H + place.h) * shape.T;
@@ -394,7 +431,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     for (int n = 0; n < ROW_VALUES; n++) row_tile[n * Tile::HELD + r] = row[n];
   }
-  float z[1][X][E], *sums = all_sums + size_t(ours.part) * count * Tile::HELD + ours.held;
+  float z[1][X][E];
   for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
     // Scores, masked
     score_tiles<Tile>(z, query_tile, key_tile, q, i0, k, j0, place, j0 == tiles.begin);
@@ -419,38 +456,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     __syncthreads();
 
-    // Sums
-    if (ours.part >= PARTS) continue;
-    float sum[RowFigure::REACH][ROWS];
-    for (int n = 0; n < RowFigure::REACH; n++)
-      for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
-    for (int s = ours.part * KEYS; s < (ours.part + 1) * KEYS; s++) {
-      int distance = i0 + ours.held - (j0 + s);  // of the first row
-      if (distance + ROWS <= 0) break;
-      const float* weights = weight_tile + s * Tile::HELD_STRIDE + at(ours.held);
-      float p[ROWS], first = j0 + s == 0 ? 1 : 0;
-      for (int r = 0; r < ROWS; r++) {
-        p[r] = max(weights[r], 0.0f);
-        sum[RowFigure::SUM][r] += p[r];
-        sum[RowFigure::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowFigure::P_LOG_P][r]);
-        sum[RowFigure::FIRST][r] = fmaf(first, p[r], sum[RowFigure::FIRST][r]);
-        sum[RowFigure::LARGEST][r] = max(sum[RowFigure::LARGEST][r], p[r]);
-        sum[RowFigure::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowFigure::DISTANCE][r]);
-        sum[RowFigure::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
-        sum[RowFigure::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
-      }
-      float* reach = sums + RowFigure::REACH * Tile::HELD;
-      // Rows beyond T, which are never written, have distances beyond the last bin.
-      auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowFigure::REACH - 1); };
-      int near = bin(distance), far = bin(distance + ROWS - 1);
-      if (near == far) {
-        for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
-      } else {
-        for (int r = 0; r < ROWS; r++) reach[bin(distance + r) * Tile::HELD + r] += p[r];
-      }
-    }
-    for (int n = 0; n < RowFigure::REACH; n++)
-      for (int r = 0; r < ROWS; r++) sums[n * Tile::HELD + r] = sum[n][r];
+    add_figures<Tile>(all_sums, weight_tile, i0, j0, count);
   }
   __syncthreads();
 

@@ -137,7 +137,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
 
 // Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
 template <class Tile, bool KEYS, class Mask>
-__device__ __forceinline__ void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
+__device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
   constexpr int ROWS = KEYS ? Tile::STREAM : Tile::HELD, COLUMNS = KEYS ? Tile::HELD : Tile::STREAM;
   if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
   ScorePlace<Tile> mine;
