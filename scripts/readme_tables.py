@@ -4,7 +4,7 @@
     python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
     python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over
                                                                                seeds; passkey: the same
-    python3 scripts/readme_tables.py variants bench/results/variants_cpu.json  what sweep.py --results wrote
+    python3 scripts/readme_tables.py length bench/results/length_cpu.json      what sweep.py --results wrote
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.

@@ -527,7 +527,8 @@ def draw(result, axes, ticker):
   spread = "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
            title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
-  axes.legend(fontsize=8.5 if len(rows) <= 8 else 6)
+  beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(rows) > 10 else {}  # so many would cover the lines
+  axes.legend(fontsize=8.5 if len(rows) <= 8 else 6, **beside)
 
 
 def picture(result, path):

@@ -1,6 +1,7 @@
 """scripts/prepare_tasks.py: the prompts of every task, its inputs, the file, a hub on this machine.
 Standard library only."""
 import csv
+import functools
 import gzip
 import http.server
 import io
@@ -135,8 +136,8 @@ class PrepareTasks(ScriptTest):
     vocabulary, merges = tiny_vocabulary()
     self.write("encoder.json", json.dumps(vocabulary))
     self.write("vocab.bpe", merges)
-    encoded = lambda text: list(memoryview(subprocess.run([TRAIN, "--encode", self.dir], input=text.encode(), capture_output=True,
-                                                          check=True).stdout).cast("H"))
+    encoded = functools.cache(lambda text: list(memoryview(subprocess.run(
+      [TRAIN, "--encode", self.dir], input=text.encode(), capture_output=True, check=True).stdout).cast("H")))
     if b"without PCRE2" in subprocess.run([TRAIN, "--encode", self.dir], input=b"x", capture_output=True).stderr:
       self.skipTest("./train was built without PCRE2")
     rows = [{**HELLASWAG, "ctx": context, "endings": ["world", "w", " world", "  h"]} for context in ("hello", "hello ", "\n\n", "h\n")] * 300
