@@ -37,6 +37,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -378,7 +379,7 @@ def summary(sweep, members, done, failed):
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
           "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
           "mode": metrics.section(config, "eval").get("mode", "windows"),
-          "commit": first.start.get("commit"), "device": first.start.get("device"), "command": " ".join(["python3", *sys.argv]),
+          "commit": first.start.get("commit"), "device": first.start.get("device"), "command": shlex.join(["python3", *sys.argv]),
           "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
@@ -527,7 +528,8 @@ def draw(result, axes, ticker):
   spread = "standard deviation" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
            title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
-  beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(rows) > 10 else {}  # so many would cover the lines
+  # A legend of more rows would cover the lines.
+  beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(rows) > 10 else {}
   axes.legend(fontsize=8.5 if len(rows) <= 8 else 6, **beside)
 
 
