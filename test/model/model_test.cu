@@ -90,31 +90,31 @@ template <class T> class GradientPool {
   double worst_naive_ = 0, worst_kernel_ = 0;
 };
 
-TEST(Model, GradientsMatchReference) {
-  GradientPool<float> fp32("fp32");
-  GradientPool<bf16> half("bf16");
-  for (const std::string& position : positions()) {
-    fp32.add({"model.position=" + position}, position);
-    half.add({"model.position=" + position}, position);
+// One of each precision.
+struct GradientPools {
+  GradientPool<float> fp32{"fp32"};
+  GradientPool<bf16> half{"bf16"};
+  void add(const std::vector<std::string>& sets, const std::string& what) {
+    fp32.add(sets, what);
+    half.add(sets, what);
   }
+};
+
+TEST(Model, GradientsMatchReference) {
+  GradientPools pools;
+  for (const std::string& position : positions()) pools.add({"model.position=" + position}, position);
 }
 
 TEST(Model, GradientsWithLabelsMatchReference) {
-  GradientPool<float> fp32("fp32");
-  GradientPool<bf16> half("bf16");
-  for (std::string micro : {"4", "2"}) {
-    fp32.add({"data.labels=x", "batch.micro=" + micro}, "labels");
-    half.add({"data.labels=x", "batch.micro=" + micro}, "labels");
-  }
+  GradientPools pools;
+  for (std::string micro : {"4", "2"}) pools.add({"data.labels=x", "batch.micro=" + micro}, "labels");
 }
 
 TEST(Model, GradientsOfTheRegressionHeadMatchReference) {
-  GradientPool<float> fp32("fp32");
-  GradientPool<bf16> half("bf16");
+  GradientPools pools;
   for (std::string outputs : {"1", "2", "7"}) {
     std::vector<std::string> sets = {"data.labels=x", "batch.micro=2", "model.head.outputs=" + outputs};
-    fp32.add(sets, "head " + outputs);
-    half.add(sets, "head " + outputs);
+    pools.add(sets, "head " + outputs);
   }
 }
 
@@ -364,8 +364,7 @@ TEST(Settings, EveryVariantLearns) {
 
 TEST(Settings, GatesMatchTheReference) {
   for (std::string position : {"sdpa", "value", "key", "query", "output"}) {
-    GradientPool<float> fp32("fp32");
-    GradientPool<bf16> half("bf16");
+    GradientPools pools;
     for (std::string granularity : {"elementwise", "headwise"})
       for (std::string op : {"multiply", "add"})
         for (std::string bias : {"true", "false"}) {
@@ -374,8 +373,7 @@ TEST(Settings, GatesMatchTheReference) {
                                            "attention.gate.granularity=" + granularity, "attention.gate.op=" + op,
                                            "attention.gate.bias=" + bias};
           std::string what = position + " " + granularity + " " + op + " bias " + bias;
-          fp32.add(sets, what);
-          half.add(sets, what);
+          pools.add(sets, what);
         }
   }
 }
@@ -402,14 +400,13 @@ TEST(Settings, MasksMatchTheReference) {
       {"attention.variant=cable", "attention.window=5"},
       {"attention.variant=softplus_gated", "attention.bias=fox"},
       {"attention.variant=sigmoid_gated", "attention.bias=cable", "attention.gate.granularity=headwise"}};
-  GradientPool<float> fp32("fp32");
-  GradientPool<bf16> half("bf16");
+  GradientPools pools;
   for (const auto& sets : cases) {
     std::string what;
     for (const std::string& set : sets) what += set + " ";
     bool refused = !on_cpu && what.find("model.rope_fraction") == std::string::npos;  // attention/dispatch.cu
-    if (!refused) fp32.add(sets, what);
-    half.add(sets, what);
+    if (!refused) pools.fp32.add(sets, what);
+    pools.half.add(sets, what);
   }
 }
 
