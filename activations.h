@@ -29,7 +29,7 @@ template <class Real> struct LayerActivations {
   float* qk_norms;                       // [N, 2, H] or nullptr
   float* att_norms;                      // [N, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
-  float* bias;                           // [B, H, T] or nullptr
+  float2* bias;                          // [B, H, T] or nullptr
 };
 
 inline constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;

@@ -43,8 +43,9 @@ template <class T> struct AttentionLearned {
   const T* ssmax_scale = nullptr;
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
-  float* dsink = nullptr;       // +=
-  const float* bias = nullptr;  // c [B, H, T]: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
+  float* dsink = nullptr;  // +=
+  // c [B, H, T], each number the sum of two: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
+  const float2* bias = nullptr;
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out

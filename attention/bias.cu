@@ -1,6 +1,6 @@
 // The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions, one
 // after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in double,
-// so that c is off by no more than its last digit, however long the sequence is.
+// however long the sequence is.
 #include "attention/bias.cuh"
 
 #include <cmath>
@@ -33,19 +33,19 @@ template <bool BACKWARD, class F, class G> __device__ void running_sums(int T, F
 }
 
 // c_t = -slope t with slope = 2^(-8 h / H), h = 1 .. H; exact if the slopes are powers of 2 and T below 2^24.
-__global__ void alibi_kernel(float* c, int T) {
+__global__ void alibi_kernel(float2* c, int T) {
   int h = blockIdx.x, H = gridDim.x;
   c += (size_t(blockIdx.y) * H + h) * T;
   float slope = exp2f(-8.0f * float(h + 1) / float(H));
-  for (int t = threadIdx.x; t < T; t += THREADS) c[t] = -slope * float(t);
+  for (int t = threadIdx.x; t < T; t += THREADS) c[t] = as_two_floats(-double(slope) * t);
 }
 
-template <class T, Bias BIAS> __global__ void bias_forward_kernel(float* c, Matrix<const T> logits, int T_) {
+template <class T, Bias BIAS> __global__ void bias_forward_kernel(float2* c, Matrix<const T> logits, int T_) {
   int h = blockIdx.x, first = blockIdx.y * T_;
   c += (size_t(blockIdx.y) * gridDim.x + h) * T_;
   running_sums<false>(
       T_, [&](int t) { return Step<BIAS>::value(to_float(*logits.at(first + t, h))); },
-      [&](int t, double sum) { c[t] = float(sum); });
+      [&](int t, double sum) { c[t] = as_two_floats(sum); });
 }
 
 // dc_t = (sums by query - sums by key) / score_unit; c_i has the step at t if i >= t.
@@ -75,7 +75,7 @@ template <class F> void with_learned(Bias bias, F f) {
 }  // namespace
 
 template <class T>
-void bias_forward(float* c, Matrix<const T> logits, const AttentionSettings& settings, const AttentionShape& shape,
+void bias_forward(float2* c, Matrix<const T> logits, const AttentionSettings& settings, const AttentionShape& shape,
                   cudaStream_t stream) {
   if (settings.bias == Bias::none) return;
   dim3 grid(shape.H, shape.B);
@@ -98,7 +98,7 @@ void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void*
 }
 
 #define INSTANTIATE(T)                                                                                                 \
-  template void bias_forward(float*, Matrix<const T>, const AttentionSettings&, const AttentionShape&, cudaStream_t);  \
+  template void bias_forward(float2*, Matrix<const T>, const AttentionSettings&, const AttentionShape&, cudaStream_t); \
   template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionSettings&, const AttentionShape&, \
                               cudaStream_t);
 INSTANTIATE(float)

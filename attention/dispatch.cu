@@ -63,7 +63,7 @@ const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionSha
 
 // T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
 // number, so "no sink" is one whose weight vanishes beside the first score that is seen.
-PolicySettings policy_settings(const AttentionSetup& s, int T, const float* bias, ScoreGradientSums sums = {}) {
+PolicySettings policy_settings(const AttentionSetup& s, int T, const float2* bias, ScoreGradientSums sums = {}) {
   if (s.bias != Bias::none && !bias) failure("attention: the settings have a bias, but no array of it was given");
   float no_sink = shaped(s, T) ? -0x1p100f : -INFINITY;
   return {.power = float(s.power),

@@ -221,12 +221,13 @@ __device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, 
   if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
-      float held[2] = {mask.c(block_row + mine.row(0)), mask.c(block_row + mine.row(1))};
+      float origin = mask.origin(held0);
+      float held[2] = {mask.c(block_row + mine.row(0), origin), mask.c(block_row + mine.row(1), origin)};
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-          float streamed = mask.c(stream0 + mine.column(n) + c);
+          float streamed = mask.c(stream0 + mine.column(n) + c, origin);
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             float& score = z[n][2 * half + c];

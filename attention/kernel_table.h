@@ -12,7 +12,7 @@ struct PolicySettings {
   int offset_free_rows = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Shaped (masks.cuh)
-  const float* bias = nullptr;              // c [B, H, T], or nullptr
+  const float2* bias = nullptr;             // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
   float threshold = 0;
   float *dz_by_query = nullptr, *dz_by_key = nullptr;  // with a bias, in the backward pass: [B, H, T], sums of dz

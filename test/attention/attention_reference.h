@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/bias.cuh"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 
@@ -173,10 +173,10 @@ inline std::vector<int> ref_keys(const AttentionSettings& s, int i) {
   return keys;
 }
 
-// z of those keys. bias: c [B, H, T] or empty.
+// z of those keys. bias: c [B, H, T] or empty; only its differences are rounded.
 template <class P>
 Numbers<P> ref_scores(const AttentionSettings& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                      const Numbers<P>& bias, const std::vector<int>& keys, int b, int h, int i) {
+                      const Numbers<Exact>& bias, const std::vector<int>& keys, int b, int h, int i) {
   typename P::real unit = ref_unit<typename P::real>(s.kind);
   Numbers<P> z;
   for (int j : keys) {
@@ -184,7 +184,7 @@ Numbers<P> ref_scores(const AttentionSettings& s, const AttentionShape& shape, c
     for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
     z.push_back(P::round(sum) * unit);
     size_t head = (size_t(b) * shape.H + h) * shape.T;
-    if (!bias.empty()) z.back() = P::round(z.back() + (bias[head + i] - bias[head + j]));
+    if (!bias.empty()) z.back() = P::round(z.back() + typename P::real(bias[head + i] - bias[head + j]));
   }
   return z;
 }
@@ -192,7 +192,7 @@ Numbers<P> ref_scores(const AttentionSettings& s, const AttentionShape& shape, c
 // first: queries before it are left out, their outputs 0.
 template <class P>
 Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
-                         const Numbers<P>& sinks = {}, int first = 0, const Numbers<P>& bias = {}) {
+                         const Numbers<P>& sinks = {}, int first = 0, const Numbers<Exact>& bias = {}) {
   using R = typename P::real;
   Numbers<P> out(shape.out_size()), sum(shape.D);
   for (int b = 0; b < shape.B; b++)
@@ -216,7 +216,7 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
-                                  double* terms = nullptr, int first = 0, const Numbers<P>& bias = {},
+                                  double* terms = nullptr, int first = 0, const Numbers<Exact>& bias = {},
                                   Numbers<P>* dbias = nullptr) {
   using R = typename P::real;
   Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first, bias),
@@ -422,11 +422,18 @@ template <class T> std::vector<T> random_qkv(const AttentionShape& shape, unsign
   return qkv;
 }
 
-// Biases of the sizes that fox and alibi have, falling from row to row.
-inline std::vector<float> random_bias(const AttentionShape& shape, unsigned seed) {
-  auto c = random_normal<float>(shape.rows(), seed);
-  for (size_t i = 0; i < c.size(); i++) c[i] = (i % shape.T ? c[i - 1] : 0) - std::fabs(c[i]) * 0.1f;
+// Biases as fox has them far from a sequence's start, where floats are 0.004 apart: falling from row to row.
+inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed) {
+  auto steps = random_normal<float>(shape.rows(), seed);
+  Numbers<Exact> c;
+  for (size_t i = 0; i < steps.size(); i++) c.push_back((i % shape.T ? c[i - 1] : -50000) - std::fabs(steps[i]) * 0.1);
   return c;
+}
+
+inline std::vector<float2> as_two_floats(const Numbers<Exact>& c) {
+  std::vector<float2> pairs;
+  for (double value : c) pairs.push_back(as_two_floats(value));
+  return pairs;
 }
 
 // Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /

@@ -52,7 +52,7 @@ template <class T> struct Result {
 template <class T>
 Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std::vector<T>& qkv,
                         const std::vector<T>& dout, const std::vector<T>& sinks = {}, int shift = 0, int extra = 0,
-                        const std::vector<float>& bias = {}) {
+                        const Numbers<Exact>& bias = {}) {
   const T other = from_float<T>(7);
   size_t row = 3 * size_t(shape.H) * shape.D;
   s.kernels = family;
@@ -80,7 +80,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<char> workspace(attention_backward_workspace(shape));
   AttentionLearned<T> learned;
   if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
-  DeviceArray<float> c(bias);
+  DeviceArray<float2> c(as_two_floats(bias));
   if (!bias.empty()) learned.bias = c;
   attention_forward<T>(out + shift, stats, in + shift, s, shape, true, nullptr, learned);
   attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape, nullptr, learned);
@@ -112,21 +112,21 @@ template <class T> struct Comparison {
   double bias_terms = 0;
 
   void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
-           const std::vector<T>& sinks = {}, int shift = 0, const std::vector<float>& bias = {}) {
+           const std::vector<T>& sinks = {}, int shift = 0, const Numbers<Exact>& bias = {}) {
     auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift, 0, bias);
     auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
     auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
     Numbers<Exact> dsink(sinks.size(), 0.5);
     Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
-    auto c = widen<Exact>(bias), dc = Numbers<Exact>(bias.size(), 0.0);
-    auto nc = widen<Naive<T>>(bias), ndc = Numbers<Naive<T>>(bias.size(), 0.0f);
+    Numbers<Exact> dc(bias.size(), 0.0);
+    Numbers<Naive<T>> ndc(bias.size(), 0.0f);
     double terms[4] = {};
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(values[0].kernel, result.out);
-    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink, 0, c));
-    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink, 0, nc));
-    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms, 0, c, &dc);
-    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink, nullptr, 0, nc, &ndc);
+    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink, 0, bias));
+    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink, 0, bias));
+    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms, 0, bias, &dc);
+    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink, nullptr, 0, bias, &ndc);
     for (int part = 0; part < 3; part++) {
       append(values[1 + part].kernel, part_of(shape, result.dqkv, part));
       append(values[1 + part].exact, part_of(shape, exact, part));
@@ -264,7 +264,7 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       s.bias = n % 2 ? Bias::fox : Bias::none;
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
-      auto bias = n % 2 ? random_bias(shape, 80 + n) : std::vector<float>();
+      auto bias = n % 2 ? random_bias(shape, 80 + n) : Numbers<Exact>();
       Comparison<T> comparison;
       if (general_on_gpu()) {
         EXPECT_ANY_THROW(comparison.add(s, shape, qkv, dout, {}, 0, bias));
@@ -286,7 +286,7 @@ TYPED_TEST(AttentionTest, MasksThatHideNothing) {
     for (int choice = 0; choice < 3; choice++) {
       AttentionSetup s{{.kind = kind, .window = choice == 1 ? 0 : 150}};
       if (choice > 0) s.bias = Bias::fox;
-      auto result = run_attention<T>(s, shape, qkv, dout, {}, 0, 0, std::vector<float>(choice ? shape.rows() : 0));
+      auto result = run_attention<T>(s, shape, qkv, dout, {}, 0, 0, Numbers<Exact>(choice ? shape.rows() : 0));
       expect_same_bits(describe(s, shape) + " out", result.out, expected.out);
       expect_same_bits(describe(s, shape) + " dqkv", result.dqkv, expected.dqkv);
     }

@@ -20,10 +20,10 @@ template <class T> struct Diagnosed {
     return figures[figure * shape.rows() + (size_t(b) * shape.H + h) * shape.T + i];
   }
   Diagnosed(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
-            const std::vector<T>& sinks = {}, const std::vector<float>& bias = {})
+            const std::vector<T>& sinks = {}, const Numbers<Exact>& bias = {})
       : shape(shape) {
     DeviceArray<T> in(qkv), out(shape.out_size()), sink(sinks);
-    DeviceArray<float> c(bias);
+    DeviceArray<float2> c(as_two_floats(bias));
     DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
         rows(row_figures(shape.T) * shape.rows());
     AttentionLearned<T> learned;
@@ -93,17 +93,16 @@ template <class T> struct Check {
     s.context = shape.T;
     auto qkv = random_qkv<T>(shape, seed), sinks = random_normal<T>(s.sink == Sink::learned ? shape.H : 0, seed + 100);
     if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
-    auto bias = s.bias == Bias::none ? std::vector<float>() : random_bias(shape, seed + 200);
+    auto bias = s.bias == Bias::none ? Numbers<Exact>() : random_bias(shape, seed + 200);
     Diagnosed<T> diagnosed(s, shape, qkv, sinks, bias);
-    auto x = widen<Exact>(qkv), sink = widen<Exact>(sinks), c = widen<Exact>(bias);
+    auto x = widen<Exact>(qkv), sink = widen<Exact>(sinks);
     auto nx = widen<Naive<float>>(qkv), nsink = widen<Naive<float>>(sinks);  // weights are float32 whatever T is
-    auto nc = widen<Naive<float>>(bias);
     for (size_t row = 0; row < shape.rows(); row++) {
       int i = int(row % shape.T), h = int(row / shape.T % shape.H), b = int(row / shape.T / shape.H);
       double logit = ref_sink<Exact>(s, sink, h), unused;
       auto keys = ref_keys(s, i);
-      auto z = ref_scores<Exact>(s, shape, x, c, keys, b, h, i);
-      auto nz = ref_scores<Naive<float>>(s, shape, nx, nc, keys, b, h, i);
+      auto z = ref_scores<Exact>(s, shape, x, bias, keys, b, h, i);
+      auto nz = ref_scores<Naive<float>>(s, shape, nx, bias, keys, b, h, i);
       auto exact = ref_row_figures<Exact>(ref_weights<Exact>(s, z, logit, &unused), keys, shape.T);
       auto naive =
           ref_row_figures<Naive<float>>(plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h)), keys, shape.T);

@@ -53,8 +53,8 @@ template <class T> class LastRows {
   // largest of that error and of the error with the preparation, as shares of the largest number of these rows.
   void check(double (&error)[2]) {
     DeviceArray<T> x(qkv_), out(shape_.out_size()), scale(std::vector<T>{from_float<T>(0.43f)});
-    DeviceArray<float> norms(2 * shape_.rows()), c(std::vector<float>(bias_.begin(), bias_.end()));
-    DeviceArray<float2> angles(rope_);
+    DeviceArray<float> norms(2 * shape_.rows());
+    DeviceArray<float2> angles(rope_), c(as_two_floats(bias_));
     AttentionLearned<T> learned{.ssmax_scale = scale, .bias = bias_.empty() ? nullptr : c.get()};
     prepare_forward<T>(x, norms, rope_.empty() ? nullptr : angles.get(), s_, shape_, nullptr, learned);
     cpu::most_blocks = 1;  // the last rows are in the first block, or two
@@ -85,9 +85,9 @@ template <class T> class LastRows {
   template <class P> Numbers<P> row(const Numbers<P>& qkv, int i) {
     using R = typename P::real;
     R unused = 0;
-    Numbers<P> c(bias_.begin(), bias_.end()), sum(D, R(0));
+    Numbers<P> sum(D, R(0));
     auto keys = ref_keys(s_, i);
-    auto p = ref_weights<P>(s_, ref_scores<P>(s_, shape_, qkv, c, keys, 0, 0, i), ref_sink<P>(s_, {}, 0), &unused);
+    auto p = ref_weights<P>(s_, ref_scores<P>(s_, shape_, qkv, bias_, keys, 0, 0, i), ref_sink<P>(s_, {}, 0), &unused);
     for (size_t n = 0; n < keys.size(); n++)
       for (int d = 0; d < D; d++) sum[d] += p[n] * qkv[shape_.qkv(0, keys[n], 2, 0, d)];
     for (R& value : sum) value = P::round(value);
