@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "eval/evaluate.h"
+#include "ranks/requests.h"
 
 // Version 1 of the format, in 128 bytes.
 static std::string npy_header(int64_t windows, int T, int K) {

@@ -6,12 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <thread>
-
-#include "base/signals.h"
 
 static constexpr size_t STAGING = 64 << 10;  // bytes
 
@@ -149,15 +146,4 @@ void Comm::broadcast_bytes(void* host, size_t bytes) {
   staged(host, bytes, pinned_, staging_, stream_, [&](size_t n) {
     check(ncclBroadcast(staging_, staging_, n, ncclUint8, 0, comm_, stream_), comm_, "broadcast");
   });
-}
-
-Requests requests_of_ranks(Comm& comm) {
-  constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
-  double ranks[] = {0, 0, 0, double(save_requested())};
-  for (int i = 0; i < 3; i++) ranks[i] = stop_signal() == signals[i];
-  comm.all_reduce_sum(ranks, 4);
-  bool stop = false;
-  for (int i = 0; i < 3 && !stop; i++)
-    if ((stop = ranks[i] > 0)) stop_by(signals[i]);
-  return {stop, ranks[3] > 0};
 }

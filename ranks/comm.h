@@ -67,10 +67,3 @@ class Comm {
   cudaEvent_t event_ = nullptr;
   char *staging_ = nullptr, *pinned_ = nullptr;  // on the device, on the host: where values of the host pass through
 };
-
-// What signals (base/signals.h) have asked of any rank: to stop, or to save since the last call. All ranks must call it,
-// and get the same; one that is told to stop then counts as having got the signal.
-struct Requests {
-  bool stop, save;
-};
-Requests requests_of_ranks(Comm& comm);

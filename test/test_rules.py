@@ -22,7 +22,7 @@ INCLUDES = {
   "ranks": {"base", "kernels"},
   "model": {"kernels", "attention", "settings", "ranks"},
   "checkpoint": {"base", "data", "settings", "model"},
-  "eval": {"base", "data", "model", "checkpoint"},
+  "eval": {"base", "data", "ranks", "model", "checkpoint"},
   "training": {"base", "kernels", "data", "settings", "ranks", "model", "checkpoint", "eval"},
   "main": {"base", "data", "ranks", "checkpoint", "eval", "training"},
 }

@@ -14,6 +14,7 @@
 #include "checkpoint/state.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
+#include "ranks/requests.h"
 #include "settings/schedule.h"
 #include "training/console.h"
 #include "training/groups.h"

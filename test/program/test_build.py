@@ -1,11 +1,11 @@
-"""The Makefile's targets for GPUs, in the commands that `make -n` prints: it compiles nothing. Standard library only."""
+"""The Makefile's targets for GPUs, in the commands that `make -n` prints, and a build without NCCL. Standard library only."""
 import os
 import re
 import subprocess
 import tempfile
 import unittest
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+from support.workspace import ROOT, TRAIN
 
 
 class Targets(unittest.TestCase):
@@ -42,6 +42,20 @@ class Targets(unittest.TestCase):
     self.assertEqual(self.targets("ARCH=80 90a 110"), ["sm_80", "sm_90a", "sm_110", "compute_110"])
     for arch in ("13", "75"):
       self.assertIn(f"ARCH={arch}: the kernels need sm_80", self.make(f"ARCH={arch}").stderr)
+
+
+class WithoutNccl(unittest.TestCase):
+  def test_has_all_functions(self):
+    """comm_alone.cu defines what comm.cu does, for which it stands in a build that finds no NCCL."""
+    with tempfile.TemporaryDirectory() as build:
+      alone = f"{build}/ranks/comm_alone.cu.o"
+      subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", "NCCL=0", alone], cwd=ROOT, check=True, capture_output=True,
+                     timeout=300)
+      functions, others = [set(re.findall(r" T (.*)", subprocess.run(["nm", "-C", name], capture_output=True, check=True,
+                                                                     text=True).stdout))
+                           for name in (os.path.join(os.path.dirname(os.path.realpath(TRAIN)), "ranks", "comm.cu.o"), alone)]
+    self.assertIn("Comm::alone()", functions)
+    self.assertEqual(functions, others)
 
 
 if __name__ == "__main__":
