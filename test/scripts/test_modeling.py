@@ -1,9 +1,14 @@
-"""scripts/modeling_plusgpt.py in transformers, without ./train; scripts/compare_transformers.py compares the two. Skipped
-where torch or transformers is missing.
+"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare_transformers.py compares it with ./train.
+Skipped where torch or transformers is missing.
 """
+import functools
+import os
 import unittest
 
-from support.scripts import SCRIPTS  # noqa: F401: on the path
+from support.scripts import ROOT, SCRIPTS  # noqa: F401: on the path
+from support.workspace import TRAIN
+
+import common
 
 try:
   import torch
@@ -13,17 +18,19 @@ except ImportError:
   torch = None
 
 L, H, C, T, V = 3, 2, 16, 12, 40
-GATE = {"activation": "none", "granularity": "elementwise", "op": "multiply", "position": "sdpa", "weight_init": "normal",
-        "bias": True, "bias_init": 0}
 SIZES = {"n_layer": L, "n_head": H, "n_embd": C, "n_positions": T, "vocab_size": V, "bos_token_id": None, "eos_token_id": None}
 
 
+@functools.cache
+def softmax():
+  return common.settings(TRAIN, os.path.join(ROOT, "configs", "quickstart.json"), "--set", "attention.variant=softmax")
+
+
 def model_of(position="learned", **attention):
-  settings = {"kind": "softmax", "qk_norm": "none", "scale": "rsqrt_d", "sink": "none", "power": 15, "offset": 1,
-              "offset_free_rows": 3, "gate": GATE, **attention}
-  model = {"position": position, "rope_base": 10000, "head_dim": C // H}
+  settings = {"attention": {**softmax()["attention"], **attention},
+              "model": {**softmax()["model"], "position": position, "head_dim": C // H}}
   torch.manual_seed(1)
-  return PlusGPTLMHeadModel(PlusGPTConfig({"model": model, "attention": settings}, n_inner=4 * C, layer_norm_epsilon=1e-5,
+  return PlusGPTLMHeadModel(PlusGPTConfig(settings, n_inner=4 * C, layer_norm_epsilon=1e-5,
                                           **SIZES)).eval()
 
 
