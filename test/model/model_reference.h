@@ -110,7 +110,8 @@ template <class P> class ReferenceModel {
  private:
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .x is the residual stream that they normalise
-    Array qkv, prepared, att, gated_att, logits, ungated, decay, bias;
+    Array qkv, prepared, att, gated_att, logits, ungated, decay;
+    Numbers<Exact> bias;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
 
@@ -142,19 +143,19 @@ template <class P> class ReferenceModel {
   }
 
   // c [B, H, T]; decay [N, H]: its logits
-  Array bias(const Array& x, const std::string& h, int B, int T, Array& decay) {
-    Array c(size_t(B) * H * T);
+  Numbers<Exact> bias(const Array& x, const std::string& h, int B, int T, Array& decay) {
+    Numbers<Exact> c(size_t(B) * H * T);
     if (settings_.bias != Bias::alibi) decay = linear(x, h + "attn.c_decay", B * T, C, H, 1).d;
     for (int b = 0; b < B; b++)
       for (int head = 0; head < H; head++) {
         double sum = 0;
         for (int t = 0; t < T; t++) {
-          R& at = c[(size_t(b) * H + head) * T + t];
+          double& at = c[(size_t(b) * H + head) * T + t];
           if (settings_.bias == Bias::alibi) {
-            at = R(-std::pow(2.0, -8.0 * (head + 1) / H) * t);
+            at = -std::pow(2.0, -8.0 * (head + 1) / H) * t;
           } else {
             R g = decay[(size_t(b) * T + t) * H + head];
-            at = R(sum += std::log(settings_.bias == Bias::fox ? ref_sigmoid(g) : ref_sigmoid(-g)));
+            at = sum += std::log(settings_.bias == Bias::fox ? ref_sigmoid(g) : ref_sigmoid(-g));
           }
         }
       }
