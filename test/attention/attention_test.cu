@@ -264,6 +264,7 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       s.bias = n % 2 ? Bias::fox : Bias::none;
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
+      if (kind == Kind::lssar) look_at_first_key(shape, qkv);
       auto bias = n % 2 ? random_bias(shape, 80 + n) : Numbers<Exact>();
       Comparison<T> comparison;
       if (general_on_gpu()) {

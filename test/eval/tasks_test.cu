@@ -44,8 +44,9 @@ double plain_likelihood(Model& model, const TaskExample& example, const TaskChoi
 
 TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
   Task task{"x", true, "", random_examples(12)};
-  for (std::string batch : {"1", "5", "100"})
-    for (int most : {9, 70, 200}) {
+  for (int most : {9, 70, 200}) {
+    std::vector<double> plain;
+    for (std::string batch : {"1", "5", "100"}) {
       Config config = small_config("fp32", {"eval.batch=" + batch, "attention.variant=lssar",
                                             "task.max_length=" + std::to_string(most), "eval.rope_scaling=yarn"});
       std::vector<int> lengths = task_lengths(config, {task});
@@ -53,18 +54,17 @@ TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
       randomise(*model, 5);
       std::vector<double> likelihoods = *task_likelihoods(*model, task);
       model->set_rope(most);
-      size_t place = 0;
       for (const TaskExample& example : task.examples)
-        for (const TaskChoice& choice : example.choices) {
-          double plain = plain_likelihood(*model, example, choice, size_t(most));
-          // fp32: some 10 roundings of 2^-24 of numbers up to a token's loss, in both, and those of the model itself
-          EXPECT_NEAR(likelihoods[place], plain, 1e-5 * std::abs(plain)) << batch << " " << most << "," << place;
-          place++;
-        }
-      EXPECT_EQ(place, likelihoods.size());
+        for (const TaskChoice& choice : example.choices)
+          if (batch == "1") plain.push_back(plain_likelihood(*model, example, choice, size_t(most)));
+      ASSERT_EQ(plain.size(), likelihoods.size());
+      // fp32: some 10 roundings of 2^-24 of numbers up to a token's loss, in both, and those of the model itself
+      for (size_t i = 0; i < plain.size(); i++)
+        EXPECT_NEAR(likelihoods[i], plain[i], 1e-5 * std::abs(plain[i])) << batch << " " << most << "," << i;
       if (batch == "5") continue;
       EXPECT_FALSE(task_likelihoods(*model, task, [] { return true; }));
     }
+  }
 }
 
 TEST(Tasks, ReportOfKnownLikelihoods) {
