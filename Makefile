@@ -130,6 +130,7 @@ else
   # rooms without kernels: this takes a third of nvcc's time
   HOST_SOURCES := main.cu parameters.cu $(foreach room,ranks checkpoint eval training,$(room)/%.cu)
   $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
+  $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif

@@ -38,9 +38,11 @@ def tools():
 
 
 def kernels_of(path, environment, arch=None):
-  """{mangled name: its instructions} of an object, for one target if it has several."""
+  """{mangled name: its instructions} of an object, for one target if it has several; {} of one without kernels."""
   target = ["-arch", "sm_" + arch] if arch else []
   done = subprocess.run(["cuobjdump", "-sass", path, *target], capture_output=True, text=True, env=environment)
+  if "does not contain device code" in done.stderr:
+    return {}
   if done.returncode:
     stop(f"cuobjdump -sass {path}: exit {done.returncode}\n{done.stderr.strip()}", 1)
   return {part.split("\n")[0].strip(): [Instruction(int(line[1], 16), *line.groups()[1:]) for line in LINE.finditer(part)]
