@@ -221,19 +221,19 @@ __device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, 
   if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
-      float origin = mask.origin(held0);
-      float held[2] = {mask.c(block_row + mine.row(0), origin), mask.c(block_row + mine.row(1), origin)};
+      float origin = shuffle(mask.c(held0).x, 0);  // of the first lane, so that it is in no lane's registers
 #pragma unroll
-      for (int n = 0; n < N; n++)
+      for (int half = 0; half < 2; half++) {
+        float held = mask.from(mask.c(block_row + mine.row(half)), origin);
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-          float streamed = mask.c(stream0 + mine.column(n) + c, origin);
+        for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
+          for (int c = 0; c < 2; c++) {
+            float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin);
             float& score = z[n][2 * half + c];
-            score = mask.add(score, KEYS ? streamed : held[half], KEYS ? held[half] : streamed);
+            score = mask.add(score, KEYS ? streamed : held, KEYS ? held : streamed);
           }
-        }
+      }
     }
   }
   for_elements<N>([&](int n, int half, int c) {

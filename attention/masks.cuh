@@ -8,8 +8,8 @@
 //   cuts(i0, rows, j0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees(i, j)                      any other score is -inf
 //   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper_tiles.cuh)
-//   ADDS, adds()                    whether z_ij is add(z_ij, c(i, o), c(j, o)) before that, with o = origin() of any row
-//                                   near i; the backward kernels then sum the gradients of scores by query and by key
+//   ADDS, adds()                    whether z_ij is add(z_ij, from(c(i), o), from(c(j), o)) before that, with o = c(r).x of
+//                                   one row r near i; backward kernels then sum the gradients of scores by query and key
 #pragma once
 #include "attention/kernel_table.h"
 
@@ -77,10 +77,8 @@ struct Shaped {
   }
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i && (i - window < j || j < sinks); }
   __device__ __forceinline__ bool adds() const { return bias; }
-  __device__ __forceinline__ float origin(int row) const { return bias[min(row, T - 1)].x; }
-  __device__ __forceinline__ float c(int row, float origin) const {
-    float2 c = bias[min(row, T - 1)];
-    return (c.x - origin) + c.y;  // c.x - origin is exact near the origin
-  }
+  __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }
+  // c.x - origin is exact near the origin
+  __device__ __forceinline__ float from(float2 c, float origin) const { return (c.x - origin) + c.y; }
   __device__ __forceinline__ float add(float z, float ci, float cj) const { return fmaf(ci - cj, per_unit, z); }
 };

@@ -115,14 +115,14 @@ __device__ __forceinline__ void mask_scores(float (&z)[Tile::M][Tile::N][4], con
   Fragment mine;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
-      float origin = mask.origin(held0);
+      float origin = mask.c(held0).x;
       for_rows<Tile::M>([&](int m, int half) {
-        float held = mask.c(held0 + mine.row(m, half), origin);
+        float held = mask.from(mask.c(held0 + mine.row(m, half)), origin);
 #pragma unroll
         for (int n = 0; n < Tile::N; n++)
 #pragma unroll
           for (int c = 0; c < 2; c++) {
-            float other = mask.c(stream0 + mine.column(n) + c, origin), &score = z[m][n][2 * half + c];
+            float other = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
             score = mask.add(score, KEYS ? other : held, KEYS ? held : other);
           }
       });

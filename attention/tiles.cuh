@@ -144,10 +144,10 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& 
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
-      float held[E], origin = mask.origin(first);
-      for (int e = 0; e < E; e++) held[e] = mask.c(first + e, origin);
+      float held[E], origin = mask.c(first).x;
+      for (int e = 0; e < E; e++) held[e] = mask.from(mask.c(first + e), origin);
       for (int x = 0; x < Tile::X; x++) {
-        float other = mask.c(stream0 + mine.streamed(x), origin);
+        float other = mask.from(mask.c(stream0 + mine.streamed(x)), origin);
         for (int e = 0; e < E; e++) z[x][e] = mask.add(z[x][e], KEYS ? other : held[e], KEYS ? held[e] : other);
       }
     }
