@@ -130,8 +130,9 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
   ScorePlace<Tile> place;
   stream += place.first * Tile::STREAM_STRIDE;
   held += at(place.held);
-  for (int d = 0; d < depth; d += 32)
-    add_products(z, min(32, depth - d), stream + at(d), Tile::SHARERS * Tile::STREAM_STRIDE, 1,
+  constexpr int STEP = on_cpu ? 32 : 8;  // a count that is constant takes fewer of a GPU's registers
+  for (int d = 0; d < depth; d += STEP)
+    add_products(z, on_cpu ? min(STEP, depth - d) : STEP, stream + at(d), Tile::SHARERS * Tile::STREAM_STRIDE, 1,
                  held + d * Tile::HELD_STRIDE, Tile::HELD_STRIDE);
 }
 
