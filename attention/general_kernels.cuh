@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       if constexpr (Policy::RESCALES) {
         float top[E], factor[E];
         read_neighbours(top, partial + mine.held);
-#pragma unroll 1
+#pragma unroll 1  // more at a time would spill
         for (int n = 1; n < Tile::SHARERS; n++) {
           float other[E];
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
