@@ -189,10 +189,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores, masked, and dP, P and dz
+    // Scores, masked, and dP, P and dz. Which comes first decides only how many registers ptxas takes: with 128 channels
+    // sigmoid's spilled, with fewer channels a third block would no longer fit.
+    constexpr bool DP_FIRST = Tile::DIM == 128;
+    if constexpr (DP_FIRST) scores<Tile>(dp, my_values, douts);
     scores<Tile>(z, my_keys, queries);
     mask_scores<Tile, true>(z, mask, j0, i0);
-    scores<Tile>(dp, my_values, douts);
+    if constexpr (!DP_FIRST) scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
 #pragma unroll
     for (int n = 0; n < N; n++) {
