@@ -32,7 +32,7 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := base kernels attention attention/instances data settings ranks checkpoint eval training
-ifeq ($(SAN):$(FULL),tsan:)
+ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   ROOMS := $(filter-out checkpoint eval training,$(ROOMS))  # none of THREADED needs them
 endif
 SOURCES := train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
@@ -78,7 +78,7 @@ DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(WIDTHS) $(CPPFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifeq ($(SAN),asan)
-  # without what AddressSanitizer notices too, later: those checks are a third of the time it takes to compile a kernel
+  # without checks of pointers, which AddressSanitizer notices when they are used: those checks are a third of the time it takes to compile a kernel
   OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
     -fno-sanitize=null,object-size,pointer-overflow,vptr
 else ifeq ($(SAN),tsan)

@@ -1,6 +1,6 @@
 // The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions, one
 // after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in double,
-// however long the sequence is.
+// so that c is as exact as its two floats, however long the sequence is.
 #include "attention/bias.cuh"
 
 #include <cmath>
@@ -32,7 +32,7 @@ template <bool BACKWARD, class F, class G> __device__ void running_sums(int T, F
   for (int n = first; n < end; n++) g(position(n), sum += f(position(n)));
 }
 
-// c_t = -slope t with slope = 2^(-8 h / H), h = 1 .. H; exact if the slopes are powers of 2 and T below 2^24.
+// c_t = -slope t with slope = 2^(-8 h / H), h = 1 .. H; the slope is a float, exact if it is a power of 2.
 __global__ void alibi_kernel(float2* c, int T) {
   int h = blockIdx.x, H = gridDim.x;
   c += (size_t(blockIdx.y) * H + h) * T;

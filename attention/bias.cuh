@@ -1,7 +1,8 @@
 // The bias of scores: z_ij += c_i - c_j, with one number c_i for each position and head, which attention's kernels read
-// as an array c [B, H, T]. c may reach -100,000, where floats are 0.008 apart: each is stored as the sum of two. README.md has the formulas. Two of the three kinds of bias are learned: c falls from each
-// position to the next by an amount that the position's logit decides. These logits are further columns of the q,k,v
-// product, H of them, as a gate's are.
+// as an array c [B, H, T]. c may reach -100,000, where floats are 0.008 apart: each is stored as the sum of two.
+// README.md has the formulas. Two of the three kinds of bias are learned: c falls from each position to the next by an
+// amount that the position's logit decides. These logits are further columns of the q,k,v product, H of them, as a
+// gate's are.
 #pragma once
 #include "attention/attention.h"
 #include "attention/gate.cuh"

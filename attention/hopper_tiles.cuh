@@ -221,7 +221,7 @@ __device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, 
   if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
-      float origin = shuffle(mask.c(held0).x, 0);  // of the first lane, so that it is in no lane's registers
+      float origin = shuffle(mask.c(held0).x, 0);  // the same for all lanes: a uniform register
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         float held = mask.from(mask.c(block_row + mine.row(half)), origin);

@@ -9,7 +9,7 @@
 //   sees(i, j)                      any other score is -inf
 //   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper_tiles.cuh)
 //   ADDS, adds()                    whether z_ij is add(z_ij, from(c(i), o), from(c(j), o)) before that, with o = c(r).x of
-//                                   one row r near i; backward kernels then sum the gradients of scores by query and key
+//                                   one held row r; backward kernels then sum the gradients of scores by query and key
 #pragma once
 #include "attention/kernel_table.h"
 
@@ -78,7 +78,7 @@ struct Shaped {
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i && (i - window < j || j < sinks); }
   __device__ __forceinline__ bool adds() const { return bias; }
   __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }
-  // c.x - origin is exact near the origin
+  // c.x - origin is exact within a factor of 2 of the origin, and there c_i - c_j keeps its last digits
   __device__ __forceinline__ float from(float2 c, float origin) const { return (c.x - origin) + c.y; }
   __device__ __forceinline__ float add(float z, float ci, float cj) const { return fmaf(ci - cj, per_unit, z); }
 };
