@@ -78,7 +78,8 @@ DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(WIDTHS) $(CPPFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifeq ($(SAN),asan)
-  # without checks of pointers, which AddressSanitizer notices when they are used: those checks are a third of the time it takes to compile a kernel
+  # Without checks of pointers: AddressSanitizer notices when a wrong one is used, and these checks are a third of the time
+  # it takes to compile a kernel.
   OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
     -fno-sanitize=null,object-size,pointer-overflow,vptr
 else ifeq ($(SAN),tsan)
@@ -204,7 +205,8 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 # attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own, and of
 # the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests but for the ranks', the
 # layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind.
-FEW_KINDS := $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM=64)
+TWO_KINDS := ATTN="softmax lssar"
+FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
 UNWATCHED := $(if $(FULL),,config config_errors schedule training device_info matmul_choices run_dir tile_sizes masks \
   attention_reference reference hopper_ways)
@@ -217,7 +219,7 @@ PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper hopper_ways) attention kernels ga
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -x "$(NVCC)" ]; then \
-	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM="64 128") ptx-tests && bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
+	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,$(TWO_KINDS) HEAD_DIM="64 128") ptx-tests && bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20

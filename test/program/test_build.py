@@ -46,7 +46,7 @@ class Targets(unittest.TestCase):
 
 class WithoutNccl(unittest.TestCase):
   def test_has_all_functions(self):
-    """comm_alone.cu defines what comm.cu does, for which it stands in a build that finds no NCCL."""
+    """A build that finds no NCCL has comm_alone.cu in place of comm.cu, so both must define the same functions."""
     with tempfile.TemporaryDirectory() as build:
       alone = f"{build}/ranks/comm_alone.cu.o"
       subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", "NCCL=0", alone], cwd=ROOT, check=True, capture_output=True,
