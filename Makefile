@@ -3,7 +3,7 @@
 #   CPPFLAGS, LDFLAGS       added to every compile and link                 MARCH=native    the CPU to build for
 #   NCCL=0                  build without NCCL (default where it is missing) SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention                   HEAD_DIM=64     attention kernels for these head sizes only
-#   V=1                     show every command
+#   V=1                     show every command                              TOGETHER=        compile host code file by file
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 BACKEND ?= auto
 MARCH ?= native
@@ -31,11 +31,12 @@ ifeq ($(BACKEND),ptx)
 endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
-ROOMS := base kernels attention attention/instances data settings ranks checkpoint eval training
+HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
-  ROOMS := $(filter-out checkpoint eval training,$(ROOMS))  # none of THREADED needs them
+  HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))  # none of THREADED needs them
 endif
-SOURCES := train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+files_of = $(sort $(wildcard $(1)/*.cu $(1)/*.cpp))
+SOURCES := train_gpt2.cu parameters.cu $(foreach room,kernels attention attention/instances $(HOST_ROOMS),$(call files_of,$(room)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
@@ -58,7 +59,11 @@ ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
   SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
   TEST_SOURCES := $(filter-out test/kernels/hopper_% test/attention/hopper_%,$(TEST_SOURCES))
 endif
-OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
+# The files of a host room are compiled as one: most of their time are templates of nlohmann and the standard library, the
+# same in each, and so they take half. File by file (TOGETHER=, or FULL=1) an include that is missing shows.
+of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES)))
+TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
+OBJECTS := $(patsubst %,$(BUILD)/%.o,$(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)) $(TOGETHER:%=%/room.cu))
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
@@ -102,12 +107,12 @@ ifeq ($(BACKEND),cpu)
   COMPILE_CU := $(CXX_CU) -include $(BUILD)/common.h -x c++
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  # So do tests, and what only they run; but not attention_test, whose references run longer than it compiles. eval/ does
-  # under a sanitizer alone: the last digits of its statistics would change.
+  # So do tests, and what only they run; but not the references of attention, which run longer than they compile. eval/
+  # does under a sanitizer alone: the last digits of its statistics would change.
   # private: not for what they depend on, the list of flags
-  LESS_SOURCES := main.cu $(foreach room,ranks checkpoint training,$(room)/%.cu) \
-    $(filter-out test/attention/attention_test.cu,$(filter test/%.cu,$(TEST_SOURCES))) \
-    $(if $(SAN),eval/%.cu,attention/instances/tensor_%.cu attention/instances/hopper_%.cu)
+  LESS_SOURCES := main.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
+    $(filter test/%.cu,$(TEST_SOURCES)) \
+    $(if $(SAN),,attention/instances/tensor_%.cu attention/instances/hopper_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
@@ -128,8 +133,8 @@ else
   $(foreach place,attention/instances test/kernels test/attention bench,$(BUILD)/$(place)/hopper_%.cu.o): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include
-  # rooms without kernels: this takes a third of nvcc's time
-  HOST_SOURCES := main.cu parameters.cu $(foreach room,ranks checkpoint eval training,$(room)/%.cu)
+  # this takes a third of nvcc's time
+  HOST_SOURCES := main.cu parameters.cu $(filter %.cu,$(call of_rooms,$(HOST_ROOMS))) $(HOST_ROOMS:%=%/room.cu)
   $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
   $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
@@ -154,22 +159,24 @@ $(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
+IF_NEW = > $@.new; cmp -s $@.new $@ || mv $@.new $@
 $(BUILD)/objects: FORCE
-	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' | cmp -s - $@ || echo '$(TRAIN_OBJECTS)' > $@
+	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' $(IF_NEW)
 $(BUILD)/flags: FORCE
-	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' | cmp -s - $@ || echo '$(COMPILE_CU) $(COMPILE_CPP)' > $@
+	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' $(IF_NEW)
+$(BUILD)/%/room.cu: FORCE
+	@mkdir -p $(@D); printf '#include "%s"\n' $(call of_rooms,$*) $(IF_NEW)
 # Measured figures and documents are no sources: writing them down does not make the commit another one.
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- ':!bench/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty)
 $(BUILD)/version.h: FORCE
-	@mkdir -p $(@D); v='#define PLUSGPT_VERSION "$(COMMIT)"'; \
-	 echo "$$v" | cmp -s - $@ || echo "$$v" > $@
+	@mkdir -p $(@D); echo '#define PLUSGPT_VERSION "$(COMMIT)"' $(IF_NEW)
 
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
 $(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
-$(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
+$(BUILD)/checkpoint/hugging_face.cpp.o $(BUILD)/checkpoint/room.cu.o: $(BUILD)/modeling_plusgpt.inc
 $(COMMON): $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
 $(BUILD)/common_less.h.gch: private CXX_CU := $(call LESS,$(CXX_CU))
@@ -178,12 +185,16 @@ $(COMMON:=.gch): %.gch: % kernels/gpu.cuh
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
+$(BUILD)/%/room.cu.o: $(BUILD)/%/room.cu $(BUILD)/flags $(COMMON:=.gch)
+	$(call SAY,compile,$*/)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 # test/ROOM/NAME_test.cu makes the program test_NAME
-$(foreach t,$(TEST_SOURCES),$(eval $(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $t))): $(BUILD)/$t.o))
+REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
+$(foreach t,$(TEST_SOURCES),$(eval $(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $t))): $(BUILD)/$t.o \
+  $(if $(filter test/attention/% test/model/% test/eval/%,$t),$(REFERENCE))))
 $(TESTS): $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
 $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
@@ -191,7 +202,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
 .DELETE_ON_ERROR:
-.PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o
+.PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o $(BUILD)/%/room.cu
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 
 tests: $(TESTS)                    ## build every test program

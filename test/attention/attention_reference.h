@@ -274,6 +274,17 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
   return dqkv;
 }
 
+// attention_reference.cu compiles these for all tests.
+#define REFERENCES(EXTERN, P)                                                                                   \
+  EXTERN template Numbers<P> ref_attention<P>(const AttentionSetup&, const AttentionShape&, const Numbers<P>&,  \
+                                              const Numbers<P>&, int, const Numbers<Exact>&);                   \
+  EXTERN template Numbers<P> ref_attention_backward<P>(const AttentionSetup&, const AttentionShape&,            \
+                                                       const Numbers<P>&, const Numbers<P>&, const Numbers<P>&, \
+                                                       Numbers<P>*, double*, int, const Numbers<Exact>&, Numbers<P>*);
+REFERENCES(extern, Exact)
+REFERENCES(extern, Naive<float>)
+REFERENCES(extern, Naive<bf16>)
+
 // Part 0 q, 1 k, 2 v of an array shaped like qkv: each is compared by its own largest element.
 template <class X> std::vector<X> part_of(const AttentionShape& shape, const std::vector<X>& qkv, int part) {
   std::vector<X> x;
