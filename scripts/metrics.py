@@ -242,8 +242,8 @@ class Run:
             line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
             if entry["type"] == "task":
               entry["samples"] = section(latest, "task").get("samples")  # the file with the answers, where --tasks wrote one
-            if entry["type"] == "passkey" and window_of(entry):  # a measurement of its own
-              entry["form"] = f"{entry['form']}, {window_of(entry)}"
+            if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):  # a measurement of its own
+              entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"
             asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
@@ -291,6 +291,11 @@ class Run:
                          for e in mine if e.targets and e.same_targets() != targets)
     self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
     del self.left_out[""]
+
+  def window_at(self, length):
+    """window_of the run's own answers at a length: eval.window counts beyond the trained one."""
+    beyond = window_of(section(self.config, "eval")) if length > (self.context() or length) else ""
+    return beyond or window_of(section(self.config, "attention"))
 
   def train(self):
     """(step, loss) of every step."""

@@ -389,7 +389,8 @@ def mean(values):
 def passkey_columns(runs):
   found = sorted({(int(length), form) for run in runs for form, length in newest(run, "passkey", ["form", "length"]) if length.isdigit()})
   score = lambda key: lambda run: mean(newest(run, "passkey", ["form", "length"]).get(key, {}).get("exact"))
-  return [Column(f"passkey at {length}", score((form, str(length))), "{:.1%}", max) for length, form in found]
+  several = len({form for _, form in found}) > 1
+  return [Column(f"passkey at {length}" + several * f", {form}", score((form, str(length))), "{:.1%}", max) for length, form in found]
 
 
 def passkeys(runs, baseline):

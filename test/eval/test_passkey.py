@@ -112,6 +112,10 @@ class Passkey(Workspace):
     self.assertEqual(list(found), ["compact", "compact, a window of 16 keys and 4 sink tokens"])
     self.ok("--passkey", "--lengths", "100", name="trained", attention__window=16, **COMPACT)
     self.assertEqual(self.metrics("trained", "passkey")[0]["window"], 16)
+    for window in (16, 0):  # the first is the run's own
+      self.ok("--passkey", "--lengths", "100", name="evaluated", eval__window=window, **COMPACT)
+    for name, forms in (("trained", ["compact"]), ("evaluated", ["compact", "compact, no window"])):
+      self.assertEqual(list(passkey.results(metrics.Run(self.path("runs/" + name)))), forms)
 
   def test_all_ranks_choose_the_same_products(self):
     self.choosing()

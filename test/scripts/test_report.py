@@ -215,6 +215,10 @@ class Report(ScriptTest):
     self.assertIn(["a", "piqa", "40", "62.5", "1.2", "50.0", "50.0", "-0.070"], rows)
     self.assertNotIn("--passkey", self.said)
     self.assertIn(name, self.summary())
+    self.make_run("w", [*lines(), {**key, "length": 16, "exact": [1.0, 1.0], "window": 8, "sink_tokens": 0}])
+    self.report("a", "w")
+    row = self.summary()["w"]
+    self.assertEqual((row["passkey at 16, compact"], row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
     with open(self.path("md/report.md"), encoding="utf-8") as file:
       self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", file.read())
 
