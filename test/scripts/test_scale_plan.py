@@ -1,5 +1,5 @@
 """scripts/scale_plan.py with the real ./train."""
-import os
+import math
 import re
 import unittest
 
@@ -26,7 +26,7 @@ class ScalePlan(ScriptTest):
     whole = next(list(map(float, row[4:])) for row in memory if row[:4] == ["350M", "8", "16", "none"])  # by stage
     N = 355e6 / 2**30  # masters and moments shared: 12 bytes each; then gradients, 4; then parameters, 2
     for stage, (before, bytes_each) in enumerate(zip(whole, (12, 4, 2)), 1):
-      self.assertAlmostEqual(before - whole[stage], bytes_each * N * 7 / 8, delta=0.2)
+      self.assertAlmostEqual(before - whole[stage], bytes_each * N * 7 / 8, delta=0.11)  # of two rounded numbers
     big = [row for row in memory if row[:2] == ["6.7B", "1"]]
     self.assertTrue(all("too much" in row[4] for row in big))
     self.assertEqual(hours[1][1], "does not fit")
@@ -34,10 +34,21 @@ class ScalePlan(ScriptTest):
     self.assertAlmostEqual(alone, 1e9 * float(models[0][3]) * 1e9 / (0.4 * 989e12) / 3600, delta=0.01)
     self.assertLess(alone / 8, eight)
 
-  def test_slow_links_cost_hours(self):
-    cells = [self.tables("--models", "124M", "--ranks", "64", "--links", links)[2][0][1] for links in ("350,1", "350,40")]
-    shares = [int(re.search(r"(\d+)%", cell)[1]) for cell in cells]
-    self.assertGreater(shares[0], shares[1])
+  def test_hours(self):
+    # 2.2 GiB hold stage 1 alone: on 64 ranks with recompute=block, on 1024 without
+    for flags, ranks, tokens, micro_steps, recompute, speed in (
+        (("--memory", "2.2GiB"), 64, 2**19, 1, "block", 40e9), (("--memory", "2.2GiB"), 1024, 2**20, 1, "none", 40e9),
+        (("--links", "5,40"), 8, 2**19, 4, "none", 5e9)):
+      models, _, hours = self.tables("--models", "124M", "--ranks", str(ranks), *flags)
+      N, flops = int(models[0][2].replace(",", "")), float(models[0][3]) * 1e9
+      computing = tokens / ranks * flops * {"block": 4 / 3, "none": 1}[recompute] / (0.5 * 989e12)
+      part, waits = (ranks - 1) / ranks * N / speed, 13 * math.log2(ranks) * 10e-6
+      gradients = max(0, 4 * part + waits - 2 / 3 * computing / micro_steps)
+      waiting = gradients + 2 * part + waits
+      number, kind, share = re.fullmatch(r"([\d.]+) \((\w+), (\d+)%\)", hours[0][1]).groups()
+      self.assertEqual(kind, recompute)
+      self.assertAlmostEqual(float(number) / (1e10 / tokens * (computing + waiting) / 3600), 1, delta=0.01)
+      self.assertAlmostEqual(int(share), 100 * waiting / (computing + waiting), delta=1)
 
   def test_bad_input(self):
     for flags, part in ((["--memory", "80GB"], "80GiB"), (["--models", "1T"], "124M"),
