@@ -57,6 +57,10 @@ class WritesNothing(Workspace):
     shared = self.ok("--dry-run", plan__memory="80GiB", plan__ranks=8, train__recompute="block", **large)
     self.assertAlmostEqual(moments(done.stdout), 8 * moments(shared.stdout), delta=0.5)
     self.assertIn("8 ranks", shared.stdout)
+    needs = [self.ok("--dry-run", plan__memory="80GiB", train__recompute="block",
+                     **{**large, "batch__micro": 1, "eval__lengths": lengths}).stdout for lengths in ([8192], [8192, 131072])]
+    size = lambda text: float(re.search(r"in all +([\d.]+) GiB", text)[1])
+    self.assertLess(size(needs[0]) + 1, size(needs[1]))  # an evaluation at 16 times the length takes more than a step
     self.bad("--dry-run", plan__memory="24GiB", **large, names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
     for size in ("80GB", "80", "999999999PiB"):
       self.bad("--dry-run", plan__memory=size, names=[f'plan.memory = "{size}"', "80GiB"])
