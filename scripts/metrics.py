@@ -320,8 +320,9 @@ class Run:
     return finite(section(self.config, "model").get("context"))
 
   def step(self):
-    """The step of the row; without one, of the contexts; without these, the last that was trained."""
-    return max([e.step for e in (self.row or self.contexts).values()] or [step for step, _ in self.train()] or [0])
+    """The step of the row; without one, of the contexts; without these, the last that was trained or asked."""
+    return max([e.step for e in (self.row or self.contexts).values()] or [step for step, _ in self.train()]
+               or [line["step"] for lines in self.others.values() for line in lines] or [0])
 
   def of(self):
     """What its evaluations are of, as text. The run must have some."""

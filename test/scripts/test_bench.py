@@ -120,6 +120,11 @@ class Tables(ScriptTest):
     with open(self.path("README.md"), encoding="utf-8") as file:
       self.assertEqual(file.read().splitlines()[1:4], ["| run | context 32 | passkey at 16 |", "|---|---|---|",
                                                        "| run_* (2 seeds) | 1.500 ± 0.354 | 75.0% |"])
+    os.mkdir(self.path("asked"))
+    self.write("asked/metrics.jsonl", "\n".join(map(json.dumps, [lines()[0], key])))
+    self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("asked"))
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      self.assertIn("\n8 steps, commit abc, CPU.\n", file.read())
 
   def test_what_has_changed(self):
     self.collect()
