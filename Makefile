@@ -33,10 +33,13 @@ endif
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
-  HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))  # none of THREADED needs them
+  # none of THREADED needs these
+  HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))
+  UNUSED := attention/instances/tensor_% attention/instances/hopper_%
 endif
 files_of = $(sort $(wildcard $(1)/*.cu $(1)/*.cpp))
 SOURCES := train_gpt2.cu parameters.cu $(foreach room,kernels attention attention/instances $(HOST_ROOMS),$(call files_of,$(room)))
+SOURCES := $(filter-out $(UNUSED),$(SOURCES))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
