@@ -209,7 +209,7 @@ class Run:
   scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
   in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
   those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
-  attention.window. left_out: {"of other.bin": how many} of all that is in none of these.
+  window. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
   A warning names the first damaged line of a file, once."""
@@ -259,7 +259,7 @@ class Run:
     diagnostics = {}
     for kind, line, elsewhere in asked:
       if elsewhere in ("", first) and kind == "diagnostics":
-        if line.window == window_of(section(self.config, "attention")):
+        if line.window == self.window_at(line.length):
           diagnostics.setdefault(line.step, {})[line.length] = line
       elif elsewhere in ("", first):
         self.others.setdefault(kind, []).append(line)
@@ -322,7 +322,8 @@ class Run:
   def step(self):
     """The step of the row; without one, of the contexts; without these, the last that was trained or asked."""
     return max([e.step for e in (self.row or self.contexts).values()] or [step for step, _ in self.train()]
-               or [line["step"] for lines in self.others.values() for line in lines] or [0])
+               or [line["step"] for lines in self.others.values() for line in lines]
+               + [line.step for line in self.diagnostics.values()] or [0])
 
   def of(self):
     """What its evaluations are of, as text. The run must have some."""

@@ -387,10 +387,10 @@ def mean(values):
 
 
 def passkey_columns(runs):
-  found = sorted({(int(length), form) for run in runs for form, length in newest(run, "passkey", ["form", "length"]) if length.isdigit()})
+  found = sorted({(int(length), form) for run in runs for form, length in newest(run, "passkey", ["form", "length"]) if length.isdecimal()})
   score = lambda key: lambda run: mean(newest(run, "passkey", ["form", "length"]).get(key, {}).get("exact"))
-  several = len({form for _, form in found}) > 1
-  return [Column(f"passkey at {length}" + several * f", {form}", score((form, str(length))), "{:.1%}", max) for length, form in found]
+  several = len({form for _, form in found}) > 1  # a form with a comma names a window that is not the run's own
+  return [Column(f"passkey at {length}" + (several or "," in form) * f", {form}", score((form, str(length))), "{:.1%}", max) for length, form in found]
 
 
 def passkeys(runs, baseline):

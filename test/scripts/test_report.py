@@ -216,6 +216,8 @@ class Report(ScriptTest):
     self.assertNotIn("--passkey", self.said)
     self.assertIn(name, self.summary())
     self.make_run("w", [*lines(), {**key, "length": 16, "exact": [1.0, 1.0], "window": 8, "sink_tokens": 0}])
+    self.report("w")
+    self.assertIn("passkey at 16, compact, a window of 8 keys and 0 sink tokens", self.summary()["w"])
     self.report("a", "w")
     row = self.summary()["w"]
     self.assertEqual((row["passkey at 16, compact"], row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
