@@ -32,6 +32,7 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
+UNUSED :=
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   # none of THREADED needs these
   HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))
@@ -62,10 +63,12 @@ ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
   SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
   TEST_SOURCES := $(filter-out test/kernels/hopper_% test/attention/hopper_%,$(TEST_SOURCES))
 endif
-# The files of a host room are compiled as one: most of their time are templates of nlohmann and the standard library, the
-# same in each, and so they take half. File by file (TOGETHER=, or FULL=1) an include that is missing shows.
+# The files of a host room are compiled as one. Most of the time goes into templates of nlohmann and the standard library,
+# which each file would compile anew: this takes half. File by file, with TOGETHER= or FULL=1, a missing include shows. What
+# a file keeps for itself needs a name of its own in the room.
 of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES)))
 TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
+override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
 OBJECTS := $(patsubst %,$(BUILD)/%.o,$(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)) $(TOGETHER:%=%/room.cu))
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
@@ -110,7 +113,7 @@ ifeq ($(BACKEND),cpu)
   COMPILE_CU := $(CXX_CU) -include $(BUILD)/common.h -x c++
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  # So do tests, and what only they run; but not the references of attention, which run longer than they compile. eval/
+  # So do tests, and what only they run; but not the references of attention: running them takes longer than compiling. eval/
   # does under a sanitizer alone: the last digits of its statistics would change.
   # private: not for what they depend on, the list of flags
   LESS_SOURCES := main.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
@@ -162,7 +165,7 @@ $(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
-IF_NEW = > $@.new; cmp -s $@.new $@ || mv $@.new $@
+IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
 $(BUILD)/objects: FORCE
 	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' $(IF_NEW)
 $(BUILD)/flags: FORCE
@@ -197,7 +200,7 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 # test/ROOM/NAME_test.cu makes the program test_NAME
 REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach t,$(TEST_SOURCES),$(eval $(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $t))): $(BUILD)/$t.o \
-  $(if $(filter test/attention/% test/model/% test/eval/%,$t),$(REFERENCE))))
+  $(if $(shell grep -lE '(attention|model)_reference.h' $t),$(REFERENCE))))
 $(TESTS): $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
 $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)

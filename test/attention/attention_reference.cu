@@ -1,4 +1,4 @@
-// Most of a reference's time is spent here, and most of the time in which a test of attention would be compiled.
+// The tests of attention spend most of their time in these functions: they are compiled once, with full optimization.
 #include "test/attention/attention_reference.h"
 
 REFERENCES(, Exact)
