@@ -38,9 +38,8 @@ ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))
   UNUSED := attention/instances/tensor_% attention/instances/hopper_%
 endif
-files_of = $(sort $(wildcard $(1)/*.cu $(1)/*.cpp))
-SOURCES := train_gpt2.cu parameters.cu $(foreach room,kernels attention attention/instances $(HOST_ROOMS),$(call files_of,$(room)))
-SOURCES := $(filter-out $(UNUSED),$(SOURCES))
+ROOMS := kernels attention attention/instances $(HOST_ROOMS)
+SOURCES := $(filter-out $(UNUSED),train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp))))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
@@ -140,7 +139,7 @@ else
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include
   # this takes a third of nvcc's time
-  HOST_SOURCES := main.cu parameters.cu $(filter %.cu,$(call of_rooms,$(HOST_ROOMS))) $(HOST_ROOMS:%=%/room.cu)
+  HOST_SOURCES := main.cu parameters.cu $(foreach room,$(HOST_ROOMS),$(room)/%.cu)
   $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
   $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
   LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
