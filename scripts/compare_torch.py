@@ -9,11 +9,11 @@ attention with its T x T matrices, gradients by automatic differentiation. The s
 random weights: the loss and every gradient tensor of the first step; the loss of each of --steps steps; and the
 validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch| over
 the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is off (at
-the kink of relu, say). In fp32 an error above 1e-4 in the loss or a gradient of the first step, or above 1e-3 in a later
-loss, is a failure (exit 1); a gradient may also be off by twice what PyTorch's fp32 is, where that is more. LSSAR's later
-losses are shown but not judged: its power magnifies rounding, so that two runs of PyTorch itself, which adds in another
-order each time, were 0.015 apart after 50 steps; bf16 is only shown. The shard should hold bytes; for GPT-2 tokens add
---set model.vocab=50257.
+the kink of relu, say). In fp32 an error above 1e-4 in the loss or a gradient of the first step is a failure (exit 1); a
+gradient may also be off by twice what PyTorch's fp32 is, where that is more. PyTorch trains in both precisions too, and
+a later loss is judged (at most 1e-3 from the nearer of the two) until they are 1e-4 apart: from there on rounding decides.
+For lssar and threshold, which magnify rounding, that is after a few steps, for other kinds never. bf16 is only shown. The
+shard should hold bytes; for GPT-2 tokens add --set model.vocab=50257.
 """
 import argparse
 import json
@@ -124,11 +124,11 @@ def evaluate(model, shard, settings):
   return result
 
 
-def train_torch(weights, shard, settings):
+def train_torch(weights, shard, settings, dtype):
   """-> losses of all steps, {(step, length): validation loss} at the start and the end."""
   o = settings["optimizer"]
   windows = Windows(shard, settings["model"]["context"])
-  model = model_with(weights, settings, torch.float32)
+  model = model_with(weights, settings, dtype)
   parameters = list(model.parameters())
   adamw = torch.optim.AdamW([{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o["weight_decay"]},
                              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
@@ -199,6 +199,23 @@ def relative(ours, theirs):
   return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30))
 
 
+def in_order(losses, val):
+  """-> validation losses at the start, the loss of each step, validation losses at the end."""
+  return [*(val[key] for key in sorted(val) if key[0] == 0), *losses, *(val[key] for key in sorted(val) if key[0] > 0)]
+
+
+def judge_losses(ours, single, double):
+  """Losses of ours and of PyTorch in both precisions, in the order of steps -> how many PyTorch's precisions agree on,
+  and the worst error of ours among these."""
+  worst, judged = 0.0, 0
+  for a, b, c in zip(ours, single, double, strict=True):
+    if not abs(b - c) <= 1e-4:
+      break
+    worst = max(worst, min(abs(a - b), abs(a - c)))
+    judged += 1
+  return judged, worst
+
+
 def compare(arguments, variant, position, precision, rows):
   """Adds one line to the table; returns whether all is within bounds."""
   shard = os.path.abspath(arguments.shard)
@@ -221,18 +238,16 @@ def compare(arguments, variant, position, precision, rows):
   exact_error = {name: relative(gradients[name], exact[name]) for name in theirs}
   worst = max(error, key=error.get)
   torch_worst = max(relative(theirs[name], exact[name]) for name in theirs)
-  torch_losses, torch_val = train_torch(weights, shard, settings)
+  torch_runs = [train_torch(weights, shard, settings, dtype) for dtype in (torch.float32, torch.float64)]
   first_error = abs(losses[0] - first) / first
-  later_error = max(abs(a - b) for a, b in zip(losses, torch_losses))
-  val_error = max(abs(val[key] - torch_val[key]) for key in torch_val)
-  bound = math.inf if settings["attention"]["kind"] == "lssar" else 1e-3
-  good = len(losses) == len(torch_losses) and first_error <= 1e-4 and max(later_error, val_error) <= bound and \
+  judged, later_error = judge_losses(*(in_order(*run) for run in ((losses, val), *torch_runs)))
+  good = first_error <= 1e-4 and later_error <= 1e-3 and \
       all(min(error[name], exact_error[name]) <= max(1e-4, 2 * torch_worst) for name in theirs)
   verdict = "-" if precision == "bf16" else "equal" if good else "DIFFERENT"
   name = ", ".join([variant, settings["model"]["position"], *arguments.set])
   rows.append(f"| {name} | {precision} | {first:.6f} | {first_error:.1e} | "
               f"{error[worst]:.1e} ({worst}) | {max(exact_error.values()):.1e} ({torch_worst:.1e}) | "
-              f"{torch_losses[-1]:.5f} / {losses[-1]:.5f} | {later_error:.1e} | {val_error:.1e} | {verdict} |")
+              f"{torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f} | {later_error:.1e} ({judged} of {len(losses) + len(val)}) | {verdict} |")
   if arguments.verbose:
     for name, value in sorted(error.items(), key=lambda item: -item[1]):
       print(f"{value:.2e}  {name}")
@@ -259,8 +274,8 @@ def main():
       for precision in ("fp32", "bf16") if arguments.bf16 else ("fp32",):
         good &= compare(arguments, variant, position, precision, rows)
   print("| attention, position | precision | first loss | error | worst gradient error | against float64 (PyTorch's) | "
-        f"loss of step {arguments.steps}, PyTorch / ours | worst error | worst error of validation | verdict |")
-  print("|---" * 10 + "|")
+        f"loss of step {arguments.steps}, PyTorch / ours | worst error of a loss (losses judged) | verdict |")
+  print("|---" * 9 + "|")
   print("\n".join(rows))
   sys.exit(0 if good else 1)
 
