@@ -8,12 +8,12 @@ PyTorch's model is scripts/modeling_plusgpt.py, the one that checkpoints carry f
 attention with its T x T matrices, gradients by automatic differentiation. The script compares, starting from the same
 random weights: the loss and every gradient tensor of the first step; the loss of each of --steps steps; and the
 validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch| over
-the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is off (at
-the kink of relu, say). In fp32 an error above 1e-4 in the loss or a gradient of the first step is a failure (exit 1); a
-gradient may also be off by twice what PyTorch's fp32 is, where that is more. PyTorch trains in both precisions too, and
-a later loss is judged (at most 1e-3 from the nearer of the two) until they are 1e-4 apart: from there on rounding decides.
-For lssar and threshold, which magnify rounding, that is after a few steps, for other kinds never. bf16 is only shown. The
-shard should hold bytes; for GPT-2 tokens add --set model.vocab=50257.
+the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is off
+(at the kink of relu, say). In fp32 an error above 1e-4 in the loss or a gradient of the first step is a failure (exit
+1); a gradient may also be off by twice what PyTorch's fp32 is, where that is more. PyTorch trains in both precisions
+too, and a later loss is judged (at most 1e-3 from the nearer of the two) until they are 1e-4 apart: from there on
+rounding decides. For lssar and threshold, which magnify rounding, that is after a few steps, for other kinds never.
+bf16 is only shown. The shard should hold bytes; for GPT-2 tokens add --set model.vocab=50257.
 """
 import argparse
 import json
