@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/attention.h"
+#include "test/support/error_of.h"
 
 TEST(AttentionMemory, IsLinearInTheLength) {
   AttentionSetup s;
@@ -11,24 +12,11 @@ TEST(AttentionMemory, IsLinearInTheLength) {
   EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
 }
 
-template <class F> static std::string error_text(F f) {
-  try {
-    f();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no UserError";
-}
-
 TEST(AttentionDispatch, NamesAndErrors) {
   for (const char* name : kind_names) EXPECT_STREQ(kind_names[int(from_name<Kind>("KIND", kind_names, name))], name);
-  EXPECT_NE(error_text([] {
-              from_name<Kind>("KIND", kind_names, "lsar");
-            }).find("KIND = \"lsar\" is unknown; choose one of softmax, lssa"),
-            std::string::npos);
-  EXPECT_NE(error_text([] { attention_check({}, 513, true); }).find("model.head_dim = 513"), std::string::npos);
-  EXPECT_NE(error_text([] {
-              attention_check({.kind = Kind(std::size(kind_names))}, 64, true);
-            }).find("has no kernels in this build"),
-            std::string::npos);
+  expect_user_error([] { from_name<Kind>("KIND", kind_names, "lsar"); },
+                    {"KIND = \"lsar\" is unknown; choose one of softmax, lssa"});
+  expect_user_error([] { attention_check({}, 513, true); }, {"model.head_dim = 513"});
+  expect_user_error([] { attention_check({.kind = Kind(std::size(kind_names))}, 64, true); },
+                    {"has no kernels in this build"});
 }

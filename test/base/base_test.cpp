@@ -19,10 +19,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
-
-static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
 
 // ---- json
 
@@ -251,23 +248,19 @@ TEST(Background, RethrowsInTheThreadThatWaits) {
 
 // ---- signals
 
+// Ends the process with 11 if `expected` holds after these signals.
+[[noreturn]] static void exit_after(const std::vector<int>& signals, bool (*expected)()) {
+  watch_signals();
+  for (int signal : signals) raise(signal);
+  _exit(expected() ? 11 : 1);
+}
+
 TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGUSR1);
-        raise(SIGUSR1);
-        _exit(save_requested() && !save_requested() ? 11 : 1);
-      },
-      testing::ExitedWithCode(11), "");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        raise(SIGTERM);
-        _exit(stop_requested() && !save_requested() ? 11 : 1);
-      },
-      testing::ExitedWithCode(11), "");
+  EXPECT_EXIT((exit_after({SIGUSR1, SIGUSR1}, [] { return save_requested() && !save_requested(); })),
+              testing::ExitedWithCode(11), "");
+  EXPECT_EXIT((exit_after({SIGTERM}, [] { return stop_requested() && !save_requested(); })),
+              testing::ExitedWithCode(11), "");
   EXPECT_EXIT(
       {
         watch_signals();
@@ -290,11 +283,6 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
 
 TEST(Signals, OneRequestMayArriveSeveralTimes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        watch_signals();
-        for (int i = 0; i < 5; i++) raise(i % 2 ? SIGINT : SIGTERM);
-        _exit(stop_requested() ? 11 : 1);
-      },
-      testing::ExitedWithCode(11), "");
+  EXPECT_EXIT((exit_after({SIGTERM, SIGINT, SIGTERM, SIGINT, SIGTERM}, stop_requested)), testing::ExitedWithCode(11),
+              "");
 }

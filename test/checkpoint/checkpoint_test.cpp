@@ -12,20 +12,10 @@
 #include "base/json.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/safetensors.h"
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
-// Makes a new file each time: ext4 writes a file that was shortened to the disk on every close, here thousands of
-// times.
-static void put(const std::string& path, const std::string& bytes) {
-  fs::remove(path);
-  write_file(path, bytes);
-}
-static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // ---- folders
 
@@ -72,7 +62,7 @@ struct Checkpoints : testing::Test {
   void write_state(const std::string& folder, const json& root) {
     std::string begin = root.dump();
     begin.pop_back();
-    put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
+    write_file(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
   }
   json state_of(const std::string& folder) {
     json root = json::parse(bytes_of(folder + "/state.json"));
@@ -120,11 +110,11 @@ TEST_F(Checkpoints, EveryBitCounts) {
     for (size_t i = 0; i < good.size(); i++) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ 1 << random() % 8);
-      put(path, bad);
+      write_file(path, bad);
       ASSERT_TRUE(has(damage(folder), name)) << name << " byte " << i;
     }
     for (size_t size = 0; size < good.size(); size += 1 + size / 20) {
-      put(path, good.substr(0, size));
+      write_file(path, good.substr(0, size));
       ASSERT_TRUE(has(damage(folder), name)) << name << " of " << size << " bytes";
     }
     write_file(path, good + "x");
@@ -220,7 +210,7 @@ TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
     for (int edits = 1 + random() % 3; edits > 0; edits--)
       begin[random() % begin.size()] = "0123456789[]{},\":-.e\xff\0 "[random() % 24];
     if (random() % 4 == 0) begin.resize(random() % begin.size());
-    put(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
+    write_file(folder + "/state.json", begin + ",\n \"xxh64\": \"" + checksum_text(begin) + "\"\n}\n");
     std::string error = error_of([&] { damage(folder); });
     EXPECT_TRUE(error.empty() || error.starts_with("user: checkpoint: ") || error.starts_with("user: config: "))
         << error;
@@ -248,7 +238,7 @@ TEST_F(Checkpoints, FilesForTransformersMayChange) {
   for (auto& [name, text] : {std::pair{"modeling_plusgpt.py", content(20).modelling}, {"vocab.json", "{}"}}) {
     std::string path = folder + "/" + name;
     EXPECT_EQ(bytes_of(path), text);
-    put(path, "class Mine: pass\n");
+    write_file(path, "class Mine: pass\n");
     EXPECT_EQ(damage(folder), "");
     fs::remove(path);
     EXPECT_EQ(damage(folder), "");

@@ -11,14 +11,10 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "base/error.h"
 #include "checkpoint/metrics.h"
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
 namespace fs = std::filesystem;
-
-static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
 
 // ---- folders
 
@@ -32,7 +28,7 @@ struct Runs : testing::Test {
   }
   std::vector<std::string> names() {
     std::vector<std::string> found;
-    for (auto& entry : std::filesystem::directory_iterator(run_path)) found.push_back(entry.path().filename().string());
+    for (auto& entry : fs::directory_iterator(run_path)) found.push_back(entry.path().filename().string());
     std::sort(found.begin(), found.end());
     return found;
   }
@@ -50,7 +46,7 @@ TEST_F(Runs, StepsAreListedNewestFirst) {
   // Only folders with exactly these names count.
   for (auto* name : {"step_3", "step_00000004x", "step_-0000005", "xstep_00000006", ".tmp_step_00000007",
                      "bad_step_00000008", "step_000000009", "step_99999999999999999999999", "step_"})
-    std::filesystem::create_directory(run_path + "/" + name);
+    fs::create_directory(run_path + "/" + name);
   write_text_file(run_path + "/step_00000099", "a file");
   EXPECT_EQ(steps(), (std::vector<int64_t>{100000000, 10, 2}));
   EXPECT_EQ(step_folders(run_path)[1].path, run_path + "/step_00000010");
@@ -73,7 +69,7 @@ TEST_F(Runs, LeftoversOfAnInterruptedStepAreNotKept) {
   write_text_file(run.begin_step(5) + "/half", "x");
   write_text_file(run.begin_step(5) + "/whole", "y");  // the process died and was started again
   run.publish_step(5);
-  EXPECT_FALSE(std::filesystem::exists(run_path + "/step_00000005/half"));
+  EXPECT_FALSE(fs::exists(run_path + "/step_00000005/half"));
   EXPECT_EQ(bytes_of(run_path + "/step_00000005/whole"), "y");
 }
 
@@ -87,7 +83,7 @@ TEST_F(Runs, GoingBackKeepsLaterCheckpoints) {
   EXPECT_EQ(bytes_of(run_path + "/old_steps/step_00000030/model.safetensors"), "x");
   EXPECT_EQ(bytes_of(run_path + "/old_steps/metrics.jsonl"), "lines\n");
   EXPECT_EQ(step_folders(run_path + "/old_steps").size(), 2u);  // it can be continued like a run
-  std::filesystem::remove(run.metrics_path());
+  fs::remove(run.metrics_path());
   make_step(run, 20);
   EXPECT_EQ(run.put_away_after(10), run_path + "/old_steps_2");
   EXPECT_EQ(steps(), std::vector<int64_t>{10});
@@ -96,10 +92,10 @@ TEST_F(Runs, GoingBackKeepsLaterCheckpoints) {
 TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
   RunDir run("a", root);
   for (int64_t step : {1, 2, 3}) make_step(run, step);
-  std::filesystem::create_directories(run_path + "/.tmp_step_00000009/in");
-  std::filesystem::permissions(run_path, std::filesystem::perms::all);
+  fs::create_directories(run_path + "/.tmp_step_00000009/in");
+  fs::permissions(run_path, fs::perms::all);
   for (auto* name : {"/step_00000001", "/step_00000002", "/.tmp_step_00000009"})
-    std::filesystem::permissions(run_path + name, std::filesystem::perms(0555));
+    fs::permissions(run_path + name, fs::perms(0555));
   without_root([&] {
     testing::internal::CaptureStderr();
     EXPECT_EQ(error_of([&] { run.keep_newest(1), run.remove_leftovers(); }), "");
@@ -107,7 +103,7 @@ TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
     EXPECT_NE(said.find("warning: cannot remove " + run_path + "/.tmp_step_00000009: Permission denied"), said.npos);
     EXPECT_EQ(steps(), std::vector<int64_t>{3});
   });
-  for (auto& name : names()) std::filesystem::permissions(run_path + "/" + name, std::filesystem::perms::owner_all);
+  for (auto& name : names()) fs::permissions(run_path + "/" + name, fs::perms::owner_all);
 }
 
 TEST_F(Runs, PublishingNothingFails) {
@@ -129,16 +125,16 @@ TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   RunDir run("a", root);
   write_text_file(run.metrics_path(), "{}\n");
   write_text_file(run_path + "/picture.png", "kept");
-  std::filesystem::create_directory(run_path + "/.tmp_step_00000009");
+  fs::create_directory(run_path + "/.tmp_step_00000009");
   run.start_fresh(false);  // no checkpoints: nothing is lost
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "old_metrics.jsonl", "picture.png"}));
   EXPECT_EQ(bytes_of(run_path + "/old_metrics.jsonl"), "{}\n");
   for (auto* name : {"/old_steps_notes/step_00000001", "/old_steps_", "/old_steps_3"})  // a user's own
-    std::filesystem::create_directories(run_path + name);
+    fs::create_directories(run_path + name);
   std::vector<std::string> kept = {".lock",       "old_metrics.jsonl", "old_steps_",
                                    "old_steps_3", "old_steps_notes",   "picture.png"};
   for (auto* name : {"/bad_step_00000008", "/old_steps_2"}) {
-    std::filesystem::create_directories(run_path + name + "/step_00000001");
+    fs::create_directories(run_path + name + "/step_00000001");
     EXPECT_EQ(error_of([&] {
                 run.start_fresh(false);
               }).rfind("user: runs: " + run_path + " already has checkpoints in " + (name + 1) + "; replace", 0),
@@ -193,7 +189,7 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
 }
 
 TEST_F(Runs, FoldersThatCannotBeUsed) {
-  std::filesystem::create_directory(root);
+  fs::create_directory(root);
   write_text_file(root + "/a", "a file");
   EXPECT_EQ(error_of([&] { RunDir run("a", root); }),
             "user: runs: " + run_path +
@@ -206,7 +202,7 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
                                                             "whose runs/ you may read and write");
   });
   { RunDir run("d", root); }
-  std::filesystem::permissions(root + "/d", std::filesystem::perms(0555));
+  fs::permissions(root + "/d", fs::perms(0555));
   without_root([&] {
     EXPECT_EQ(error_of([&] { RunDir run("d", root); }).rfind("user: runs: cannot read and write " + root, 0), 0u);
   });

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <random>
 
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
 using namespace std::string_literals;
@@ -17,17 +16,22 @@ static std::string with_length(const std::string& header, const std::string& dat
   uint64_t length = header.size();
   return std::string(reinterpret_cast<char*>(&length), 8) + header + data;
 }
-static std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
+
+// The entry of a tensor in the header.
+static std::string tensor(const char* name, const char* shape, const char* offsets) {
+  return format(R"("%s":{"dtype":"F32","shape":%s,"data_offsets":%s})", name, shape, offsets);
+}
 
 struct Safetensors : testing::Test {
   TempDir dir;
   std::string path = dir / "t.safetensors";
-  void replace_file(const std::string& bytes) {
-    std::filesystem::remove(path);  // a new file each time: ext4 is slow to empty one
-    write_file(path, bytes);
+  void write_tensors(const std::vector<ArrayView>& tensors, const std::vector<float>& values) {
+    SafetensorsWriter writer(path, tensors);
+    writer.write(values.data(), int64_t(values.size()));
+    writer.finish();
   }
   std::string error(const std::string& bytes) {
-    replace_file(bytes);
+    write_file(path, bytes);
     std::string text = error_of([&] { SafetensorsReader reader(path); });
     std::string begin = "user: safetensors: ", end = "  [" + path + "]";
     if (text.rfind(begin, 0) != 0) return text;
@@ -36,6 +40,9 @@ struct Safetensors : testing::Test {
   }
   std::string header_error(const std::string& header, size_t data_bytes) {
     return error(with_length(header, std::string(data_bytes, '\1')));
+  }
+  std::string tensor_error(const char* shape, const char* offsets, size_t data_bytes) {
+    return header_error("{" + tensor("x", shape, offsets) + "}", data_bytes);
   }
 };
 
@@ -56,11 +63,7 @@ TEST_F(Safetensors, WriterWritesTheFormat) {
 TEST_F(Safetensors, ReadsBackInAnyPieces) {
   std::vector<float> values(100003);
   for (size_t i = 0; i < values.size(); i++) values[i] = std::sin(static_cast<float>(i));
-  {
-    SafetensorsWriter writer(path, {{"first", {3}}, {"second", {1000, 100}}});
-    writer.write(values.data(), 100003);
-    writer.finish();
-  }
+  write_tensors({{"first", {3}}, {"second", {1000, 100}}}, values);
   SafetensorsReader reader(path);
   EXPECT_EQ(reader.metadata().at("format"), "pt");
   ASSERT_EQ(reader.tensors().size(), 2u);
@@ -180,46 +183,30 @@ TEST_F(Safetensors, BrokenTensors) {
   EXPECT_EQ(header_error(R"({"x":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4),
             "tensor \"x\" has the unknown dtype \"F31\"");
   for (auto* shape : {"[-1]", "[1.0]", "[\"1\"]", "1", "null", "[[1]]", "[9223372036854775808]"})
-    EXPECT_EQ(header_error(format(R"({"x":{"dtype":"F32","shape":%s,"data_offsets":[0,4]}})", shape), 4),
-              "tensor \"x\" has no shape of whole numbers");
+    EXPECT_EQ(tensor_error(shape, "[0,4]", 4), "tensor \"x\" has no shape of whole numbers");
   for (auto* offsets : {"[]", "[0]", "[0,4,8]", "[-4,0]", "[0,4.0]", "{}"})
-    EXPECT_EQ(header_error(format(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":%s}})", offsets), 4),
-              "tensor \"x\" has no data_offsets of two whole numbers");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4),
-            "tensor \"x\" ends before it begins: data_offsets [4, 0]");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7),
+    EXPECT_EQ(tensor_error("[1]", offsets, 4), "tensor \"x\" has no data_offsets of two whole numbers");
+  EXPECT_EQ(tensor_error("[1]", "[4,0]", 4), "tensor \"x\" ends before it begins: data_offsets [4, 0]");
+  EXPECT_EQ(tensor_error("[2]", "[0,8]", 7),
             "tensor \"x\" lies beyond the file's end: data_offsets [0, 8], 7 bytes of data; was the file cut short?");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
-            "tensor \"x\" takes 8 bytes of data, which does not fit F32 [3]");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
+  EXPECT_EQ(tensor_error("[3]", "[0,8]", 8), "tensor \"x\" takes 8 bytes of data, which does not fit F32 [3]");
+  EXPECT_EQ(tensor_error("[4294967296,4294967296]", "[0,0]", 0),
             "tensor \"x\" has too many elements: shape [4294967296, 4294967296]");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0),
+  EXPECT_EQ(tensor_error("[4611686018427387904]", "[0,0]", 0),
             "tensor \"x\" takes 0 bytes of data, which does not fit F32 [4611686018427387904]");
-  EXPECT_EQ(
-      header_error(
-          R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-          8),
-      "tensor \"y\" begins at byte 0 of the data, the previous one ends at 4: they overlap");
-  EXPECT_EQ(
-      header_error(
-          R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"y":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
-          12),
-      "tensor \"y\" begins at byte 8 of the data, the previous one ends at 4: they leave a gap");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8),
+  EXPECT_EQ(header_error("{" + tensor("x", "[1]", "[0,4]") + "," + tensor("y", "[2]", "[0,8]") + "}", 8),
+            "tensor \"y\" begins at byte 0 of the data, the previous one ends at 4: they overlap");
+  EXPECT_EQ(header_error("{" + tensor("x", "[1]", "[0,4]") + "," + tensor("y", "[1]", "[8,12]") + "}", 12),
+            "tensor \"y\" begins at byte 8 of the data, the previous one ends at 4: they leave a gap");
+  EXPECT_EQ(tensor_error("[1]", "[4,8]", 8),
             "tensor \"x\" begins at byte 4 of the data, the previous one ends at 0: they leave a gap");
-  EXPECT_EQ(header_error(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5),
-            "the file has 1 bytes after the last tensor");
+  EXPECT_EQ(tensor_error("[1]", "[0,4]", 5), "the file has 1 bytes after the last tensor");
   std::string long_name(10000, 'n');
   EXPECT_LT(header_error("{\"" + long_name + "\":1}", 0).size(), 300u);
 }
 
 TEST_F(Safetensors, FileThatShrinksWhileItIsRead) {
-  {
-    SafetensorsWriter writer(path, {{"x", {4}}});
-    float x[4] = {};
-    writer.write(x, 4);
-    writer.finish();
-  }
+  write_tensors({{"x", {4}}}, std::vector<float>(4));
   SafetensorsReader reader(path);
   std::filesystem::resize_file(path, reader.tensors()[0].offset + 8);
   float x[4];
@@ -245,12 +232,7 @@ TEST_F(Safetensors, ErrorsOfTheWriter) {
 
 // For any bytes the result is a list of tensors within the file or a UserError.
 TEST_F(Safetensors, UntrustedBytes) {
-  {
-    SafetensorsWriter writer(path, {{"wte.weight", {2, 3}}, {"h.0.ln_1.bias", {4}}});
-    float x[10] = {};
-    writer.write(x, 10);
-    writer.finish();
-  }
+  write_tensors({{"wte.weight", {2, 3}}, {"h.0.ln_1.bias", {4}}}, std::vector<float>(10));
   const std::string good = bytes_of(path);
   int refused = 0;
   for (size_t n = 0; n < good.size(); n++) refused += !error(good.substr(0, n)).empty();
@@ -262,7 +244,7 @@ TEST_F(Safetensors, UntrustedBytes) {
     for (int edits = 1 + random() % 3; edits > 0; edits--)
       bytes[random() % bytes.size()] = "0123456789[]{},\":-.eF\xff\0"[random() % 24];
     if (random() % 4 == 0) bytes.resize(random() % bytes.size());
-    replace_file(bytes);
+    write_file(path, bytes);
     std::string text = error_of([&] {
       SafetensorsReader reader(path);
       std::vector<float> values;

@@ -6,7 +6,6 @@
 #include <random>
 
 #include "test/data/task_bytes.h"
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
 namespace {

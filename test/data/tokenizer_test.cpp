@@ -13,7 +13,6 @@
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
 #include "data/utf8.h"
-#include "test/support/error_of.h"
 #include "test/support/temp_dir.h"
 
 namespace {

@@ -4,20 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <fstream>
-#include <sstream>
-
 #include "test/support/temp_dir.h"
 
 static std::string found(const MatmulChoices& choices, const std::string& shape) {
   const std::string* algorithm = choices.find(shape);
   return algorithm ? *algorithm : "none";
-}
-
-static std::string content(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
 }
 
 TEST(MatmulChoices, FindsThoseOfItsDeviceOnly) {
@@ -73,9 +64,9 @@ TEST(MatmulChoices, KeepsWhatWasMeasuredInTheFile) {
   EXPECT_EQ(found(second, "m1") + found(second, "m2"), "fastnone");
   EXPECT_EQ(third.use_file(path, false).count, 0);
   EXPECT_EQ(found(third, "m1"), "none");
-  std::string before = content(path);
+  std::string before = bytes_of(path);
   third.choose("m1", "faster");
-  EXPECT_EQ(content(path).rfind(before, 0), 0u);  // appended
+  EXPECT_EQ(bytes_of(path).rfind(before, 0), 0u);  // appended
   EXPECT_EQ(second.use_file(path, true).count, 1);
   EXPECT_EQ(found(second, "m1"), "faster");
 }

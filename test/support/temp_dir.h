@@ -1,4 +1,4 @@
-// For tests that need files: a folder that its object's destructor removes, and a check of a user_error's text.
+// For tests that need files: a folder that its object's destructor removes, and what is in them.
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <string>
 
-#include "base/error.h"
+#include "base/file.h"
+#include "test/support/error_of.h"
 
 struct TempDir {
   std::string path;
@@ -29,24 +29,14 @@ struct TempDir {
   std::string operator/(const std::string& name) const { return path + "/" + name; }
 };
 
+// Makes a new file each time: ext4 writes a file that was shortened to the disk on every close, in some tests thousands
+// of times.
 inline void write_file(const std::string& path, const std::string& bytes) {
+  std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// f must throw a UserError whose text contains all of parts.
-template <class F> void expect_user_error(F f, std::initializer_list<std::string> parts) {
-  try {
-    f();
-  } catch (const UserError& error) {
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "\"" << part << "\" is missing in: " << error.what();
-    return;
-  } catch (const std::exception& error) {
-    FAIL() << "not a UserError: " << error.what();
-  }
-  FAIL() << "nothing was thrown";
-}
+inline std::string bytes_of(const std::string& path) { return read_text_file(path, "test", 1 << 20); }
 
 // Runs f without root's rights, with which every file would be readable.
 template <class F> void without_root(F f) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "test/support/error_of.h"
 #include "training/console.h"
 #include "training/spikes.h"
 
@@ -30,16 +31,13 @@ TEST(Console, LineIsAsDocumented) {
 
 // ---- spikes
 
-static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(Spikes, OutliersAreFound) {
   SpikeGuard guard(6, {});
   for (int i = 0; i < 40; i++) EXPECT_EQ(guard.judge(3 + 0.1 * (i % 2), 1 - 0.1 * (i % 2)), "") << i;
   EXPECT_EQ(guard.judge(3.05 + 5.9 * 0.05, 1), "");
   EXPECT_TRUE(has(guard.judge(9, 1), "loss 9 is "));
   EXPECT_TRUE(has(guard.judge(3, 40), "gradient norm 40 is "));
-  std::string both = guard.judge(9, 40);
-  EXPECT_TRUE(has(both, "loss 9") && has(both, "; gradient norm 40")) << both;
+  expect_has(guard.judge(9, 40), {"loss 9", "; gradient norm 40"});
   EXPECT_EQ(guard.judge(0, 0), "");  // low values are not spikes
   EXPECT_EQ(guard.history().skipped, 3);
 }
