@@ -24,8 +24,7 @@ template <class F> class AttentionTest : public testing::Test {
  protected:
   void SetUp() override {
     F::choose();
-    if (family == Kernels::hopper && !on_cpu && device_properties().major != 9)
-      GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    if (family == Kernels::hopper && lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   }
 };
 using Families = testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>,
@@ -58,20 +57,14 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   s.kernels = family;
   if (extra) s.qkv_stride = int(row) + extra;
   auto laid_out = [&](const std::vector<T>& x, size_t row, int extra) {
-    std::vector<T> y(shift, other);
-    for (size_t i = 0; i < x.size(); i += row) {
-      y.insert(y.end(), x.begin() + i, x.begin() + i + row);
-      y.insert(y.end(), extra, other);
-    }
+    std::vector<T> y = with_gaps(x, row, extra, other);
+    y.insert(y.begin(), shift, other);
     return y;
   };
   auto taken = [&](const DeviceArray<T>& array, size_t row, int extra) {
-    std::vector<T> y = array.download(), x;
-    for (size_t i = shift; i < y.size(); i += row + extra) {
-      x.insert(x.end(), y.begin() + i, y.begin() + i + row);
-      for (int e = 0; e < extra; e++) EXPECT_EQ(to_float(y[i + row + e]), 7) << "written beside row " << i / row;
-    }
-    return x;
+    std::vector<T> y = without_first(array.download(), shift);
+    expect_gaps("rows apart", y, row, extra, 7);
+    return without_gaps(y, row, extra);
   };
   DeviceArray<T> in(laid_out(qkv, row, extra)), out(shape.out_size() + shift), d(laid_out(dout, row / 3, 0)),
       sink(sinks), dqkv(laid_out(std::vector<T>(shape.qkv_size(), from_float<T>(NAN)), row, extra));
@@ -100,74 +93,55 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
 // Outputs and gradients of one or several inputs of a shape beside their references. A result of a few numbers says
 // little about the naive formula's error, so small shapes are compared over several draws, as one tensor.
 template <class T> struct Comparison {
-  struct Values {
-    std::vector<T> kernel;
-    Numbers<Exact> exact;
-    Numbers<Naive<T>> naive;
-    double terms = 0;
-  } values[4];  // out, dq, dk, dv
-  std::vector<float> dsinks, dbias;
-  Numbers<Exact> exact_dsinks, exact_dbias;
-  Numbers<Naive<T>> naive_dsinks, naive_dbias;
-  double bias_terms = 0;
+  Pool out, dq, dk, dv, dbias, dsinks;
+  explicit Comparison(const std::string& name)
+      : out(name + " out", u<T>),
+        dq(name + " dq", u<T>),
+        dk(name + " dk", u<T>),
+        dv(name + " dv", u<T>),
+        dbias(name + " dbias", u<T>),
+        dsinks(name + " dsink", u<float>) {}
 
   void add(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv, const std::vector<T>& dout,
            const std::vector<T>& sinks = {}, int shift = 0, const Numbers<Exact>& bias = {}) {
     auto result = run_attention<T>(s, shape, qkv, dout, sinks, shift, 0, bias);
-    auto x = widen<Exact>(qkv), d = widen<Exact>(dout), sink = widen<Exact>(sinks);
-    auto nx = widen<Naive<T>>(qkv), nd = widen<Naive<T>>(dout), nsink = widen<Naive<T>>(sinks);
-    Numbers<Exact> dsink(sinks.size(), 0.5);
-    Numbers<Naive<T>> ndsink(sinks.size(), 0.5f);
-    Numbers<Exact> dc(bias.size(), 0.0);
-    Numbers<Naive<T>> ndc(bias.size(), 0.0f);
     double terms[4] = {};
-    auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-    append(values[0].kernel, result.out);
-    append(values[0].exact, ref_attention<Exact>(s, shape, x, sink, 0, bias));
-    append(values[0].naive, ref_attention<Naive<T>>(s, shape, nx, nsink, 0, bias));
-    auto exact = ref_attention_backward<Exact>(s, shape, x, d, sink, &dsink, terms, 0, bias, &dc);
-    auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, nsink, &ndsink, nullptr, 0, bias, &ndc);
-    for (int part = 0; part < 3; part++) {
-      append(values[1 + part].kernel, part_of(shape, result.dqkv, part));
-      append(values[1 + part].exact, part_of(shape, exact, part));
-      append(values[1 + part].naive, part_of(shape, naive, part));
-      values[1 + part].terms = std::max(values[1 + part].terms, terms[part]);
+    auto reference = [&]<class P>(P, double* terms) {
+      auto x = widen<P>(qkv), sink = widen<P>(sinks);
+      Numbers<P> dsink(sinks.size(), 0.5f), dc(bias.size(), 0.0f);
+      auto out = ref_attention<P>(s, shape, x, sink, 0, bias);
+      auto dqkv = ref_attention_backward<P>(s, shape, x, widen<P>(dout), sink, &dsink, terms, 0, bias, &dc);
+      return std::tuple(out, dqkv, dsink, dc);
+    };
+    auto [exact, dexact, exact_dsinks, exact_dbias] = reference(Exact(), terms);
+    auto [naive, dnaive, naive_dsinks, naive_dbias] = reference(Naive<T>(), nullptr);
+    out.add(result.out, exact, naive);
+    int part = 0;
+    for (Pool* pool : {&dq, &dk, &dv}) {
+      pool->add(part_of(shape, result.dqkv, part), part_of(shape, dexact, part), part_of(shape, dnaive, part),
+                terms[part]);
+      part++;
     }
-    append(dsinks, result.dsinks);
-    append(exact_dsinks, dsink);
-    append(naive_dsinks, ndsink);
-    append(dbias, result.dbias);
-    append(exact_dbias, dc);
-    append(naive_dbias, ndc);
-    bias_terms = std::max(bias_terms, terms[3]);
+    dbias.add(result.dbias, exact_dbias, naive_dbias, terms[3]);
+    dsinks.add(result.dsinks, exact_dsinks, naive_dsinks);
   }
 
-  // The largest error / bound.
-  double finish(const std::string& name) {
-    double used = 0;
-    const char* names[] = {" out", " dq", " dk", " dv"};
-    for (int i = 0; i < 4; i++)
-      used = std::max(used, expect_close(name + names[i], values[i].kernel, values[i].exact, values[i].naive, u<T>,
-                                         values[i].terms));
-    if (!dbias.empty())
-      used = std::max(used, expect_close(name + " dbias", dbias, exact_dbias, naive_dbias, u<T>, bias_terms));
-    if (!dsinks.empty()) expect_close(name + " dsink", dsinks, exact_dsinks, naive_dsinks, u<float>);
-    return used;
-  }
+  // The largest error / bound, but for the sinks.
+  double compare() { return std::max({out.compare(), dq.compare(), dk.compare(), dv.compare(), dbias.compare()}); }
 };
 
 template <class T>
 double check_attention(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
                        const std::vector<T>& dout) {
-  Comparison<T> comparison;
+  Comparison<T> comparison(describe(s, shape));
   comparison.add(s, shape, qkv, dout);
-  return comparison.finish(describe(s, shape));
+  return comparison.compare();
 }
 
 template <class T> double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
   AttentionShape shape = fit(wanted);
   if (!has_kernels(shape.D)) return 0;
-  Comparison<T> comparison;
+  Comparison<T> comparison(describe(s, shape));
   bool learned = s.sink == Sink::learned;
   size_t smallest = learned ? shape.H : shape.out_size();  // numbers in the smallest result
   for (size_t draw = 0, numbers = 0; draw < 16 && numbers < 2000; draw++, numbers += smallest) {
@@ -176,7 +150,7 @@ template <class T> double check_random(const AttentionSetup& s, const AttentionS
     if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
     comparison.add(s, shape, qkv, random_normal<T>(shape.out_size(), 4 + 3 * draw), sinks, shift);
   }
-  return comparison.finish(describe(s, shape));
+  return comparison.compare();
 }
 
 // The kinds of this build. A function, because the kernels register themselves while static objects are constructed.
@@ -268,13 +242,9 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
       if (kind == Kind::lssar) look_at_first_key(shape, qkv);
       auto bias = n % 2 ? random_bias(shape, 80 + n) : Numbers<Exact>();
-      Comparison<T> comparison;
-      if (general_on_gpu()) {
-        EXPECT_ANY_THROW(comparison.add(s, shape, qkv, dout, {}, 0, bias));
-      } else {
-        comparison.add(s, shape, qkv, dout, {}, 0, bias);
-        comparison.finish(describe(s, shape));
-      }
+      Comparison<T> comparison(describe(s, shape));
+      if (general_on_gpu()) EXPECT_ANY_THROW(comparison.add(s, shape, qkv, dout, {}, 0, bias));
+      else comparison.add(s, shape, qkv, dout, {}, 0, bias);
     }
 }
 
@@ -417,11 +387,8 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
     auto exact = ref_attention_backward<Exact>(s, shape, x, d, {}, nullptr, terms, first);
     auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, {}, nullptr, nullptr, first);
     for (int part = 0; part < 3; part++)
-      expect_close(name + (part == 0   ? " dq"
-                           : part == 1 ? " dk"
-                                       : " dv"),
-                   part_of(shape, result.dqkv, part), part_of(shape, exact, part), part_of(shape, naive, part), u<T>,
-                   terms[part]);
+      expect_close(format("%s d%c", name.c_str(), "qkv"[part]), part_of(shape, result.dqkv, part),
+                   part_of(shape, exact, part), part_of(shape, naive, part), u<T>, terms[part]);
   }
 }
 
@@ -434,9 +401,8 @@ template <class T> void check_prepared(AttentionSetup s, const AttentionShape& s
   auto qkv = random_normal<T>(shape.qkv_size(), 1), dout = random_normal<T>(shape.out_size(), 2);
   auto scales = s.scale == Scale::ssmax ? random_normal<T>(shape.H, 3, 0.1f, 0.43f) : std::vector<T>();
   auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
-  size_t row = 3 * size_t(shape.H) * shape.D, rows = size_t(shape.B) * shape.T;
-  std::vector<T> apart(rows * s.qkv_stride, from_float<T>(7));
-  for (size_t n = 0; n < rows; n++) std::copy_n(qkv.begin() + n * row, row, apart.begin() + n * s.qkv_stride);
+  size_t row = 3 * size_t(shape.H) * shape.D;
+  std::vector<T> apart = with_gaps(qkv, row, extra, from_float<T>(7));
   DeviceArray<T> x(apart), out(shape.out_size()), d(dout), scale(scales);
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), norms(2 * shape.rows());
   DeviceArray<float2> angles(rope);
@@ -468,12 +434,8 @@ template <class T> void check_prepared(AttentionSetup s, const AttentionShape& s
     expect_same_bits(name + " dscale", result.second, expected.second);
     return;
   }
-  std::vector<T> dqkv;
-  for (size_t n = 0; n < rows; n++) {
-    auto from = result.first.begin() + n * s.qkv_stride;
-    dqkv.insert(dqkv.end(), from, from + row);
-    for (int e = 0; e < extra; e++) EXPECT_EQ(to_float(from[row + e]), 7) << name << ": written beside row " << n;
-  }
+  expect_gaps(name, result.first, row, extra, 7);
+  auto dqkv = without_gaps(result.first, row, extra);
   auto reference = [&]<class P>(P) {
     auto wide = widen<P>(qkv);
     auto dprepared = ref_attention_backward<P>(s, shape, ref_prepare<P>(s, shape, wide, rope), widen<P>(dout));
@@ -530,7 +492,7 @@ TYPED_TEST(AttentionTest, ManyHeads) {
 
 // Multiprocessors left to other kernels change who computes a tile, and no bit. Only Hopper's kernels leave any.
 TEST(HopperAttention, SpareMultiprocessors) {
-  if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   family = Kernels::hopper;
   int all = device_properties().multiProcessorCount;
   AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
@@ -603,28 +565,9 @@ TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
   auto sinks = random_normal<T>(shape.H, 3);
   for (Kind kind : built_kinds()) {
     AttentionSetup s{{.kind = kind, .sink = kind == Kind::softmax ? Sink::learned : Sink::none}};
-    auto once = [&] {
-      return run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>());
-    };
-    auto expected = once();
-    auto expect = [&](const std::string& name) {
-      auto result = once();
-      expect_same_bits(name + " out", result.out, expected.out);
-      expect_same_bits(name + " dqkv", result.dqkv, expected.dqkv);
-      expect_same_bits(name + " stats", result.stats, expected.stats);
-      expect_same_bits(name + " dsinks", result.dsinks, expected.dsinks);
-    };
-    for (int threads : {1, 2, 3}) {
-      set_cpu_threads(threads);
-      expect(format("%d threads", threads));
-    }
-    set_cpu_threads(0);
-    set_cpu_order(CpuOrder::reverse);
-    expect("reverse order");
-    for (unsigned seed : {1, 2}) {
-      set_cpu_order(CpuOrder::random, seed);
-      expect(format("random order %u", seed));
-    }
-    set_cpu_order(CpuOrder::forward);
+    expect_reproducible(describe(s, shape), [&] {
+      auto result = run_attention<T>(s, shape, qkv, dout, s.sink == Sink::learned ? sinks : std::vector<T>());
+      return bits_of(result.out, result.dqkv, result.stats, result.dsinks);
+    });
   }
 }

@@ -193,11 +193,7 @@ TEST(Diagnose, EqualBits) {
   AttentionShape shape{2, 150, 3, 40};
   auto qkv = random_qkv<float>(shape, 9);
   for (const AttentionSetup& s : settings_of_all_kinds())
-    expect_reproducible(kind_names[int(s.kind)], [&] {
-      auto figures = Diagnosed<float>(s, shape, qkv).figures;
-      auto bytes = reinterpret_cast<const unsigned char*>(figures.data());
-      return std::vector<unsigned char>(bytes, bytes + figures.size() * sizeof(float));
-    });
+    expect_reproducible(kind_names[int(s.kind)], [&] { return bits_of(Diagnosed<float>(s, shape, qkv).figures); });
 }
 
 }  // namespace

@@ -22,48 +22,33 @@ std::string name_of(const GateCase& c) {
                 gate_granularity_names[int(c.settings.granularity)], gate_op_names[int(c.settings.op)], c.N, c.H, c.D);
 }
 
-// A [N, width] matrix in rows of ld, the rest NaN.
-template <class T> DeviceArray<T> strided(const std::vector<T>& values, int N, int width, int ld) {
-  std::vector<T> all(size_t(N) * ld, from_float<T>(NAN));
-  for (int n = 0; n < N; n++)
-    for (int i = 0; i < width; i++) all[size_t(n) * ld + i] = values[size_t(n) * width + i];
-  return DeviceArray<T>(all);
-}
-template <class T>
-std::vector<T> dense(const DeviceArray<T>& array, int N, int width, int ld, bool rest_untouched = true) {
-  std::vector<T> all = array.download(), values(size_t(N) * width);
-  for (int n = 0; n < N; n++)
-    for (int i = 0; i < ld; i++) {
-      float value = to_float(all[size_t(n) * ld + i]);
-      if (i < width) values[size_t(n) * width + i] = all[size_t(n) * ld + i];
-      if (i >= width && rest_untouched) {
-        EXPECT_TRUE(std::isnan(value)) << "row " << n << " column " << i;
-      }
-    }
-  return values;
-}
-
 template <class T> void check(const GateCase& c, int extra) {
   int N = c.N, W = c.H * c.D, G = c.G(), padded = G + extra % 8;  // padding of any width, none too
   std::vector<T> x = random_normal<T>(size_t(N) * W, 1), g = random_normal<T>(size_t(N) * G, 2, 3),
                  dy = random_normal<T>(size_t(N) * W, 3);
   int ldx = W + extra, ldg = padded + extra;
-  DeviceArray<T> dev_x = strided(x, N, W, ldx), dev_g = strided(g, N, G, ldg), dev_dy = strided(dy, N, W, ldx);
-  std::vector<T> nothing(size_t(N) * W, from_float<T>(NAN));
-  DeviceArray<T> y = strided(nothing, N, W, ldx), dx = strided(nothing, N, W, ldx),
-                 dg = strided(std::vector<T>(size_t(N) * G, from_float<T>(NAN)), N, G, ldg);
+  T nan = from_float<T>(NAN);
+  auto strided = [&](const std::vector<T>& values) { return DeviceArray<T>(with_gaps(values, W, extra, nan)); };
+  auto dense = [&](const DeviceArray<T>& array) {
+    std::vector<T> all = array.download();
+    expect_gaps(name_of(c), all, W, extra, NAN);
+    return without_gaps(all, W, extra);
+  };
+  DeviceArray<T> dev_x = strided(x), dev_g(with_gaps(g, G, ldg - G, nan)), dev_dy = strided(dy);
+  std::vector<T> nothing(size_t(N) * W, nan);
+  DeviceArray<T> y = strided(nothing), dx = strided(nothing), dg(std::vector<T>(size_t(N) * ldg, nan));
   gate_forward<T>({y, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
   gate_backward<T>({dx, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
   using N_ = Naive<T>;
   auto ex = widen<Exact>(x), eg = widen<Exact>(g), edy = widen<Exact>(dy);
   auto nx = widen<N_>(x), ng = widen<N_>(g), ndy = widen<N_>(dy);
   double u = unit_roundoff<T>;
-  expect_close(name_of(c) + " y", dense(y, N, W, ldx), ref_gate<Exact>(c, ex, eg), ref_gate<N_>(c, nx, ng), u);
+  expect_close(name_of(c) + " y", dense(y), ref_gate<Exact>(c, ex, eg), ref_gate<N_>(c, nx, ng), u);
   auto exact = ref_gate_backward<Exact>(c, edy, ex, eg);
   auto naive = ref_gate_backward<N_>(c, ndy, nx, ng);
-  expect_close(name_of(c) + " dx", dense(dx, N, W, ldx), exact.dx, naive.dx, u);
+  expect_close(name_of(c) + " dx", dense(dx), exact.dx, naive.dx, u);
   std::vector<T> all = dg.download();
-  expect_close(name_of(c) + " dg", dense(dg, N, G, ldg, false), exact.dg, naive.dg, u);
+  expect_close(name_of(c) + " dg", without_gaps(all, G, ldg - G), exact.dg, naive.dg, u);
   for (int n = 0; n < N; n++)
     for (int i = G; i < ldg; i++) {
       float value = to_float(all[size_t(n) * ldg + i]);
@@ -71,21 +56,20 @@ template <class T> void check(const GateCase& c, int extra) {
       else EXPECT_TRUE(std::isnan(value)) << name_of(c) << " beyond the padding";
     }
   // with a residual
-  DeviceArray<T> sum = strided(nothing, N, W, ldx);
+  DeviceArray<T> sum = strided(nothing);
   gate_forward<T>({sum, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0, {dev_dy, ldx});
   auto plus_residual = [&]<class P>(P, Reals<P> y, const Reals<P>& residual) {
     for (size_t i = 0; i < y.size(); i++) y[i] = P::round(y[i] + residual[i]);
     return y;
   };
-  expect_close(name_of(c) + " with a residual", dense(sum, N, W, ldx),
-               plus_residual(Exact(), ref_gate<Exact>(c, ex, eg), edy),
+  expect_close(name_of(c) + " with a residual", dense(sum), plus_residual(Exact(), ref_gate<Exact>(c, ex, eg), edy),
                plus_residual(N_(), ref_gate<N_>(c, nx, ng), ndy), u);
   // in place
   gate_backward<T>({dev_dy, ldx}, {dg, ldg}, padded, {dev_dy, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D,
                    0);
-  expect_same_bits(name_of(c) + " dx in place", dense(dev_dy, N, W, ldx), dense(dx, N, W, ldx));
+  expect_same_bits(name_of(c) + " dx in place", dense(dev_dy), dense(dx));
   gate_forward<T>({dev_x, ldx}, {dev_x, ldx}, {dev_g, ldg}, c.settings, N, c.H, c.D, 0);
-  expect_same_bits(name_of(c) + " y in place", dense(dev_x, N, W, ldx), dense(y, N, W, ldx));
+  expect_same_bits(name_of(c) + " y in place", dense(dev_x), dense(y));
 }
 
 TEST(Gate, MatchesTheFormula) {

@@ -8,16 +8,7 @@
 
 namespace {
 
-struct HopperWaysTest : testing::Test {
-  void SetUp() override {
-    if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
-    set_cpu_poison(true);
-  }
-  ~HopperWaysTest() override {
-    set_cpu_poison(false);
-    set_cpu_order(CpuOrder::forward);
-  }
-};
+struct HopperWaysTest : HopperTest {};
 
 struct Results {
   std::vector<bf16> out, evaluated, dqkv;

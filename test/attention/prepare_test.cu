@@ -33,7 +33,7 @@ static void check_prepare(const AttentionSetup& s, const AttentionShape& shape, 
   prepare_forward<T>(x + shift, norm, table, s, shape, nullptr, learned);
   prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape, nullptr, learned, workspace);
   auto prepared = x.download(), result = dx.download();
-  for (auto* values : {&qkv, &dprepared, &prepared, &result}) values->erase(values->begin(), values->begin() + shift);
+  for (auto* values : {&qkv, &dprepared, &prepared, &result}) *values = without_first(*values, shift);
 
   Numbers<Exact> exact_norms, dscales(scales.size(), 0.5);
   Numbers<Naive<T>> naive_norms, naive_dscales(scales.size(), 0.5f);
@@ -86,7 +86,7 @@ static void check_output_norm(const AttentionSettings& s, const AttentionShape& 
   norm_output<T>(x + shift, norms, s, shape, nullptr);
   norm_output_backward<T>(dx + shift, x + shift, norms, s, shape, nullptr);
   auto y = x.download(), result = dx.download();
-  for (auto* values : {&out, &dout, &y, &result}) values->erase(values->begin(), values->begin() + shift);
+  for (auto* values : {&out, &dout, &y, &result}) *values = without_first(*values, shift);
   auto ex = widen<Exact>(out), ed = widen<Exact>(dout);
   auto nx = widen<Naive<T>>(out), nd = widen<Naive<T>>(dout);
   expect_close(name, y, ref_norm_output<Exact>(s, shape, ex), ref_norm_output<Naive<T>>(s, shape, nx), u<T>);
@@ -126,28 +126,15 @@ TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
        scales = random_normal<T>(shape.H, 3);
   DeviceArray<float2> angles(rope_table(shape.T, shape.D, 10000));
   AttentionSetup s{{.qk_norm = QkNorm::rms, .scale = Scale::ssmax}};
-  auto once = [&] {
+  expect_reproducible(describe(s, shape), [&] {
     DeviceArray<T> x(qkv), dx(d), scale(scales);
     DeviceArray<float> norms(2 * shape.rows()), dscale(std::vector<float>(shape.H, 0.0f));
     DeviceArray<char> workspace(prepare_backward_workspace(s, shape));
     AttentionLearned<T> learned{.ssmax_scale = scale, .dssmax_scale = dscale};
     prepare_forward<T>(x, norms, angles, s, shape, nullptr, learned);
     prepare_backward<T>(dx, x, norms, angles, s, shape, nullptr, learned, workspace);
-    return std::make_tuple(x.download(), dx.download(), dscale.download());
-  };
-  auto expected = once();
-  auto expect = [&](const char* name) {
-    auto result = once();
-    expect_same_bits(name, std::get<0>(result), std::get<0>(expected));
-    expect_same_bits(name, std::get<1>(result), std::get<1>(expected));
-    expect_same_bits(name, std::get<2>(result), std::get<2>(expected));
-  };
-  set_cpu_threads(3);
-  expect("3 threads");
-  set_cpu_order(CpuOrder::random, 1);
-  expect("random order");
-  set_cpu_threads(0);
-  set_cpu_order(CpuOrder::forward);
+    return bits_of(x, dx, dscale);
+  });
 }
 
 // ---- rope

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <filesystem>
 #include <set>
 #include <stdexcept>
@@ -19,6 +18,7 @@
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
 #include "test/support/device.h"
+#include "test/support/temp_dir.h"
 
 namespace {
 
@@ -35,13 +35,7 @@ constexpr int most_workers = 4;
 constexpr int most_workers = 1000;
 #endif
 
-struct CpuLayer : testing::Test {
-  ~CpuLayer() override {
-    set_cpu_threads(0);
-    set_cpu_order(CpuOrder::forward);
-    set_cpu_poison(false);
-  }
-};
+struct CpuLayer : CpuLayerTest {};
 
 std::string at_line(int line) { return "cpu_layer_test.cu:" + std::to_string(line); }
 
@@ -93,17 +87,14 @@ TEST_F(CpuLayer, MistakesEndInErrorsThatNameKernelFileAndLine) {
           set_cpu_threads(threads);
           set_cpu_order(order, 3);
           int alive = 0;
-          std::string what;
+          SCOPED_TRACE(format("mistake %d, order %d", mistake.how, int(order)));
           try {
             LAUNCH(go_wrong, blocks, 64, 0, nullptr, mistake.how, &alive);
+            ADD_FAILURE() << "nothing was thrown";
           } catch (const std::runtime_error& e) {
-            what = e.what();
+            expect_has(e.what(), mistake.parts);
           }
-          for (const std::string& part : mistake.parts)
-            EXPECT_NE(what.find(part), std::string::npos)
-                << "mistake " << mistake.how << ", order " << static_cast<int>(order) << ": " << what << "\nlacks "
-                << part;
-          EXPECT_EQ(alive, 0) << "mistake " << mistake.how;
+          EXPECT_EQ(alive, 0);
           LAUNCH(go_wrong, blocks, 64, 0, nullptr, 99, &alive);  // nothing is left behind
         }
 }
@@ -114,28 +105,17 @@ __global__ void wait_crosswise(float* x) {
 }
 TEST_F(CpuLayer, DeadlockInsideAWarp) {
   float x[32];
-  std::string what;
-  try {
-    LAUNCH(wait_crosswise, dim3(1, 2), 32, 0, nullptr, x);
-  } catch (const Failure& e) {
-    what = e.what();
-  }
-  for (const char* part : {"wait_crosswise", "block (0, 0, 0)", "deadlock", "16 threads wait at __syncthreads",
-                           "16 threads wait at shuffle", "the first is (16, 0, 0)", "0 returned"})
-    EXPECT_NE(what.find(part), std::string::npos) << what;
+  expect_has(error_of([&] { LAUNCH(wait_crosswise, dim3(1, 2), 32, 0, nullptr, x); }),
+             {"wait_crosswise", "block (0, 0, 0)", "deadlock", "16 threads wait at __syncthreads",
+              "16 threads wait at shuffle", "the first is (16, 0, 0)", "0 returned"});
 }
 
 __global__ void small_warp(unsigned* x) { x[threadIdx.x] = warp_ballot(true); }
 TEST_F(CpuLayer, WarpOperationsNeedWholeWarps) {
   unsigned x[96];
   EXPECT_NO_THROW(LAUNCH(small_warp, 1, 64, 0, nullptr, x));
-  std::string what;
-  try {
-    LAUNCH(small_warp, 1, 80, 0, nullptr, x);
-  } catch (const Failure& e) {
-    what = e.what();
-  }
-  EXPECT_NE(what.find("has 16 threads: make the block a multiple of 32"), std::string::npos) << what;
+  expect_has(error_of([&] { LAUNCH(small_warp, 1, 80, 0, nullptr, x); }),
+             {"has 16 threads: make the block a multiple of 32"});
 }
 
 __global__ void launch_inside() { LAUNCH(small_warp, 1, 32, 0, nullptr, nullptr); }
@@ -334,16 +314,12 @@ TEST_F(CpuLayer, SeveralHostThreadsMayLaunch) {
 // ---- the machine --------------------------------------------------------------------------------------------------
 
 struct FakeMachine {
-  std::filesystem::path root;
-  FakeMachine() {
-    std::string name = (std::filesystem::temp_directory_path() / "plusgpt_machine_XXXXXX").string();
-    root = mkdtemp(name.data());
-    write("proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    800 kB\n");
-  }
-  ~FakeMachine() { std::filesystem::remove_all(root); }
+  TempDir dir;
+  std::filesystem::path root = dir.path;
+  FakeMachine() { write("proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    800 kB\n"); }
   void write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories((root / path).parent_path());
-    std::ofstream(root / path) << text;
+    write_file(root / path, text);
   }
   void expect(size_t free, size_t total) {
     cpu::Memory memory = cpu::available_memory(root);

@@ -8,6 +8,7 @@
 #include <vector>
 #include "test/support/compare.h"
 #include "test/support/device.h"
+#include "test/support/error_of.h"
 
 namespace {
 
@@ -16,17 +17,7 @@ namespace {
 #endif
 constexpr bool under_tsan = __SANITIZE_THREAD__;
 
-struct Hopper : testing::Test {
-  void SetUp() override {
-    if (!on_cpu && device_properties().major != 9) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
-    set_cpu_poison(true);
-  }
-  ~Hopper() override {
-    set_cpu_poison(false);
-    set_cpu_order(CpuOrder::forward);
-    set_cpu_threads(0);
-  }
-};
+struct Hopper : HopperTest {};
 
 bf16 of_bits(unsigned bits) { return __ushort_as_bfloat16(static_cast<unsigned short>(bits)); }
 std::vector<bf16> counted(size_t n) {  // all different, up to 2^16 elements
@@ -263,16 +254,18 @@ template <int TILES, bool FROM_REGISTERS> __global__ void multiply(float* d, con
     for (int i = 0; i < 4; i++) d[sum_place(n, i, N)] = sums[n][i];
 }
 
+template <class X> std::vector<X> transposed(const std::vector<X>& x, size_t columns) {
+  std::vector<X> y(x.size());
+  for (size_t i = 0; i < x.size(); i++) y[i % columns * (x.size() / columns) + i / columns] = x[i];
+  return y;
+}
+
 // b [64, n] here; d must hold its old value if add.
 template <int TILES, bool FROM_REGISTERS>
 std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& b, std::vector<float> d, bool add) {
   size_t n = 8 * TILES;
-  std::vector<bf16> given = b;
-  if (!FROM_REGISTERS)
-    for (size_t k = 0; k < DEPTH; k++)
-      for (size_t j = 0; j < n; j++) given[j * DEPTH + k] = b[k * n + j];
   DeviceArray<float> sums(d);
-  DeviceArray<bf16> left(a), right(given);
+  DeviceArray<bf16> left(a), right(FROM_REGISTERS ? b : transposed(b, n));
   LAUNCH((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
   return sums.download();
 }
@@ -367,18 +360,15 @@ TEST_F(Hopper, GroupsInFlightAndSumsAsOperands) {
   std::vector<double> s_exact, o_exact;
   std::vector<float> s_naive, o_naive;
   for (size_t group = 0; group < 2; group++) {
-    auto both = [&](auto policy, auto& s_all, auto& o_all) {
-      using P = decltype(policy);
-      using real = typename P::real;
-      std::vector<real> x(64 * 64), transposed(64 * 64), values(64 * 64);
-      for (size_t i = 0; i < 64 * 64; i++) {
-        x[i] = real(to_float(a[group * 64 * 64 + i])), values[i] = real(to_float(v[group * 64 * 64 + i]));
-        transposed[i % 64 * 64 + i / 64] = x[i];
-      }
-      std::vector<real> s = product_reference<P>(x, transposed, std::vector<real>(64 * 64), 64, 64);
+    auto both = [&]<class P>(P, auto& s_all, auto& o_all) {
+      auto of_group = [&](const std::vector<bf16>& x) {
+        return widen<P>(std::vector<bf16>(x.begin() + group * 64 * 64, x.begin() + (group + 1) * 64 * 64));
+      };
+      auto x = of_group(a), zeros = std::vector(x.size(), typename P::real(0));
+      auto s = product_reference<P>(x, transposed(x, 64), zeros, 64, 64);
       s_all.insert(s_all.end(), s.begin(), s.end());
-      for (real& p : s) p = P::round(p);
-      std::vector<real> o = product_reference<P>(s, values, std::vector<real>(64 * 64), 64, 64);
+      for (auto& p : s) p = P::round(p);
+      auto o = product_reference<P>(s, of_group(v), zeros, 64, 64);
       o_all.insert(o_all.end(), o.begin(), o.end());
     };
     both(Exact(), s_exact, o_exact);
@@ -468,14 +458,11 @@ struct Ring {
 
 TEST_F(Hopper, ARingOfTilesInAnyOrder) {
   Ring ring;
-  std::vector<bf16> right(size_t(ring.n * ring.depth));
-  for (size_t i = 0; i < right.size(); i++) right[i % ring.depth * ring.n + i / ring.depth] = ring.w[i];
-  auto reference = [&](auto policy) {
-    using P = decltype(policy);
-    using real = typename P::real;
-    std::vector<real> out =
-        product_reference<P>(widen<P>(ring.x), widen<P>(right), std::vector<real>(ring.m * ring.n), ring.n, ring.depth);
-    for (real& v : out) v = P::round(v);
+  std::vector<bf16> right = transposed(ring.w, ring.depth);
+  auto reference = [&]<class P>(P) {
+    std::vector<typename P::real> zeros(ring.m * ring.n);
+    auto out = product_reference<P>(widen<P>(ring.x), widen<P>(right), zeros, ring.n, ring.depth);
+    for (auto& v : out) v = P::round(v);
     return out;
   };
   std::vector<double> exact = reference(Exact());
@@ -595,16 +582,11 @@ TEST_F(Hopper, MistakesEndInErrorsThatNameKernelFileAndLine) {
   for (CpuOrder order : {CpuOrder::forward, CpuOrder::reverse, CpuOrder::random})
     for (auto& mistake : mistakes) {
       set_cpu_order(order, 3);
-      std::string what;
-      try {
-        LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out);
-      } catch (const Failure& e) {
-        what = e.what();
-      }
-      mistake.parts.push_back("kernel go_wrong, block");
-      for (const std::string& part : mistake.parts)
-        EXPECT_NE(what.find(part), std::string::npos)
-            << "mistake " << mistake.how << ": " << what << ", without " << part;
+      SCOPED_TRACE(format("mistake %d", mistake.how));
+      std::string what =
+          error_of([&] { LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, mistake.how, out); });
+      expect_has(what, mistake.parts);
+      expect_has(what, {"kernel go_wrong, block"});
       LAUNCH(go_wrong, 2, WARPGROUP, 64 * TILE_ROW_BYTES, nullptr, map, 99, out);  // nothing is left behind
       for (float v : out.download()) EXPECT_EQ(v, 0);
     }

@@ -249,8 +249,7 @@ TYPED_TEST(KernelTest, Gelu) {
         for (unsigned seed : Pool::seeds((n + 3) / 4)) {
           auto x = random_normal<T>(n + shift, seed, scale, mean), dout = random_normal<T>(n, seed + 1);
           auto reference = [&]<class P>(P, bool backward) {
-            Reals<P> y = widen<P>(x), d = widen<P>(dout);
-            y.erase(y.begin(), y.begin() + shift);
+            Reals<P> y = without_first(widen<P>(x), shift), d = widen<P>(dout);
             for (size_t i = 0; i < n; i++)
               y[i] = backward ? P::round(d[i] * ref_gelu_grad<P>(y[i])) : ref_gelu<P>(y[i]);
             return y;
@@ -331,7 +330,7 @@ TYPED_TEST(KernelTest, BiasBackward) {
       for (unsigned seed : Pool::seeds(N > 2000 ? 500 : n)) {
         auto dout = random_normal<T>(size_t(N) * stride + shift, seed);
         auto dbias0 = random_normal<float>(n, seed + 1);
-        std::vector<T> view(dout.begin() + shift, dout.end());
+        auto view = without_first(dout, shift);
         auto exact = widen<Exact>(dbias0);
         auto naive = widen<Naive<T>>(dbias0);
         ref_bias_backward<Exact>(exact, widen<Exact>(view), N, n, stride);
@@ -508,7 +507,7 @@ TEST(Kernels, SquareSums) {
       Pool pool(shape("square_sums", {long(n), long(shift)}), u32);
       for (unsigned seed : Pool::seeds(std::max<size_t>(1, n / 100))) {
         auto x = random_normal<float>(n + shift, seed, 0.3f);
-        std::vector<float> view(x.begin() + shift, x.end());
+        auto view = without_first(x, shift);
         DeviceArray<float> device(x), partial(square_sums_count(n)), aligned(square_sums_count(n));
         square_sums(partial, device + shift, n, nullptr);
         pool.add(partial.download(), ref_square_sums<Exact>(widen<Exact>(view), NORM_BLOCK),
@@ -575,11 +574,7 @@ TYPED_TEST(KernelTest, AdamW) {
           exact.step(widen<Exact>(grad), 0.25, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay, a.step);
           naive.step(grad, 0.25, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay, a.step);
         }
-        auto unshifted = [&](const auto& array) {
-          auto values = array.download();
-          values.erase(values.begin(), values.begin() + shift);
-          return values;
-        };
+        auto unshifted = [&](const auto& array) { return without_first(array.download(), shift); };
         masters.add(unshifted(master), exact.master, naive.master);
         ms.add(unshifted(m), exact.m, naive.m);
         vs.add(unshifted(v), exact.v, naive.v);

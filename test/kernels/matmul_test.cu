@@ -20,32 +20,14 @@ struct Case {
   bool adds = false;  // another matrix to the product
 };
 
-// Elements [shift, end) of a device array: its part of the test's matrices.
-template <class T> static std::vector<T> tail(const DeviceArray<T>& array, size_t shift) {
-  auto values = array.download();
-  values.erase(values.begin(), values.begin() + shift);
-  return values;
-}
-
 template <class T> static std::vector<T> shifted(std::vector<T> values, size_t shift) {
   values.insert(values.begin(), shift, from_float<T>(NAN));
   return values;
 }
 
 // The gaps between rows hold NaN: in inputs it must not be read, in D it must stay.
-template <class T> static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed, float scale = 1) {
-  auto dense = random_normal<T>(size_t(rows) * columns, seed, scale);
-  std::vector<T> padded(size_t(rows) * (columns + pad), from_float<T>(NAN));
-  for (int r = 0; r < rows; r++)
-    std::copy_n(dense.begin() + size_t(r) * columns, columns, padded.begin() + size_t(r) * (columns + pad));
-  return padded;
-}
-
-template <class T> static std::vector<T> without_padding(const std::vector<T>& padded, int columns, int pad) {
-  std::vector<T> dense;
-  for (size_t at = 0; at < padded.size(); at += columns + pad)
-    dense.insert(dense.end(), padded.begin() + at, padded.begin() + at + columns);
-  return dense;
+template <class T> static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed) {
+  return with_gaps(random_normal<T>(size_t(rows) * columns, seed), columns, pad, from_float<T>(NAN));
 }
 
 // Naive<float> for sums of tensor cores, which are truncated, not rounded to nearest (Fasi, Higham, Mikaitis, Pranesh:
@@ -108,16 +90,13 @@ template <class TIn, class TOut> static void test_matmul(const Case& c, bool tra
     };
     auto exact = reference(Exact());
     auto naive = reference(Plain());
-    auto result = tail(d, c.shift);
-    products.add(without_padding(result, c.n, c.pad), without_padding(exact.d, c.n, c.pad),
-                 without_padding(naive.d, c.n, c.pad));
+    auto result = without_first(d.download(), c.shift);
+    products.add(without_gaps(result, c.n, c.pad), without_gaps(exact.d, c.n, c.pad),
+                 without_gaps(naive.d, c.n, c.pad));
     if (c.epilogue == Epilogue::bias_gelu && c.aux)
-      kept.add(without_padding(tail(aux, c.shift), c.n, c.pad), without_padding(exact.aux, c.n, c.pad),
-               without_padding(naive.aux, c.n, c.pad));
-    for (size_t i = 0; i < result.size(); i++)
-      if (int(i % ldd) >= c.n) {
-        EXPECT_TRUE(std::isnan(as_double(result[i]))) << name << " wrote between the rows, at " << i;
-      }
+      kept.add(without_gaps(without_first(aux.download(), c.shift), c.n, c.pad), without_gaps(exact.aux, c.n, c.pad),
+               without_gaps(naive.aux, c.n, c.pad));
+    expect_gaps(name, result, c.n, c.pad, NAN);
   }
 }
 
@@ -246,36 +225,44 @@ TEST(Matmul, Reproducible) {
   test_reproducible<bf16, float>();
 }
 
+// A product of two matrices of 64 x 64.
+struct SmallProduct {
+  static constexpr int n = 64;
+  DeviceArray<bf16> a{random_normal<bf16>(n * n, 1)}, b{random_normal<bf16>(n * n, 2)};
+  DeviceArray<bf16> operator()(cudaStream_t stream = nullptr) const {
+    DeviceArray<bf16> d(n * n);
+    matmul<bf16, bf16>({.d = d, .a = a, .b = b, .m = n, .n = n, .k = n}, stream);
+    return d;
+  }
+};
+
 // A checkpoint hands its choices back. (On the CPU there is nothing to choose.)
 TEST(Matmul, ChoicesSurviveARoundTrip) {
   MatmulChoices* choices = matmul_choices();
   ASSERT_EQ(choices == nullptr, on_cpu);
   if (on_cpu) GTEST_SKIP();
-  int n = 64;
-  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
-  matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  SmallProduct product;
+  DeviceArray<bf16> before = product();
   std::string text = choices->text();
   EXPECT_NE(text, "");
   choices->take(text);
   EXPECT_EQ(choices->text(), text);
-  matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  DeviceArray<bf16> after = product();
   EXPECT_EQ(choices->text(), text);  // nothing was chosen again
   expect_same_bits("matmul with the choices read back", after.download(), before.download());
 }
 
 TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
-  int n = 64;
-  DeviceArray<bf16> a(random_normal<bf16>(n * n, 1)), b(random_normal<bf16>(n * n, 2)), before(n * n), after(n * n);
-  matmul<bf16, bf16>({.d = before, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  SmallProduct product;
+  std::vector<bf16> x = product().download();
   matmul_workspace(0);
   auto chosen = [] { return matmul_choices() ? matmul_choices()->text() : ""; };
   EXPECT_EQ(chosen(), "");
-  matmul<bf16, bf16>({.d = after, .a = a, .b = b, .m = n, .n = n, .k = n}, nullptr);
+  std::vector<bf16> y = product().download();
   EXPECT_EQ(chosen().empty(), on_cpu);
   matmul_workspace(MATMUL_WORKSPACE);
   // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
-  std::vector<bf16> x = before.download(), y = after.download();
-  for (int i = 0; i < n * n; i++)
+  for (size_t i = 0; i < x.size(); i++)
     EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
 }
 
@@ -311,25 +298,18 @@ TEST(Matmul, ReleasesWhatItAllocatedForAStream) {
 
 TEST(Matmul, RefusesImpossibleArguments) {
   DeviceArray<float> x(64);
-  EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 0}, nullptr)), Failure);
-  EXPECT_THROW(
-      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::bias}, nullptr)),
-      Failure);
-  EXPECT_THROW(
-      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::dgelu}, nullptr)),
-      Failure);
-  EXPECT_THROW(
-      (matmul<float, float>(
-          {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .epilogue = Epilogue::bias, .bias = x}, nullptr)),
-      Failure);
-  EXPECT_THROW(
-      (matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .dbias = x, .biased = 4}, nullptr)),
-      Failure);  // without scratch memory
-  EXPECT_THROW((matmul<float, float>({.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .beta = 1, .c = x}, nullptr)),
-               Failure);
-  EXPECT_THROW(
-      (matmul<float, float>(
-          {.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4, .epilogue = Epilogue::dgelu, .aux = x, .c = x}, nullptr)),
-      Failure);
+  using Product = Matmul<float, float>;
+  auto refuse = [&](auto change) {
+    Product p{.d = x, .a = x, .b = x, .m = 4, .n = 4, .k = 4};
+    change(p);
+    EXPECT_THROW((matmul<float, float>(p, nullptr)), Failure);
+  };
+  refuse([](Product& p) { p.k = 0; });
+  refuse([](Product& p) { p.epilogue = Epilogue::bias; });
+  refuse([](Product& p) { p.epilogue = Epilogue::dgelu; });
+  refuse([&](Product& p) { p.beta = 1, p.epilogue = Epilogue::bias, p.bias = x; });
+  refuse([&](Product& p) { p.dbias = x, p.biased = 4; });  // without scratch memory
+  refuse([&](Product& p) { p.beta = 1, p.c = x; });
+  refuse([&](Product& p) { p.epilogue = Epilogue::dgelu, p.aux = x, p.c = x; });
   matmul<float, float>({.d = x, .a = x, .b = x, .m = 0, .n = 4, .k = 4}, nullptr);  // nothing to do
 }

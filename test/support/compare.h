@@ -109,10 +109,19 @@ class Pool {
  public:
   Pool(std::string name, double u, double cancels = 0) : name_(std::move(name)), u_(u), cancels_(cancels) {}
   Pool(const Pool&) = delete;
-  ~Pool() { expect_close(name_, output_, exact_, naive_, u_, cancels_); }
+  ~Pool() { compare(); }
+
+  // Returns error / bound. Nothing is left for the destructor.
+  double compare() {
+    double used = expect_close(name_, output_, exact_, naive_, u_, cancels_);
+    output_.clear(), exact_.clear(), naive_.clear();
+    return used;
+  }
 
   template <class X, class N>
-  void add(const std::vector<X>& output, const std::vector<double>& exact, const std::vector<N>& naive) {
+  void add(const std::vector<X>& output, const std::vector<double>& exact, const std::vector<N>& naive,
+           double cancels = 0) {
+    cancels_ = std::max(cancels_, cancels);
     for (const X& x : output) output_.push_back(as_double(x));
     for (const N& x : naive) naive_.push_back(as_double(x));
     exact_.insert(exact_.end(), exact.begin(), exact.end());
@@ -130,6 +139,34 @@ class Pool {
   double u_, cancels_;
   std::vector<double> output_, exact_, naive_;
 };
+
+// Rows of `width` values with `gap` further ones after each of them, all `between`; and the rows alone.
+template <class X> std::vector<X> with_gaps(const std::vector<X>& rows, size_t width, size_t gap, X between) {
+  std::vector<X> all;
+  for (auto row = rows.begin(); row != rows.end(); row += width) {
+    all.insert(all.end(), row, row + width);
+    all.insert(all.end(), gap, between);
+  }
+  return all;
+}
+template <class X> std::vector<X> without_gaps(const std::vector<X>& all, size_t width, size_t gap) {
+  std::vector<X> rows;
+  for (auto row = all.begin(); row != all.end(); row += width + gap) rows.insert(rows.end(), row, row + width);
+  return rows;
+}
+template <class X>
+void expect_gaps(const std::string& name, const std::vector<X>& all, size_t width, size_t gap, double between) {
+  for (size_t i = 0; i < all.size(); i++) {
+    double x = as_double(all[i]);
+    if (i % (width + gap) < width || x == between || (std::isnan(x) && std::isnan(between))) continue;
+    ADD_FAILURE() << name << ": " << x << " was written between the rows, at " << i;
+  }
+}
+
+template <class X> std::vector<X> without_first(std::vector<X> values, size_t count) {
+  values.erase(values.begin(), values.begin() + count);
+  return values;
+}
 
 template <class X, class Y>
 void expect_same_bits(const std::string& name, const std::vector<X>& a, const std::vector<Y>& b) {

@@ -73,16 +73,37 @@ template <class T> class DeviceArray {
   size_t n_ = 0;
 };
 
-// The bits of any number of arrays, one after the other.
-template <class... T> std::vector<unsigned char> bits_of(const DeviceArray<T>&... arrays) {
+// The bits of any number of arrays, here or on the device, one after the other.
+template <class... Array> std::vector<unsigned char> bits_of(const Array&... arrays) {
   std::vector<unsigned char> bits;
   auto append = [&](const auto& values) {
     auto bytes = reinterpret_cast<const unsigned char*>(values.data());
     bits.insert(bits.end(), bytes, bytes + values.size() * sizeof(values[0]));
   };
-  (append(arrays.download()), ...);
+  auto append_array = [&](const auto& array) {
+    if constexpr (requires { array.download(); }) append(array.download());
+    else append(array);
+  };
+  (append_array(arrays), ...);
   return bits;
 }
+
+// Leaves threads, order and memory of the CPU layer as they were.
+struct CpuLayerTest : testing::Test {
+  ~CpuLayerTest() override {
+    set_cpu_threads(0);
+    set_cpu_order(CpuOrder::forward);
+    set_cpu_poison(false);
+  }
+};
+
+inline bool lacks_hopper() { return !on_cpu && device_properties().major != 9; }
+struct HopperTest : CpuLayerTest {
+  void SetUp() override {
+    if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    set_cpu_poison(true);
+  }
+};
 
 // run() starts from fresh inputs and returns bits_of() its outputs.
 inline void expect_reproducible(const std::string& name, const std::function<std::vector<unsigned char>()>& run) {
