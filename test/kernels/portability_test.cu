@@ -2,6 +2,7 @@
 // element by element, from the tables of the PTX manual) and cp.async. The same tests pass on a GPU and on the CPU
 // layer; cpu_layer_test.cu tests the features that only the layer has.
 #include <gtest/gtest.h>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,6 +11,7 @@
 #include <vector>
 #include "kernels/gpu.cuh"
 #include "test/support/device.h"
+#include "test/support/error_of.h"
 
 namespace {
 
@@ -50,69 +52,47 @@ TEST(Registers, AddProducts) {
 
 // ---- conversions --------------------------------------------------------------------------------------------------
 
-template <class T> T from_bits(unsigned bits) {
-  unsigned short low = static_cast<unsigned short>(bits);
-  T v;
-  memcpy(static_cast<void*>(&v), &low, 2);
-  return v;
-}
-template <class T> unsigned bits_of(T v) {
+bf16 from_bits(unsigned bits) { return __ushort_as_bfloat16(static_cast<unsigned short>(bits)); }
+unsigned bits_of(bf16 v) {
   unsigned short bits;
   memcpy(&bits, &v, 2);
   return bits;
 }
 
-// The value of 16 bits, from the definition of the format.
-struct Format {
-  int exponent_bits, mantissa_bits, bias;
-};
-template <class T> constexpr Format format_of = Format{8, 7, 127};  // bf16
+// By the definition of the format: the upper half of a float32.
+float value_of(unsigned bits) { return std::bit_cast<float>(bits << 16); }
+constexpr unsigned infinity = 0x7f80;
 
-template <class T> double value_of(unsigned bits) {
-  constexpr Format f = format_of<T>;
-  int exponent = static_cast<int>(bits >> f.mantissa_bits) & ((1 << f.exponent_bits) - 1);
-  int mantissa = static_cast<int>(bits) & ((1 << f.mantissa_bits) - 1);
-  double sign = bits & 0x8000 ? -1 : 1;
-  if (exponent == (1 << f.exponent_bits) - 1)
-    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
-  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - f.bias - f.mantissa_bits);
-  return sign * std::ldexp(mantissa + (1 << f.mantissa_bits), exponent - f.bias - f.mantissa_bits);
-}
-
-template <class T> __global__ void widen_all(float* out) {
+__global__ void widen_all(float* out) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  T v;
-  unsigned short low = static_cast<unsigned short>(i);
-  memcpy(static_cast<void*>(&v), &low, 2);
-  out[i] = to_float(v);
+  out[i] = to_float(__ushort_as_bfloat16(static_cast<unsigned short>(i)));
 }
-template <class T> __global__ void round_all(T* out, const float* in) {
+__global__ void round_all(bf16* out, const float* in) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  out[i] = from_float<T>(in[i]);
+  out[i] = from_float<bf16>(in[i]);
 }
 
-template <class T> void check_conversions() {
+TEST(Conversions, Bf16ExhaustivelyToNearestEven) {
   constexpr int n = 1 << 16;
   DeviceArray<float> widened(n);
-  LAUNCH(widen_all<T>, n / 256, 256, 0, nullptr, widened);
+  LAUNCH(widen_all, n / 256, 256, 0, nullptr, widened);
   std::vector<float> values = widened.download();
   int wrong = 0;
   for (unsigned i = 0; i < n; ++i) {
-    double expected = value_of<T>(i);
+    float expected = value_of(i);
     bool same = std::isnan(expected) ? std::isnan(values[i])
                                      : values[i] == expected && std::signbit(values[i]) == std::signbit(expected);
     if (!same && ++wrong < 5) ADD_FAILURE() << std::hex << i << " widens to " << values[i] << ", not " << expected;
-    EXPECT_EQ(std::isnan(expected), std::isnan(to_float(from_bits<T>(i))));  // the host's conversion
+    EXPECT_EQ(std::isnan(expected), std::isnan(to_float(from_bits(i))));  // the host's conversion
   }
 
   // For any two neighbours: the two, the middle (to even), and the floats on both sides of the middle. For the largest
   // number, infinity takes the place of its neighbour.
   std::vector<float> inputs;
   std::vector<unsigned> expected;
-  unsigned infinity = 0xffff & ~((1u << format_of<T>.mantissa_bits) - 1) & 0x7fff;
   for (unsigned sign : {0u, 0x8000u})
     for (unsigned i = 0; i < infinity; ++i) {
-      double low = value_of<T>(i), high = i + 1 < infinity ? value_of<T>(i + 1) : 2 * low - value_of<T>(i - 1);
+      double low = value_of(i), high = i + 1 < infinity ? value_of(i + 1) : 2 * low - value_of(i - 1);
       float middle = static_cast<float>((low + high) / 2);
       float s = sign ? -1.0f : 1.0f;
       auto add = [&](float x, unsigned bits) { inputs.push_back(s * x), expected.push_back(bits | sign); };
@@ -133,20 +113,18 @@ template <class T> void check_conversions() {
   }
   while (inputs.size() % 256) inputs.push_back(0), expected.push_back(0);
   DeviceArray<float> in(inputs);
-  DeviceArray<T> rounded(inputs.size());
-  LAUNCH(round_all<T>, inputs.size() / 256, 256, 0, nullptr, rounded, in);
-  std::vector<T> outputs = rounded.download();
+  DeviceArray<bf16> rounded(inputs.size());
+  LAUNCH(round_all, inputs.size() / 256, 256, 0, nullptr, rounded, in);
+  std::vector<bf16> outputs = rounded.download();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    unsigned host = bits_of(from_float<T>(inputs[i])), device = bits_of(outputs[i]);
+    unsigned host = bits_of(from_float<bf16>(inputs[i])), device = bits_of(outputs[i]);
     bool nan = i >= numbers && expected[i] == 0x7fff;  // the host side of a CUDA build may give any NaN
-    if ((device != expected[i] || (nan ? !std::isnan(value_of<T>(host)) : host != expected[i])) && ++wrong < 10)
+    if ((device != expected[i] || (nan ? !std::isnan(value_of(host)) : host != expected[i])) && ++wrong < 10)
       ADD_FAILURE() << inputs[i] << " rounds to " << std::hex << device << " (host " << host << "), not "
                     << expected[i];
   }
   EXPECT_EQ(wrong, 0);
 }
-
-TEST(Conversions, Bf16ExhaustivelyToNearestEven) { check_conversions<bf16>(); }
 
 // ---- launch and memory --------------------------------------------------------------------------------------------
 
@@ -180,21 +158,6 @@ TEST(Launch, ArgumentsAreConvertedToParameters) {
   EXPECT_EQ(out.download()[0], 3.5);
 }
 
-template <int A, class T> __global__ void two_parameters(T* out) { *out = A; }
-TEST(Launch, TemplatesInParentheses) {
-  DeviceArray<float> out(1);
-  LAUNCH((two_parameters<7, float>), 1, 1, 0, nullptr, out);
-  EXPECT_EQ(out.download()[0], 7.0f);
-}
-
-template <class F> std::string failure_of(F f) {
-  try {
-    f();
-  } catch (const Failure& e) {
-    return e.what();
-  }
-  return "";
-}
 __global__ void nothing() {}
 TEST(Launch, ImpossibleOnesNameTheKernel) {
   struct {
@@ -202,8 +165,7 @@ TEST(Launch, ImpossibleOnesNameTheKernel) {
     size_t shared;
   } impossible[] = {{1, 1025, 0}, {1, 0, 0}, {0, 32, 0}, {dim3(1, 70000), 32, 0}, {1, 32, 300000}};
   for (auto& i : impossible) {
-    std::string what = failure_of([&] { LAUNCH(nothing, i.grid, i.block, i.shared, nullptr); });
-    EXPECT_NE(what.find("kernel nothing"), std::string::npos) << what;
+    expect_has(error_of([&] { LAUNCH(nothing, i.grid, i.block, i.shared, nullptr); }), {"kernel nothing"});
   }
   LAUNCH(nothing, 1, 32, 0, nullptr);  // and nothing is left behind
   CUDA_CHECK(cudaDeviceSynchronize());
@@ -316,10 +278,7 @@ template <int X> __global__ void reduce_all(float* out, const float* in) {
 }
 template <int X> void check_reductions() {
   constexpr int n = 64;
-  std::mt19937 random(X);
-  std::normal_distribution<float> normal(0, 100);
-  std::vector<float> values(n * X);
-  for (float& v : values) v = normal(random);
+  std::vector<float> values = random_normal<float>(n * X, X, 100);
   DeviceArray<float> in(values), out(n * X * 4);
   LAUNCH(reduce_all<X>, 1, n, 0, nullptr, out, in);
   std::vector<float> seen = out.download();
@@ -361,7 +320,7 @@ Place place_of_c(int lane, int i) {  // c0 .. c3
   return {i < 2 ? group : group + 8, in_group * 2 + (i & 1)};
 }
 
-template <int M, int N, class T> __global__ void multiply(float* d, const unsigned* a, const unsigned* b) {
+template <int M, int N> __global__ void multiply(float* d, const unsigned* a, const unsigned* b) {
   int lane = threadIdx.x;
   float sums[M][N][4];
   unsigned fragment_a[M][4], fragment_b[N][2];
@@ -372,19 +331,21 @@ template <int M, int N, class T> __global__ void multiply(float* d, const unsign
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j)
       for (int r = 0; r < 4; ++r) sums[i][j][r] = d[((i * N + j) * WARP + lane) * 4 + r];
-  mma_m16n8k16(sums, fragment_a, fragment_b, TypeTag<T>());
+  mma_m16n8k16(sums, fragment_a, fragment_b, TypeTag<bf16>());
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j)
       for (int r = 0; r < 4; ++r) d[((i * N + j) * WARP + lane) * 4 + r] = sums[i][j][r];
 }
 
-template <int M, int N, class T> void check_mma() {
+template <int M, int N> void check_mma() {
   std::mt19937 random(M * 100 + N);
   auto small = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };  // sums of products are exact
   std::vector<float> A(M * 16 * 16), B(16 * N * 8), C(M * 16 * N * 8);
   for (auto* matrix : {&A, &B, &C})
     for (float& v : *matrix) v = small();
-  auto pair = [](float low, float high) { return bits_of(from_float<T>(low)) | bits_of(from_float<T>(high)) << 16; };
+  auto pair = [](float low, float high) {
+    return bits_of(from_float<bf16>(low)) | bits_of(from_float<bf16>(high)) << 16;
+  };
   std::vector<unsigned> a(M * WARP * 4), b(N * WARP * 2);
   std::vector<float> d(M * N * WARP * 4), expected(d.size());
   for (int lane = 0; lane < WARP; ++lane) {
@@ -412,14 +373,13 @@ template <int M, int N, class T> void check_mma() {
   }
   DeviceArray<unsigned> device_a(a), device_b(b);
   DeviceArray<float> device_d(d);
-  LAUNCH((multiply<M, N, T>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
+  LAUNCH((multiply<M, N>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
   EXPECT_EQ(device_d.download(), expected) << M << " x " << N << " tiles";
 }
-template <class T> void check_mma_shapes() {
-  check_mma<1, 1, T>(), check_mma<1, 2, T>(), check_mma<2, 1, T>(), check_mma<2, 3, T>(), check_mma<4, 4, T>();
-  check_mma<2, 8, T>(), check_mma<1, 9, T>(), check_mma<1, 10, T>();
+TEST(Fragments, MmaBf16) {
+  check_mma<1, 1>(), check_mma<1, 2>(), check_mma<2, 1>(), check_mma<2, 3>(), check_mma<4, 4>();
+  check_mma<2, 8>(), check_mma<1, 9>(), check_mma<1, 10>();
 }
-TEST(Fragments, MmaBf16) { check_mma_shapes<bf16>(); }
 
 // Wide range, products that are not exact: within float32 rounding of the exact dot product.
 TEST(Fragments, MmaAccumulatesInFloat) {
@@ -430,7 +390,7 @@ TEST(Fragments, MmaAccumulatesInFloat) {
   for (unsigned& v : b) v = bits_of(from_float<bf16>(1.0f)) * 0x10001u;
   DeviceArray<unsigned> device_a(a), device_b(b);
   DeviceArray<float> device_d(d);
-  LAUNCH((multiply<1, 1, bf16>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
+  LAUNCH((multiply<1, 1>), 1, WARP, 0, nullptr, device_d, device_a, device_b);
   for (float v : device_d.download()) EXPECT_EQ(v, 1.0f + 16 * tiny);
 }
 
@@ -625,9 +585,7 @@ TEST(Runtime, TheDeviceAndItsLimits) {
   void* p = &count;
   EXPECT_EQ(cudaMalloc(&p, size_t(1) << 60), cudaErrorMemoryAllocation);
   cudaGetLastError();
-  std::string what = failure_of([] { CUDA_CHECK(cudaErrorInvalidValue); });
-  EXPECT_NE(what.find("portability_test.cu:"), std::string::npos) << what;
-  EXPECT_NE(what.find("invalid argument"), std::string::npos) << what;
+  expect_has(error_of([] { CUDA_CHECK(cudaErrorInvalidValue); }), {"portability_test.cu:", "invalid argument"});
 }
 
 }  // namespace
