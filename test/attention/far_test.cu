@@ -61,39 +61,22 @@ template <class T> class LastRows {
     if (shape_.T % 32 && shape_.T > 32) cpu::most_blocks = 2;
     attention_forward<T>(out, nullptr, x, s_, shape_, false, nullptr, learned);
     cpu::most_blocks = UINT64_MAX;
-    std::vector<T> prepared = x.download(), all = out.download(), got;
-    auto naive = widen<Naive<T>>(prepared);
-    auto exact = widen<Exact>(prepared),
-         raw = ref_prepare<Exact>(s_, shape_, widen<Exact>(qkv_), rope_, {as_double(from_float<T>(0.43f))});
-    std::vector<double> expected, from_raw;
-    Numbers<Naive<T>> plain;
-    for (int i = std::max(0, shape_.T - ROWS); i < shape_.T; i++) {
-      append(expected, row<Exact>(exact, i));
-      append(from_raw, row<Exact>(raw, i));
-      append(plain, row<Naive<T>>(naive, i));
-      got.insert(got.end(), all.begin() + size_t(i) * D, all.begin() + size_t(i + 1) * D);
-    }
+    std::vector<T> prepared = x.download(), all = out.download();
+    int first = std::max(0, shape_.T - ROWS);
+    auto last = [&](auto values) { return decltype(values)(values.begin() + shape_.out(0, first, 0), values.end()); };
+    auto exact = [&](const Numbers<Exact>& qkv) {
+      return last(ref_attention<Exact>(s_, shape_, qkv, {}, first, bias_));
+    };
+    std::vector<T> got = last(all);
+    auto expected = exact(widen<Exact>(prepared)),
+         from_raw = exact(ref_prepare<Exact>(s_, shape_, widen<Exact>(qkv_), rope_, {as_double(from_float<T>(0.43f))}));
+    auto plain = last(ref_attention<Naive<T>>(s_, shape_, widen<Naive<T>>(prepared), {}, first, bias_));
     expect_close(format("%s, last rows of %d", name_.c_str(), shape_.T), got, expected, plain, u<T>);
     error[0] = std::max(error[0], deviation(got, expected).error);
     error[1] = std::max(error[1], deviation(got, from_raw).error);
   }
 
  private:
-  template <class X> static void append(std::vector<X>& to, const std::vector<X>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  }
-  template <class P> Numbers<P> row(const Numbers<P>& qkv, int i) {
-    using R = typename P::real;
-    R unused = 0;
-    Numbers<P> sum(D, R(0));
-    auto keys = ref_keys(s_, i);
-    auto p = ref_weights<P>(s_, ref_scores<P>(s_, shape_, qkv, bias_, keys, 0, 0, i), ref_sink<P>(s_, {}, 0), &unused);
-    for (size_t n = 0; n < keys.size(); n++)
-      for (int d = 0; d < D; d++) sum[d] += p[n] * qkv[shape_.qkv(0, keys[n], 2, 0, d)];
-    for (R& value : sum) value = P::round(value);
-    return sum;
-  }
-
   std::string name_;
   AttentionShape shape_;
   AttentionSetup s_;
