@@ -7,30 +7,34 @@
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
+#include "test/data/shard_files.h"
 #include "test/model/model_reference.h"
 #include "test/model/small_model.h"
-#include "test/support/temp_dir.h"
 
 namespace {
 
-void write_shard(const std::string& path, const std::vector<int>& tokens) {
-  int header[256] = {20240520, 1, int(tokens.size())};
-  std::vector<uint16_t> words(tokens.begin(), tokens.end());
-  write_file(path, std::string(reinterpret_cast<char*>(header), sizeof header) +
-                       std::string(reinterpret_cast<char*>(words.data()), 2 * words.size()));
-}
+struct Evaluation : ShardFiles {
+  // Shards of so many random tokens each.
+  std::vector<Shard> shards_of(const std::vector<int>& sizes) {
+    std::vector<std::string> names;
+    for (int size : sizes) {
+      names.push_back(format("val_%zu.bin", names.size()));
+      add(names.back(), random_ints(size, unsigned(names.size()), 61));
+    }
+    return open(names, 61);
+  }
+};
 
 // ---- evaluation
 
-TEST(Evaluation, LossesMatchTheReferenceAtAnyLength) {
+TEST_F(Evaluation, LossesMatchTheReferenceAtAnyLength) {
   struct {
     int T;  // up to beyond the trained length
     const char* scaling;
   } cases[] = {{1, "none"}, {5, "yarn"}, {11, "none"}, {29, "none"}, {29, "linear"}, {29, "ntk"}, {29, "yarn"}};
   for (auto [T, scaling] : cases) {
     Config config = small_config("fp32", {std::string("eval.rope_scaling=") + scaling});
-    auto model = make_model(config, 2 * 29, 29, false);
-    randomise(*model, 100);
+    auto model = evaluated_model(config, 2 * 29, 29, 100);
     std::vector<int> tokens = random_ints(2 * T + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1),
                      targets(tokens.begin() + 1, tokens.end());
     ReferenceModel<Exact> exact(config);
@@ -67,16 +71,12 @@ std::vector<float> losses_of(Model& model, const WindowReader& reader, int64_t w
 
 // The protocol: windows, spread and tail, from the losses of every window one by one; independent of the evaluation
 // batch, of which the last is short.
-TEST(Evaluation, FollowsTheProtocol) {
-  TempDir files;
-  write_shard(files / "val_0.bin", random_ints(150, 1, 61));
-  write_shard(files / "val_1.bin", random_ints(75, 2, 61));
+TEST_F(Evaluation, FollowsTheProtocol) {
+  std::vector<Shard> shards = shards_of({150, 75});
   for (std::string batch : {"1", "3"}) {
     Config config = small_config("fp32", {"eval.batch=" + batch});
     const int L = 40;
-    auto model = make_model(config, eval_rows(config, {L}), L, false);
-    randomise(*model, 7);
-    std::vector<Shard> shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+    auto model = evaluated_model(config, eval_rows(config, {L}), L);
     WindowReader reader(shards, L, 61);
     ASSERT_EQ(reader.windows(), 3 + 1);  // (150 - 1) / 40 and (75 - 1) / 40
     for (int64_t tokens : {1000, 85, 40}) {
@@ -115,14 +115,11 @@ TEST(Evaluation, FollowsTheProtocol) {
   }
 }
 
-TEST(Evaluation, BinsAndTailOfLongWindows) {
-  TempDir files;
-  write_shard(files / "val.bin", random_ints(1201, 1, 61));
+TEST_F(Evaluation, BinsAndTailOfLongWindows) {
   Config config = small_config("fp32", {"model.layers=1"});
   const int L = 1200;
-  auto model = make_model(config, L, L, false);
-  randomise(*model, 7);
-  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  auto model = evaluated_model(config, L, L);
+  std::vector<Shard> shards = shards_of({1201});
   EvalReport result = *evaluate(*model, shards, files_of(shards), L, L);
   std::vector<float> losses = losses_of(*model, WindowReader(shards, L, 61), 0);
   auto mean = [&](int from, int to) {
@@ -130,8 +127,7 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
   };
   EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
   auto same =
-      make_model(small_config("fp32", {"model.layers=1", "eval.mode=suffix", "eval.lengths=1200,1030"}), L, L, false);
-  randomise(*same, 7);
+      evaluated_model(small_config("fp32", {"model.layers=1", "eval.mode=suffix", "eval.lengths=1200,1030"}), L, L);
   EXPECT_EQ(evaluate(*same, shards, files_of(shards), L, L)->loss, result.last_loss);
   const std::vector<int> edges = {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,  11,  12,   13,   15,  16,  17,
                                   19,  21,  23,  25,  27,  29,  32,  35,  38,  41,  45,  49,  54,   59,   64,  70,  76,
@@ -143,13 +139,10 @@ TEST(Evaluation, BinsAndTailOfLongWindows) {
     EXPECT_NEAR(result.by_position[i], mean(edges[i], edges[i + 1]), 1e-5) << i;
 }
 
-TEST(Evaluation, EdgesOfShortWindows) {
-  TempDir files;
-  write_shard(files / "val.bin", random_ints(100, 1, 61));
+TEST_F(Evaluation, EdgesOfShortWindows) {
   Config config = small_config("fp32");
-  auto model = make_model(config, 3 * 29, 29, false);
-  randomise(*model, 7);
-  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  auto model = evaluated_model(config, 3 * 29, 29);
+  std::vector<Shard> shards = shards_of({100});
   auto edges = [&](int L) { return evaluate(*model, shards, files_of(shards), L, L)->position_edges; };
   EXPECT_EQ(edges(1), (std::vector<int>{0, 1}));
   EXPECT_EQ(edges(2), (std::vector<int>{0, 1, 2}));
@@ -158,17 +151,13 @@ TEST(Evaluation, EdgesOfShortWindows) {
 }
 
 // The same last targets at every length, from the losses of every window one by one; the last batch is short.
-TEST(Evaluation, SuffixesAreOfTheSameTargets) {
-  TempDir files;
-  write_shard(files / "val_0.bin", random_ints(150, 1, 61));
-  write_shard(files / "val_1.bin", random_ints(75, 2, 61));
-  std::vector<Shard> shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
+  std::vector<Shard> shards = shards_of({150, 75});
   const int W = 29, S = 8, windows = 5 + 2;  // (150 - 1) / 29 and (75 - 1) / 29
   WindowReader reader(shards, W, 61);
   for (std::string batch : {"1", "3"}) {
     Config config = small_config("fp32", {"eval.mode=suffix", "eval.lengths=13,8,29", "eval.batch=" + batch});
-    auto model = make_model(config, eval_rows(config, config.eval.lengths), W, false);
-    randomise(*model, 7);
+    auto model = evaluated_model(config, eval_rows(config, config.eval.lengths), W);
     for (int L : config.eval.lengths) {
       EvalReport result = *evaluate(*model, shards, files_of(shards), L, 1000);
       std::vector<double> expected;
@@ -188,21 +177,18 @@ TEST(Evaluation, SuffixesAreOfTheSameTargets) {
                 std::vector<int64_t>({L, W, S, windows, windows * S}));
     }
     EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, W - 1), UserError);
-    shards[0].tokens = shards[1].tokens = W;  // the last target of a window is outside
-    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, 1000), UserError);
-    shards = open_shards({files / "val_*.bin"}, 61, "data.val");
+    std::vector<Shard> cut = shards;
+    cut[0].tokens = cut[1].tokens = W;  // the last target of a window is outside
+    EXPECT_THROW(evaluate(*model, cut, files_of(cut), S, 1000), UserError);
   }
 }
 
 // Means of groups that differ by at most one window, in order, with every window in one of them.
-TEST(Evaluation, GroupsOfWindows) {
-  TempDir files;
+TEST_F(Evaluation, GroupsOfWindows) {
   const int L = 2;
-  write_shard(files / "val.bin", random_ints(1000 * L + 1, 1, 61));
   Config config = small_config("fp32", {"model.layers=1", "eval.batch=64"});
-  auto model = make_model(config, 64 * L, L, false);
-  randomise(*model, 7);
-  std::vector<Shard> shards = open_shards({files / "val.bin"}, 61, "data.val");
+  auto model = evaluated_model(config, 64 * L, L);
+  std::vector<Shard> shards = shards_of({1000 * L + 1});
   std::vector<double> single;
   for (int w = 0; w < 1000; w++) {
     std::vector<float> losses = losses_of(*model, WindowReader(shards, L, 61), w);
@@ -223,16 +209,11 @@ TEST(Evaluation, GroupsOfWindows) {
   }
 }
 
-TEST(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
-  TempDir files;
-  write_shard(files / "a.bin", random_ints(41, 1, 61));
-  write_shard(files / "b.bin", random_ints(30, 2, 61));  // too short
-  write_shard(files / "c.bin", random_ints(61, 3, 61));
+TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   Config config = small_config("fp32");
   const int L = 40;
-  auto model = make_model(config, 2 * L, L, false);
-  randomise(*model, 7);
-  std::vector<Shard> shards = open_shards({files / "*.bin"}, 61, "data.val");
+  auto model = evaluated_model(config, 2 * L, L);
+  std::vector<Shard> shards = shards_of({41, 30, 61});  // the second is too short
   auto report = [&](int64_t tokens) { return *evaluate(*model, shards, files_of(shards), L, tokens); };
   EXPECT_TRUE(std::isnan(report(40).bits_per_byte));
   shards[0].text_bytes = 100;
@@ -244,15 +225,14 @@ TEST(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   two = report(80);
   EXPECT_DOUBLE_EQ(two.bits_per_byte, two.loss / std::log(2.0) * (41 + 61) / 600);
   ASSERT_EQ(two.data.size(), 2u);
-  EXPECT_EQ(two.data[1].name, "c.bin");
+  EXPECT_EQ(two.data[1].name, "val_2.bin");
 }
 
 // ---- generation
 
 TEST(Generation, LogitsBelongToTheLastToken) {
   Config config = small_config("fp32");
-  auto model = make_model(config, 11, 11, false);
-  randomise(*model, 9);
+  auto model = evaluated_model(config, 11, 11, 9);
   std::vector<int> tokens = random_ints(12, 4, 61);
   std::vector<float> losses(11), logits(61);
   model->losses(losses.data(), tokens.data(), tokens.data() + 1, 1, 11);
@@ -280,8 +260,7 @@ TEST(Generation, SamplingFollowsTheDistribution) {
 
 TEST(Generation, SameSeedSameTextBeyondTheContext) {
   Config config = small_config("fp32", {"model.vocab=256", "generate.tokens=30", "generate.prompt=ab"});
-  auto model = make_model(config, 11, 11, false);
-  randomise(*model, 9);
+  auto model = evaluated_model(config, 11, 11, 9);
   auto tokenizer = open_tokenizer("bytes", "");
   auto text = [&](uint64_t seed) {
     std::string all;

@@ -205,8 +205,7 @@ TEST(PasskeyScores, OfAModelAreItsLossesAndRanks) {
     Config config =
         byte_config({"eval.batch=" + batch, "passkey.trials=2", "passkey.depths=2", "eval.rope_scaling=ntk"});
     std::vector<PasskeyPrompt> prompts = passkey_prompts(*bytes, config, {L});
-    auto model = make_model(config, std::max<size_t>(L, eval_rows(config, {L})), L, false);
-    randomise(*model, 5);
+    auto model = evaluated_model(config, std::max<size_t>(L, eval_rows(config, {L})), L, 5);
     size_t done = 0;
     std::vector<PasskeyScore> scores = passkey_scores(*model, *bytes, prompts, [&](size_t count) { done = count; });
     EXPECT_EQ(done, prompts.size());

@@ -50,8 +50,7 @@ TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
       Config config = small_config("fp32", {"eval.batch=" + batch, "attention.variant=lssar",
                                             "task.max_length=" + std::to_string(most), "eval.rope_scaling=yarn"});
       std::vector<int> lengths = task_lengths(config, {task});
-      auto model = make_model(config, eval_rows(config, lengths), std::max(most, 11), false);
-      randomise(*model, 5);
+      auto model = evaluated_model(config, eval_rows(config, lengths), std::max(most, 11), 5);
       std::vector<double> likelihoods = *task_likelihoods(*model, task);
       model->set_rope(most);
       if (plain.empty())  // they are the same for every batch

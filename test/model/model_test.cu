@@ -112,10 +112,8 @@ TEST(Model, GradientsWithLabelsMatchReference) {
 
 TEST(Model, GradientsOfTheRegressionHeadMatchReference) {
   GradientPools pools;
-  for (std::string outputs : {"1", "2", "7"}) {
-    std::vector<std::string> sets = {"data.labels=x", "batch.micro=2", "model.head.outputs=" + outputs};
-    pools.add(sets, "head " + outputs);
-  }
+  for (std::string outputs : {"1", "2", "7"})
+    pools.add({"data.labels=x", "batch.micro=2", "model.head.outputs=" + outputs}, "head " + outputs);
 }
 
 // What --predict writes is what the losses are of, at any batch; and no logits are kept.
@@ -124,8 +122,7 @@ TEST(Model, OutputsOfTheRegressionHead) {
   auto model = small_model(config);
   TestBatch batch(config);
   std::vector<float> losses(44), outputs(44 * 3), single(11 * 3);
-  auto large = make_model(config, 44, 11, false);
-  randomise(*large, 100);
+  auto large = evaluated_model(config, 44, 11, 100);
   large->losses(losses.data(), batch.inputs.data(), {nullptr, nullptr, batch.values.data()}, 4, 11);
   large->outputs(outputs.data(), batch.inputs.data(), 4, 11);
   int labelled = 0;
@@ -159,9 +156,8 @@ TEST(Model, PrecisionsAgree) {
   double worst_naive = 0, worst = 0;
   for (const Tensor& tensor : model->tensors()) {
     worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
-    std::vector<float> full = read(*model, tensor, Part::gradients);
-    worst = std::max(
-        worst, deviation(read(*model16, tensor, Part::gradients), std::vector<double>(full.begin(), full.end())).error);
+    auto full = widen<Exact>(read(*model, tensor, Part::gradients));
+    worst = std::max(worst, deviation(read(*model16, tensor, Part::gradients), full).error);
   }
   EXPECT_LE(worst, 2 * worst_naive + 2 * unit_roundoff<bf16>);
   EXPECT_GT(worst, unit_roundoff<bf16> / 16) << "bf16 that is this exact is not bf16";
@@ -174,18 +170,10 @@ TEST(Model, SmallOnesOverfitOneBatch) {
     TestBatch batch(config);
     auto model = make_model(config, config.model.context, config.model.context, true);
     model->init_random();
-    float first = 0, last = 0;
-    for (int step = 1; step <= 150; step++) {
-      AdamW settings = ADAMW;
-      settings.step = step;
-      settings.weight_decay = 0;
-      model->begin_step();
-      model->forward_backward(batch.inputs.data(), batch.targets.data());
-      last = model->end_step(settings, 1.0f).loss;
-      if (step == 1) first = last;
-    }
-    EXPECT_NEAR(first, std::log(61), 0.1) << precision;
-    EXPECT_LT(last, 0.05f) << precision;
+    AdamW settings = ADAMW;
+    settings.weight_decay = 0;
+    EXPECT_NEAR(train_steps(*model, batch, 1, 1, settings, 1), std::log(61), 0.1) << precision;
+    EXPECT_LT(train_steps(*model, batch, 2, 150, settings, 1), 0.05f) << precision;
   }
 }
 
@@ -198,13 +186,7 @@ TEST(Model, SameBitsForAnyNumberOfThreads) {
       set_cpu_threads(threads);
       auto model = make_model(config, 70, 70, true);
       model->init_random();
-      for (int step = 1; step <= 3; step++) {
-        model->begin_step();
-        model->forward_backward(batch.inputs.data(), batch.targets.data());
-        AdamW settings = ADAMW;
-        settings.step = step;
-        model->end_step(settings, 1.0f);
-      }
+      train_steps(*model, batch, 1, 3, ADAMW, 1);
       std::vector<float> weights = read_all(*model, Part::parameters);
       if (first.empty()) first = weights;
       expect_same_bits(precision, weights, first);
@@ -242,9 +224,8 @@ TEST(Model, MicroBatchesAddUp) {
     StepResult result = gradients(*model, batch);
     EXPECT_NEAR(result.loss, expected.loss, 4 * unit_roundoff<float> * expected.loss * 44);
     for (const Tensor& tensor : model->tensors()) {
-      std::vector<float> all = read(*whole, tensor, Part::gradients);
-      double error =
-          deviation(read(*model, tensor, Part::gradients), std::vector<double>(all.begin(), all.end())).error;
+      auto all = widen<Exact>(read(*whole, tensor, Part::gradients));
+      double error = deviation(read(*model, tensor, Part::gradients), all).error;
       EXPECT_LE(error, 2 * 44 * unit_roundoff<float>) << tensor.name;  // 44 rows are summed in another order
     }
   }
@@ -350,13 +331,7 @@ TEST(Settings, EveryVariantLearns) {
         EXPECT_GT(size, 0) << variant.name << " " << tensor.name;
         EXPECT_TRUE(std::isfinite(size)) << variant.name << " " << tensor.name;
       }
-      for (int step = 1; step <= 5; step++) {
-        AdamW settings = ADAMW;
-        settings.step = step;
-        model->begin_step();
-        model->forward_backward(batch.inputs.data(), batch.targets.data());
-        model->end_step(settings, 1.0f);
-      }
+      train_steps(*model, batch, 1, 5, ADAMW, 1);
       EXPECT_LT(gradients(*model, batch).loss, 0.97f * first) << variant.name << " " << precision;
     }
   }
@@ -369,11 +344,10 @@ TEST(Settings, GatesMatchTheReference) {
       for (std::string op : {"multiply", "add"})
         for (std::string bias : {"true", "false"}) {
           if (position == "output" && granularity == "headwise") continue;
-          std::vector<std::string> sets = {"attention.gate.activation=softplus", "attention.gate.position=" + position,
-                                           "attention.gate.granularity=" + granularity, "attention.gate.op=" + op,
-                                           "attention.gate.bias=" + bias};
-          std::string what = position + " " + granularity + " " + op + " bias " + bias;
-          pools.add(sets, what);
+          pools.add(
+              {"attention.gate.activation=softplus", "attention.gate.position=" + position,
+               "attention.gate.granularity=" + granularity, "attention.gate.op=" + op, "attention.gate.bias=" + bias},
+              position + " " + granularity + " " + op + " bias " + bias);
         }
   }
 }
@@ -412,15 +386,6 @@ TEST(Settings, MasksMatchTheReference) {
 
 // ---- snapshots
 
-void train_steps(Model& model, const TestBatch& batch, int first, int last) {
-  for (int step = first; step <= last; step++) {
-    AdamW settings = ADAMW;
-    settings.step = step;
-    gradients(model, batch);
-    model.update(settings);
-  }
-}
-
 // A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
@@ -432,9 +397,9 @@ TEST(Snapshot, ContinuesBitForBit) {
            continued = make_model(config, config.model.context, config.model.context, true);
       model->allocate_snapshot();
       model->take_snapshot();  // of the initial state; the next one replaces it
-      train_steps(*model, batch, 1, 3);
+      train_steps(*model, batch, 1, 3, ADAMW, 0);
       model->take_snapshot();
-      train_steps(*model, batch, 4, 6);
+      train_steps(*model, batch, 4, 6, ADAMW, 0);
       for (const Tensor& tensor : model->tensors())
         for (Part part : {Part::parameters, Part::moment1, Part::moment2}) {
           std::vector<float> values;
@@ -444,7 +409,7 @@ TEST(Snapshot, ContinuesBitForBit) {
           }
           continued->write(tensor, values.data(), part);
         }
-      train_steps(*continued, batch, 4, 6);
+      train_steps(*continued, batch, 4, 6, ADAMW, 0);
       for (Part part : {Part::parameters, Part::moment1, Part::moment2})
         expect_same_bits(variant, read_all(*continued, part), read_all(*model, part));
     }

@@ -46,10 +46,15 @@ inline void randomise(Model& model, unsigned seed) {
   }
 }
 
-// A model for training, with such parameters.
+// A model for training, with such parameters; and one for evaluation, of `rows` at once, up to this length.
 inline std::unique_ptr<Model> small_model(const Config& config) {
   auto model = make_model(config, config.model.context, config.model.context, true);
   randomise(*model, 100);
+  return model;
+}
+inline std::unique_ptr<Model> evaluated_model(const Config& config, size_t rows, int length, unsigned seed = 7) {
+  auto model = make_model(config, rows, length, false);
+  randomise(*model, seed);
   return model;
 }
 
@@ -71,12 +76,22 @@ inline std::vector<float> read_all(const Model& model, Part part) {
 }
 
 // Forward and backward pass of the whole batch, in micro batches; no update.
-inline StepResult gradients(Model& model, const TestBatch& batch) {
+inline StepResult gradients(Model& model, const TestBatch& batch, float grad_clip = 0) {
   const Config& config = model.config();
   size_t rows = size_t(config.batch.micro) * config.model.context;
   model.begin_step();
   for (size_t at = 0; at < batch.inputs.size(); at += rows)
     model.forward_backward(&batch.inputs[at], {&batch.targets[at], batch.weights.empty() ? nullptr : &batch.weights[at],
                                                batch.values.data() + at * config.model.head.outputs});
-  return model.finish(0);
+  return model.finish(grad_clip);
+}
+
+// These steps of AdamW, each with the whole batch. Returns the last one's loss.
+inline float train_steps(Model& model, const TestBatch& batch, int first, int last, AdamW settings, float grad_clip) {
+  float loss = NAN;
+  for (settings.step = first; settings.step <= last; settings.step++) {
+    loss = gradients(model, batch, grad_clip).loss;
+    model.update(settings);
+  }
+  return loss;
 }
