@@ -166,10 +166,13 @@ template <class P> typename P::real ref_sink(const AttentionSettings& s, const N
 }
 
 // The keys that row i sees.
+inline bool ref_sees(const AttentionSettings& s, int i, int j) {
+  return j <= i && (s.window == 0 || j > i - s.window || j < s.sink_tokens);
+}
 inline std::vector<int> ref_keys(const AttentionSettings& s, int i) {
   std::vector<int> keys;
   for (int j = 0; j <= i; j++)
-    if (s.window == 0 || j > i - s.window || j < s.sink_tokens) keys.push_back(j);
+    if (ref_sees(s, i, j)) keys.push_back(j);
   return keys;
 }
 
@@ -181,7 +184,8 @@ Numbers<P> ref_scores(const AttentionSettings& s, const AttentionShape& shape, c
   Numbers<P> z;
   for (int j : keys) {
     typename P::real sum = 0;
-    for (int d = 0; d < shape.D; d++) sum += qkv[shape.qkv(b, i, 0, h, d)] * qkv[shape.qkv(b, j, 1, h, d)];
+    const typename P::real *q = &qkv[shape.qkv(b, i, 0, h)], *k = &qkv[shape.qkv(b, j, 1, h)];
+    for (int d = 0; d < shape.D; d++) sum += q[d] * k[d];
     z.push_back(P::round(sum) * unit);
     size_t head = (size_t(b) * shape.H + h) * shape.T;
     if (!bias.empty()) z.back() = P::round(z.back() + typename P::real(bias[head + i] - bias[head + j]));
@@ -203,8 +207,10 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
         auto z = ref_scores<P>(s, shape, qkv, bias, keys, b, h, i);
         auto p = ref_weights<P>(s, z, ref_sink<P>(s, sinks, h), &sink_weight);
         std::fill(sum.begin(), sum.end(), R(0));
-        for (size_t n = 0; n < keys.size(); n++)
-          for (int d = 0; d < shape.D; d++) sum[d] += p[n] * qkv[shape.qkv(b, keys[n], 2, h, d)];
+        for (size_t n = 0; n < keys.size(); n++) {
+          const R* v = &qkv[shape.qkv(b, keys[n], 2, h)];
+          for (int d = 0; d < shape.D; d++) sum[d] += p[n] * v[d];
+        }
         for (int d = 0; d < shape.D; d++) out[shape.out(b, i, h, d)] = P::round(sum[d]);
       }
   return out;
@@ -230,16 +236,18 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         size_t head = (size_t(b) * shape.H + h) * shape.T, count = keys.size();
         auto p = ref_weights<P>(s, z, sink, &sink_weight);
         Numbers<P> dp(count), dp_size(count, R(0));
+        const R* dout_row = &dout[shape.out(b, i, h)];
         for (size_t n = 0; n < count; n++) {
           R sum = 0;
+          const R* v = &qkv[shape.qkv(b, keys[n], 2, h)];
           for (int d = 0; d < shape.D; d++) {
-            R term = dout[shape.out(b, i, h, d)] * qkv[shape.qkv(b, keys[n], 2, h, d)];
+            R term = dout_row[d] * v[d];
             sum += term;
             dp_size[n] += std::fabs(term);
           }
           dp[n] = P::round(sum);
         }
-        for (int d = 0; d < shape.D; d++) dot += dout[shape.out(b, i, h, d)] * out[shape.out(b, i, h, d)];
+        for (int d = 0; d < shape.D; d++) dot += dout_row[d] * out[shape.out(b, i, h, d)];
         Numbers<P> slope;
         auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
         Numbers<P> score_dz = dz, score_slope = slope;
@@ -250,17 +258,19 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
         for (size_t n = 0; n < count; n++) {
           int j = keys[n];
-          bias_sizes[head + i] += std::fabs(score_slope[n]) * (dp_size[n] + mean_size);
-          bias_sizes[head + j] += std::fabs(score_slope[n]) * (dp_size[n] + mean_size);
+          size_t q = shape.qkv(b, i, 0, h), k = shape.qkv(b, j, 1, h), v = shape.qkv(b, j, 2, h);
           if (dbias && !bias.empty()) (*dbias)[head + i] += score_dz[n], (*dbias)[head + j] -= score_dz[n];
           for (int d = 0; d < shape.D; d++) {
-            sizes[shape.qkv(b, i, 0, h, d)] +=
-                std::fabs(slope[n] * (dp_size[n] + mean_size) * qkv[shape.qkv(b, j, 1, h, d)]);
-            sizes[shape.qkv(b, j, 1, h, d)] +=
-                std::fabs(slope[n] * (dp_size[n] + mean_size) * qkv[shape.qkv(b, i, 0, h, d)]);
-            dqkv[shape.qkv(b, i, 0, h, d)] += dz[n] * qkv[shape.qkv(b, j, 1, h, d)];
-            dqkv[shape.qkv(b, j, 1, h, d)] += dz[n] * qkv[shape.qkv(b, i, 0, h, d)];
-            dqkv[shape.qkv(b, j, 2, h, d)] += p[n] * dout[shape.out(b, i, h, d)];
+            dqkv[q + d] += dz[n] * qkv[k + d];
+            dqkv[k + d] += dz[n] * qkv[q + d];
+            dqkv[v + d] += p[n] * dout_row[d];
+          }
+          if (!terms) continue;
+          R size = dp_size[n] + mean_size;
+          for (int row : {i, j}) bias_sizes[head + row] += std::fabs(score_slope[n]) * size;
+          for (int d = 0; d < shape.D; d++) {
+            sizes[q + d] += std::fabs(slope[n] * size * qkv[k + d]);
+            sizes[k + d] += std::fabs(slope[n] * size * qkv[q + d]);
           }
         }
       }
@@ -298,7 +308,7 @@ template <class X> std::vector<X> part_of(const AttentionShape& shape, const std
 
 template <class P> typename P::real ref_alpha(const AttentionSetup& s, int D, int t, typename P::real ssmax_scale) {
   using R = typename P::real;
-  R n = R(ref_keys(s, t).size()), alpha = 0;
+  R n = s.window == 0 ? R(t + 1) : R(ref_keys(s, t).size()), alpha = 0;
   switch (s.scale) {
     case Scale::rsqrt_d: alpha = 1 / std::sqrt(R(D)); break;
     case Scale::logd_logn: alpha = std::log(R(D)) * std::log(n); break;
