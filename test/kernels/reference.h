@@ -119,8 +119,8 @@ template <class P> struct RefMatmul {
 
 template <class P>
 RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b, int m, int n, int k, bool trans_a,
-                        bool trans_b, int ldd, int lda, int ldb, double beta, int epilogue, const Reals<P>& bias,
-                        const Reals<P>& aux0) {
+                        bool trans_b, int ldd, int lda, int ldb, double beta = 0, int epilogue = 0,
+                        const Reals<P>& bias = {}, const Reals<P>& aux0 = {}) {
   using R = Real<P>;
   RefMatmul<P> r{d0, aux0};
   for (int i = 0; i < m; i++)

@@ -101,8 +101,8 @@ TEST(Reference, MatmulBackward) {
       ref_matmul<Exact>(Reals<Exact>(m * n), dout, identity, m, n, n, false, false, n, n, n, 0, 3, {}, before).d;
   Reals<Exact> dbias(n, 0.0);
   ref_bias_backward<Exact>(dbias, dproduct, m, n, n);
-  auto da = ref_matmul<Exact>(Reals<Exact>(m * k), dproduct, b, m, k, n, false, true, k, n, n, 0, 0, {}, {}).d;
-  auto db = ref_matmul<Exact>(Reals<Exact>(k * n, 0.0), a, dproduct, k, n, m, true, false, n, k, n, 1, 0, {}, {}).d;
+  auto da = ref_matmul<Exact>(Reals<Exact>(m * k), dproduct, b, m, k, n, false, true, k, n, n).d;
+  auto db = ref_matmul<Exact>(Reals<Exact>(k * n, 0.0), a, dproduct, k, n, m, true, false, n, k, n, 1).d;
   expect_gradient(
       "dbias", bias, [&](auto& v) { return dot(dout, product(a, b, v).d); }, dbias);
   expect_gradient(

@@ -56,7 +56,6 @@ template <class P> class ReferenceModel {
   double forward(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
     int N = B * T;
     layers_.assign(L, {});
-    Array none;
     Array x = ref_embedding<P>(inputs, parameters["wte.weight"], parameters["wpe.weight"], T, C);
     auto layernorm = [&](const std::string& name) {
       return ref_layernorm<P>(x, parameters[name + ".weight"], parameters[name + ".bias"], N, C);
@@ -78,8 +77,7 @@ template <class P> class ReferenceModel {
       if (gated(GatePosition::sdpa)) a.ungated = a.gated_att, a.gated_att = gate(a.ungated, a.logits, N);
       if (gated(GatePosition::output)) {
         a.ungated = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
-        Array projected = gate(a.ungated, a.logits, N);
-        for (size_t i = 0; i < x.size(); i++) x[i] = P::round(x[i] + projected[i]);
+        add(x, gate(a.ungated, a.logits, N));
       } else {
         x = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1, x).d;
       }
@@ -91,20 +89,17 @@ template <class P> class ReferenceModel {
     if (K) {
       Array zero(size_t(N) * K);
       Array y = ref_matmul<typename WideOf<P>::type>(zero, final_.out, parameters["head.weight"], N, K, C, false, false,
-                                                     K, C, K, 0, 0, none, none)
+                                                     K, C, K)
                     .d;
       squared_ = ref_squared_error<P>(y, parameters["head.bias"], values, weights, 1.0 / N, K, K);
       losses.assign(squared_.losses.begin(), squared_.losses.end());
       return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
     }
     Array logits(size_t(N) * V);
-    logits =
-        ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C, 0, 0, none, none).d;
+    logits = ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C).d;
     classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights);
     losses = classified_.losses;
-    R sum = 0;
-    for (R loss : losses) sum += loss;
-    return sum / N;
+    return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
   }
 
  private:
@@ -114,6 +109,10 @@ template <class P> class ReferenceModel {
     Numbers<Exact> bias;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
+
+  static void add(Array& to, const Array& more) {
+    for (size_t i = 0; i < to.size(); i++) to[i] = P::round(to[i] + more[i]);
+  }
 
   // ---- the gate
   bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
@@ -132,10 +131,7 @@ template <class P> class ReferenceModel {
     return gradients.dx;
   }
   Array get_part(const Array& qkv, int part) const {
-    Array x;
-    for (size_t row = 0; row < qkv.size() / (3 * A); row++)
-      x.insert(x.end(), qkv.begin() + (row * 3 + part) * A, qkv.begin() + (row * 3 + part + 1) * A);
-    return x;
+    return part_of(AttentionShape{1, int(qkv.size()) / (3 * A), H, D}, qkv, part);
   }
   void put_part(Array& qkv, int part, const Array& x) const {
     for (size_t row = 0; row < qkv.size() / (3 * A); row++)
@@ -205,15 +201,14 @@ template <class P> class ReferenceModel {
 
   // dinput [N, in]; gradients of weight and bias.
   Array linear_backward(const Array& doutput, const Array& input, const std::string& name, int N, int in, int out,
-                        const Array& before_gelu) {
+                        const Array& before_gelu = {}) {
     using Wide = typename WideOf<P>::type;
-    Array none, zero(size_t(in) * out), dinput(size_t(N) * in), dbias(out, 0);
-    gradients[name + ".weight"] =
-        ref_matmul<Wide>(zero, input, doutput, in, out, N, true, false, out, in, out, 0, 0, none, none).d;
+    Array zero(size_t(in) * out), dinput(size_t(N) * in), dbias(out, 0);
+    gradients[name + ".weight"] = ref_matmul<Wide>(zero, input, doutput, in, out, N, true, false, out, in, out).d;
     ref_bias_backward<P>(dbias, doutput, N, out, out);
     gradients[name + ".bias"] = dbias;
     return ref_matmul<P>(dinput, doutput, parameters[name + ".weight"], N, in, out, false, true, in, out, out, 0,
-                         before_gelu.empty() ? 0 : 3, none, before_gelu)
+                         before_gelu.empty() ? 0 : 3, {}, before_gelu)
         .d;
   }
 
@@ -228,24 +223,22 @@ template <class P> class ReferenceModel {
   void backward(const std::vector<int>& inputs, int B, int T) {
     using Wide = typename WideOf<P>::type;
     int N = B * T;
-    Array none, dx(size_t(N) * C, 0), dln(size_t(N) * C);
+    Array dx(size_t(N) * C, 0), dln(size_t(N) * C);
     Array dwte(size_t(V) * C, 0), dwpe(parameters["wpe.weight"].size(), 0);
     if (K) {
-      dln = linear_backward(squared_.dy, final_.out, "head", N, C, K, none);
+      dln = linear_backward(squared_.dy, final_.out, "head", N, C, K);
     } else {
-      dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C, 0, 0,
-                          none, none)
-                .d;
-      dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C, 0, 0, none, none).d;
+      dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C).d;
+      dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C).d;
     }
     layernorm_backward(dx, dln, final_, "ln_f", N);
     for (int l = L - 1; l >= 0; l--) {
       Layer& a = layers_[l];
       std::string h = format("h.%d.", l);
       Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, a.mlp.aux);
-      layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F, none), a.ln2, h + "ln_2", N);
+      layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F), a.ln2, h + "ln_2", N);
       Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
-      Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C, none);
+      Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C);
       if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
       datt = ref_norm_output<P>(settings_, {B, T, H, D}, a.att, datt);
       Array dbias(a.bias.size());
@@ -254,15 +247,10 @@ template <class P> class ReferenceModel {
       Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
       for (int part = 0; part < 3; part++)
         if (gated(part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
-      Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A, none);
-      if (!a.decay.empty()) {
-        Array more = linear_backward(bias_backward(dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N, C, H, none);
-        for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);
-      }
-      if (G) {
-        Array more = linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G, none);
-        for (size_t i = 0; i < dln.size(); i++) dln[i] = P::round(dln[i] + more[i]);
-      }
+      Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A);
+      if (!a.decay.empty())
+        add(dln, linear_backward(bias_backward(dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N, C, H));
+      if (G) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
       layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }
     ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);
