@@ -111,8 +111,7 @@ TEST(Masks, NeedTensorCoresOnAGpu) {
       format("user: config: attention.bias = \"fox\" has no kernels on a GPU for model.head_dim = %d; use up to %d, or "
              "set it to \"none\"",
              most + 1, most));
-  EXPECT_NE(refusal(window, most, false, true).find("for diagnostics; run those with the CPU build"),
-            std::string::npos);
+  expect_has(refusal(window, most, false, true), {"for diagnostics; run those with the CPU build"});
   for (const AttentionSettings& s : {plain, window, bias}) {
     EXPECT_EQ(refusal(s, most, false), "");
     EXPECT_EQ(refusal(s, 200, true, true, false), "");

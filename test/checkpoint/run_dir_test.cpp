@@ -99,8 +99,8 @@ TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
   without_root([&] {
     testing::internal::CaptureStderr();
     EXPECT_EQ(error_of([&] { run.keep_newest(1), run.remove_leftovers(); }), "");
-    std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_NE(said.find("warning: cannot remove " + run_path + "/.tmp_step_00000009: Permission denied"), said.npos);
+    expect_has(testing::internal::GetCapturedStderr(),
+               {"warning: cannot remove " + run_path + "/.tmp_step_00000009: Permission denied"});
     EXPECT_EQ(steps(), std::vector<int64_t>{3});
   });
   for (auto& name : names()) fs::permissions(run_path + "/" + name, fs::perms::owner_all);
@@ -180,7 +180,7 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
   }
   char x;
   ASSERT_EQ(read(ready[0], &x, 1), 1);
-  EXPECT_NE(open_again().find(format("another process, pid %d,", child)), std::string::npos);
+  expect_has(open_again(), {format("another process, pid %d,", child)});
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_EQ(open_again(), "");

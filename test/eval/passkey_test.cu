@@ -116,8 +116,7 @@ TEST(PasskeyPrompts, CompactHasItsLengthAndItsDepth) {
     EXPECT_EQ(prompt.tokens.size(), 200u);
     // Without filler it has 22 tokens: the separator, 10 of the line with the key, 11 of the question and the answer.
     EXPECT_NEAR(double(words.encode(text.substr(0, text.find("The key is"))).size()), depth * (200 - 22), 2);
-    EXPECT_NE(text.find(depth < 1 ? "Remember 00417. The sun is yellow. " : "Remember 00417. What is"),
-              std::string::npos);
+    expect_has(text, {depth < 1 ? "Remember 00417. The sun is yellow. " : "Remember 00417. What is"});
   }
 }
 

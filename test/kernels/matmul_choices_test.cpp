@@ -21,7 +21,7 @@ TEST(MatmulChoices, FindsThoseOfItsDeviceOnly) {
   EXPECT_EQ(found(choices, "m1"), "fast");
   EXPECT_EQ(found(choices, "m2"), "slow");
   EXPECT_EQ(found(choices, "m3"), "none");
-  EXPECT_NE(choices.text().find("card\t13\tm3\tother\t2020-01-01\n"), std::string::npos);  // kept for that device
+  expect_has(choices.text(), {"card\t13\tm3\tother\t2020-01-01\n"});  // kept for that device
 }
 
 TEST(MatmulChoices, TakesTheLaterOfTwo) {
@@ -58,7 +58,7 @@ TEST(MatmulChoices, KeepsWhatWasMeasuredInTheFile) {
   EXPECT_EQ(first.use_file(path, true).count, 0);
   first.choose("m1", "fast");
   first.choose("m2", "guessed", false);
-  EXPECT_NE(first.text().find("guessed"), std::string::npos);
+  expect_has(first.text(), {"guessed"});
   MatmulChoices second("card\t12"), third("card\t12");
   EXPECT_EQ(second.use_file(path, true).count, 1);
   EXPECT_EQ(found(second, "m1") + found(second, "m2"), "fastnone");

@@ -55,7 +55,7 @@ TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
     }
     auto* names = std::get_if<Choice>(&row.value);
     if (!names && !(std::holds_alternative<std::string*>(row.value) && !row.allowed.empty())) continue;
-    EXPECT_NE(error_in("{}", {key + "=zzzzzzz"}).find(key + " = \"zzzzzzz\" is unknown ("), std::string::npos) << key;
+    expect_has(error_in("{}", {key + "=zzzzzzz"}), {key + " = \"zzzzzzz\" is unknown ("});
     for (auto& name : choices(row.allowed)) {
       if (names && names->number && name.starts_with("a number")) continue;
       std::string error = error_in("{}", {key + "=" + name});
@@ -80,20 +80,14 @@ TEST(ConfigErrors, RefusalsOfValues) {
   expect_error(R"({"attention": {"kind": "lsar"}})", {},
                "attention.kind = \"lsar\" is unknown (" + kinds + "); did you mean \"lssar\"?  [x.json]");
   expect_error(R"({"attention": {"kind": 3}})", {}, "attention.kind = 3 must be one of " + kinds + "  [x.json]");
-  expect_error(R"({"model": {"layers": "twelve"}})", {},
-               "model.layers = \"twelve\" must be an integer in [1, 1000]  [x.json]");
-  expect_error(R"({"model": {"layers": 1.5}})", {}, "model.layers = 1.5 must be an integer in [1, 1000]  [x.json]");
+  for (std::string value : {"\"twelve\"", "1.5", "[12]", "-1", "99999999999", "4294967297"})
+    expect_error("{\"model\": {\"layers\": " + value + "}}", {},
+                 "model.layers = " + value + " must be an integer in [1, 1000]  [x.json]");
   expect_error("{}", {"model.layers=1e-400"}, "model.layers = 0.0 must be an integer in [1, 1000]  [--set]");
   expect_error("{}", {"optimizer.eps=1e-400"}, "optimizer.eps = 0.0 must be a number in [1e-30, 1]  [--set]");
   expect_error(R"({"seed": 1e19})", {},
                "seed = 1e+19 is beyond the integers that floating point holds exactly; write it with all its digits  "
                "[x.json]");
-  expect_error(R"({"model": {"layers": [12]}})", {}, "model.layers = [12] must be an integer in [1, 1000]  [x.json]");
-  expect_error(R"({"model": {"layers": -1}})", {}, "model.layers = -1 must be an integer in [1, 1000]  [x.json]");
-  expect_error(R"({"model": {"layers": 99999999999}})", {},
-               "model.layers = 99999999999 must be an integer in [1, 1000]  [x.json]");
-  expect_error(R"({"model": {"layers": 4294967297}})", {},
-               "model.layers = 4294967297 must be an integer in [1, 1000]  [x.json]");
   expect_error("{}", {"model.layers=twelve"}, "model.layers = \"twelve\" must be an integer in [1, 1000]  [--set]");
   expect_error(R"({"batch": {"micro": -1}})", {},
                "batch.micro = -1 must be an integer in [1, 65535], or 0 for as many as fit, at most 64  [x.json]");
@@ -125,10 +119,9 @@ TEST(ConfigErrors, RefusalsOfValues) {
                "attention.scale = 10000000.0 must be a name or a number in [-1e6, 1e6]  [x.json]");
   expect_error(R"({"attention": {"variant": "lssr"}})", {},
                "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
-  EXPECT_NE(error_in("{}", {"attention.variant=LSSAR"}).find("; did you mean \"lssar\"?"), std::string::npos);
+  expect_has(error_in("{}", {"attention.variant=LSSAR"}), {"; did you mean \"lssar\"?"});
   for (std::string key : {"attention.variant", "attention.kind", "attention.sink"})
-    EXPECT_NE(error_in("{}", {key + "=softmax1"}).find("); softmax1 is attention.sink = \"one\"  ["),
-              std::string::npos);
+    expect_has(error_in("{}", {key + "=softmax1"}), {"); softmax1 is attention.sink = \"one\"  ["});
   for (auto* name : {".", "..", "a/b", "/", "a\\nb", "\\u007f"})
     expect_error(
         std::string(R"({"name": ")") + name + "\"}", {},
@@ -138,9 +131,7 @@ TEST(ConfigErrors, RefusalsOfValues) {
                                                         : name) +
             " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
   for (auto* file : {"a/...json", "\xff.json", "a/.json"})  // the name comes from there
-    EXPECT_NE(error_of([&] { parse_config("{}", file); }).find("; it comes from the file's name: give another with"),
-              std::string::npos)
-        << file;
+    expect_user_error([&] { parse_config("{}", file); }, {"; it comes from the file's name: give another with"});
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
   EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
 }
@@ -250,17 +241,12 @@ TEST(ConfigErrors, CrossChecks) {
       "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"head_dim": 63, "position": "learned"}})"), "");
   expect_error(R"({"model": {"channels": 36}})", {}, "model.channels = 36 must be a multiple of 8  [x.json]");
-  expect_error(
-      R"({"model": {"mlp_ratio": 3.3}})", {},
-      "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(3.3 x 768) = 2534  "
-      "[x.json]");
-  expect_error(
-      R"({"model": {"mlp_ratio": 1e-9}})", {},
-      "the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(1e-09 x 768) = 0  "
-      "[x.json]");
-  EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.501}})"),
-            "user: config: the MLP width must be a multiple of 8, but "
-            "round(model.mlp_ratio x model.channels) = round(3.501 x 768) = 2689  [x.json]");
+  for (auto& [ratio, shown, width] : {std::tuple("3.3", "3.3", 2534), {"1e-9", "1e-09", 0}, {"3.501", "3.501", 2689}})
+    expect_error(
+        format("{\"model\": {\"mlp_ratio\": %s}}", ratio), {},
+        format("the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x 768) "
+               "= %d  [x.json]",
+               shown, width));
   EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
                "attention.sink = \"learned\" needs attention.kind = \"softmax\", not \"lssa\"; use sink \"none\"  "

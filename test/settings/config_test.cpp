@@ -464,15 +464,12 @@ TEST(Config, PrintShowsValueAndOrigin) {
 TEST(Config, HelpNamesEveryKeyAndVariant) {
   Config c;
   std::string help = config_help();
-  for (auto& row : config_rows(c)) {
-    EXPECT_NE(help.find("\n  " + std::string(row.key) + " "), std::string::npos) << row.key;
-  }
-  EXPECT_NE(help.find("default as many as fit, at most 64; [1, 65535], or 0 for that default\n"), std::string::npos);
-  EXPECT_NE(help.find("seed                          seed of the initial weights, the data order and sampling\n"
-                      "                                integer, default 1337; [0, 18446744073709551615]\n"),
-            std::string::npos);
-  EXPECT_NE(help.find("softmax1"), std::string::npos);  // the name by which attention.sink = one is known
-  EXPECT_NE(help.find("  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"), std::string::npos);
+  for (auto& row : config_rows(c)) expect_has(help, {"\n  " + std::string(row.key) + " "});
+  expect_has(help, {"default as many as fit, at most 64; [1, 65535], or 0 for that default\n",
+                    "seed                          seed of the initial weights, the data order and sampling\n"
+                    "                                integer, default 1337; [0, 18446744073709551615]\n",
+                    "softmax1",  // the name by which attention.sink = one is known
+                    "  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"});
 }
 
 TEST(Config, DidYouMean) {
