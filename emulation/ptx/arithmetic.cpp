@@ -382,9 +382,8 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
   }
 }
 
-// ---- 16-bit floating point, alone or in pairs: computed exactly enough in float64, then rounded once
+// ---- bf16, alone or in pairs: computed exactly enough in float64, then rounded once
 
-template <float widen(uint16_t), uint16_t narrow(float)>
 void half_operation(Context& context, const Instruction& instruction, Mask mask) {
   const u32* operands[3] = {};
   for (int n = 1; n < int(instruction.groups.size()); n++) {
@@ -395,7 +394,7 @@ void half_operation(Context& context, const Instruction& instruction, Mask mask)
     results[lane] = 0;
     for (int half = 0; half < instruction.amount; half++) {
       double x[3] = {};
-      for (int n = 0; n < 3 && operands[n]; n++) x[n] = widen(uint16_t(operands[n][lane] >> 16 * half));
+      for (int n = 0; n < 3 && operands[n]; n++) x[n] = float_of_bf16(uint16_t(operands[n][lane] >> 16 * half));
       double result = 0;
       switch (instruction.variant) {
         case 'a': result = x[0] + x[1]; break;
@@ -403,7 +402,7 @@ void half_operation(Context& context, const Instruction& instruction, Mask mask)
         case 'm': result = x[0] * x[1]; break;
         case 'f': result = x[0] * x[1] + x[2]; break;
       }
-      results[lane] |= u32(narrow(float(result))) << 16 * half;
+      results[lane] |= u32(bf16_of(float(result))) << 16 * half;
     }
   }
   put(context, instruction.operand(0), results, mask);
@@ -414,15 +413,9 @@ bool decode_half(Opcode opcode, Instruction& instruction) {
   if (base != "add" && base != "sub" && base != "mul" && base != "fma") return false;
   instruction.variant = base[0];
   opcode.take("rn");
-  for (const char* type : {"bf16", "bf16x2", "f16", "f16x2"}) {
-    if (!opcode.take(type)) continue;
-    const std::string name = type;
-    instruction.amount = name.ends_with("x2") ? 2 : 1;
-    const bool bf16 = name[0] == 'b';
-    instruction.execute = bf16 ? half_operation<float_of_bf16, bf16_of> : half_operation<float_of_f16, f16_of>;
-    return opcode.done();
-  }
-  return false;
+  instruction.amount = opcode.take("bf16x2") ? 2 : opcode.take("bf16") ? 1 : 0;
+  instruction.execute = half_operation;
+  return instruction.amount && opcode.done();
 }
 
 }  // namespace

@@ -10,12 +10,11 @@
 namespace ptx {
 namespace {
 
-bool is_float(Type type) { return type == Type::f16 || type == Type::bf16 || type == Type::f32 || type == Type::f64; }
+bool is_float(Type type) { return type == Type::bf16 || type == Type::f32 || type == Type::f64; }
 bool is_signed(Type type) { return type == Type::s8 || type == Type::s16 || type == Type::s32 || type == Type::s64; }
 
 double float_value(uint64_t bits, Type type) {
   switch (type) {
-    case Type::f16: return float_of_f16(uint16_t(bits));
     case Type::bf16: return float_of_bf16(uint16_t(bits));
     case Type::f32: return float_of(uint32_t(bits));
     default: return std::bit_cast<double>(bits);
@@ -58,11 +57,7 @@ uint64_t float_bits(double x, Type type, int rounding) {
     narrow = rounded;
   }
   if (std::isnan(x)) narrow = canonical_nan();
-  switch (type) {
-    case Type::f16: return f16_of(narrow);
-    case Type::bf16: return bf16_of(narrow);
-    default: return bits_of(narrow);
-  }
+  return type == Type::bf16 ? bf16_of(narrow) : bits_of(narrow);
 }
 
 // 64-bit integers to float32 directly: by way of float64 they would be rounded twice.
@@ -118,11 +113,11 @@ void saturate(Context& context, const Instruction& instruction, Mask mask) {
 }
 
 // Two numbers into one register, the first into its upper half.
-template <uint16_t narrow(float)> void convert_pair(Context& context, const Instruction& instruction, Mask mask) {
+void convert_pair(Context& context, const Instruction& instruction, Mask mask) {
   const float* high = values<float>(context, instruction.operand(1));
   const float* low = values<float>(context, instruction.operand(2));
   uint32_t results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = uint32_t(narrow(high[lane])) << 16 | narrow(low[lane]);
+  for (int lane = 0; lane < LANES; lane++) results[lane] = uint32_t(bf16_of(high[lane])) << 16 | bf16_of(low[lane]);
   put(context, instruction.operand(0), results, mask);
 }
 
@@ -130,8 +125,8 @@ template <uint16_t narrow(float)> void convert_pair(Context& context, const Inst
 
 bool decode_convert(Opcode opcode, Instruction& instruction) {
   if (opcode.base() != "cvt") return false;
-  if (opcode.text() == "cvt.rn.bf16x2.f32" || opcode.text() == "cvt.rn.f16x2.f32") {
-    instruction.execute = opcode.take("bf16x2") ? convert_pair<bf16_of> : convert_pair<f16_of>;
+  if (opcode.text() == "cvt.rn.bf16x2.f32") {
+    instruction.execute = convert_pair;
     return true;
   }
   if (!opcode.take_type(instruction.from) || !opcode.take_type(instruction.type)) return false;
@@ -140,8 +135,8 @@ bool decode_convert(Opcode opcode, Instruction& instruction) {
     if (opcode.take(NAMES[i])) instruction.variant |= i;
     if (opcode.take(std::string(NAMES[i]) + "i")) instruction.variant |= i | TO_INTEGER;
   }
-  const bool narrow_float = instruction.type == Type::f16 || instruction.type == Type::bf16;
-  if (narrow_float && instruction.variant) return false;  // float_bits() rounds these to the nearest alone
+  if (instruction.type == Type::bf16 && instruction.variant)
+    return false;  // float_bits() rounds it to the nearest alone
   if (opcode.take("sat")) {
     if (!is_float(instruction.type)) return false;
     instruction.variant |= SATURATE;

@@ -9,10 +9,10 @@ namespace {
 
 const std::map<std::string, Type>& types() {
   static const std::map<std::string, Type> table = {
-      {"b8", Type::b8},   {"u8", Type::u8},    {"s8", Type::s8},   {"b16", Type::b16},   {"u16", Type::u16},
-      {"s16", Type::s16}, {"f16", Type::f16},  {"b32", Type::b32}, {"bf16", Type::bf16}, {"u32", Type::u32},
-      {"s32", Type::s32}, {"f32", Type::f32},  {"b64", Type::b64}, {"u64", Type::u64},   {"s64", Type::s64},
-      {"f64", Type::f64}, {"pred", Type::pred}};
+      {"b8", Type::b8},   {"u8", Type::u8},   {"s8", Type::s8},   {"b16", Type::b16},
+      {"u16", Type::u16}, {"s16", Type::s16}, {"b32", Type::b32}, {"bf16", Type::bf16},
+      {"u32", Type::u32}, {"s32", Type::s32}, {"f32", Type::f32}, {"b64", Type::b64},
+      {"u64", Type::u64}, {"s64", Type::s64}, {"f64", Type::f64}, {"pred", Type::pred}};
   return table;
 }
 
@@ -26,7 +26,6 @@ int size_of(Type type) {
     case Type::b16:
     case Type::u16:
     case Type::s16:
-    case Type::f16:
     case Type::bf16: return 2;
     case Type::b64:
     case Type::u64:

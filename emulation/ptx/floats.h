@@ -18,8 +18,6 @@ inline uint16_t bf16_of(float x) {  // to the nearest, ties to even
   const uint32_t bits = bits_of(x);
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-inline float float_of_f16(uint16_t bits) { return float(std::bit_cast<_Float16>(bits)); }
-inline uint16_t f16_of(float x) { return std::isnan(x) ? 0x7fff : std::bit_cast<uint16_t>(_Float16(x)); }
 
 // A tensor core's rounding of a sum: truncation.
 inline float cut_off(double x) {

@@ -24,7 +24,7 @@ struct Context;
 struct Instruction;
 using Handler = void (*)(Context&, const Instruction&, Mask);
 
-enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, f16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };
+enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };
 int size_of(Type type);  // in bytes
 bool type_named(const std::string& name, Type& type);
 

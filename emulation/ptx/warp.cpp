@@ -79,7 +79,7 @@ void load_matrices(Context& context, const Instruction& instruction, Mask mask) 
 }
 
 // D [16, 8] = A [16, 16] B [16, 8] + C: exact sums, truncated to float32.
-template <float widen(uint16_t)> void multiply(Context& context, const Instruction& instruction, Mask mask) {
+void multiply(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("mma without all lanes", context, instruction);
   float a[16][16], b[16][8], results[4][LANES];
   for (int lane = 0; lane < LANES; lane++) {
@@ -87,11 +87,12 @@ template <float widen(uint16_t)> void multiply(Context& context, const Instructi
     for (int i = 0; i < 4; i++) {
       const uint32_t bits = values<uint32_t>(context, instruction.operand(1, i))[lane];
       float* to = &a[group + 8 * (i & 1)][pair + 8 * (i >> 1)];
-      to[0] = widen(uint16_t(bits)), to[1] = widen(uint16_t(bits >> 16));
+      to[0] = float_of_bf16(uint16_t(bits)), to[1] = float_of_bf16(uint16_t(bits >> 16));
     }
     for (int i = 0; i < 2; i++) {
       const uint32_t bits = values<uint32_t>(context, instruction.operand(2, i))[lane];
-      b[pair + 8 * i][group] = widen(uint16_t(bits)), b[pair + 8 * i + 1][group] = widen(uint16_t(bits >> 16));
+      b[pair + 8 * i][group] = float_of_bf16(uint16_t(bits)),
+                   b[pair + 8 * i + 1][group] = float_of_bf16(uint16_t(bits >> 16));
     }
   }
   for (int row = 0; row < 16; row++) {
@@ -148,8 +149,7 @@ bool decode_warp(Opcode opcode, Instruction& instruction) {
     if (!opcode.take("shared") && !opcode.take("shared::cta")) return false;
     return instruction.amount && opcode.take("b16") && opcode.done() && together(load_matrices, -1);
   }
-  if (text == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") return together(multiply<float_of_bf16>, -1);
-  if (text == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") return together(multiply<float_of_f16>, -1);
+  if (text == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") return together(multiply, -1);
   return false;
 }
 
