@@ -5,32 +5,13 @@
 #include <cfenv>
 #include <cmath>
 #include <map>
-#include <tuple>
 #include <type_traits>
-#include <utility>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/machine.h"
 
 namespace ptx {
 namespace {
-
-// ---- an operation on every lane: Op's type gives the types of operands and result
-
-template <auto Op, class Result, class... Operands, size_t... N>
-void apply(Context& context, const Instruction& instruction, Mask mask, Result (*)(Operands...),
-           std::index_sequence<N...>) {
-  const std::tuple<const Operands*...> from(values<Operands>(context, instruction.operand(N + 1))...);
-  Result results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = Op(std::get<N>(from)[lane]...);
-  put(context, instruction.operand(0), results, mask);
-}
-template <class Result, class... Operands> constexpr auto indices(Result (*)(Operands...)) {
-  return std::index_sequence_for<Operands...>();
-}
-template <auto Op> void each(Context& context, const Instruction& instruction, Mask mask) {
-  apply<Op>(context, instruction, mask, +Op, indices(+Op));
-}
 
 using u16 = uint16_t;
 using u32 = uint32_t;
@@ -121,6 +102,34 @@ float fma_rounded(float a, float b, float c, int rounding) {
 }
 float with_sign(float a, float of) { return float_of((bits_of(a) & 0x7fffffff) | (bits_of(of) & 0x80000000)); }
 
+// Operations on integers of so many bits: U is the unsigned type, S the signed one.
+template <class U, class S> void add_integers(std::map<std::string, Handler>& all, const std::string& bits) {
+  const std::string s = ".s" + bits, u = ".u" + bits, untyped = ".b" + bits;
+  all["add" + s] = all["add" + u] = each<[](U a, U b) { return a + b; }>;
+  all["sub" + s] = all["sub" + u] = each<[](U a, U b) { return a - b; }>;
+  all["mul.lo" + s] = all["mul.lo" + u] = each<[](U a, U b) { return a * b; }>;
+  all["mad.lo" + s] = all["mad.lo" + u] = each<[](U a, U b, U c) { return a * b + c; }>;
+  all["neg" + s] = each<[](U a) { return 0 - a; }>;
+  all["div" + s] = each<[](S a, S b) { return divided(a, b); }>;
+  all["div" + u] = each<[](U a, U b) { return divided(a, b); }>;
+  all["rem" + s] = each<[](S a, S b) { return remainder_of(a, b); }>;
+  all["rem" + u] = each<[](U a, U b) { return remainder_of(a, b); }>;
+  all["min" + s] = each<[](S a, S b) { return std::min(a, b); }>;
+  all["min" + u] = each<[](U a, U b) { return std::min(a, b); }>;
+  all["max" + s] = each<[](S a, S b) { return std::max(a, b); }>;
+  all["max" + u] = each<[](U a, U b) { return std::max(a, b); }>;
+  all["and" + untyped] = each<[](U a, U b) { return a & b; }>;
+  all["or" + untyped] = each<[](U a, U b) { return a | b; }>;
+  all["xor" + untyped] = each<[](U a, U b) { return a ^ b; }>;
+  all["not" + untyped] = each<[](U a) { return ~a; }>;
+  all["shl" + untyped] = each<[](U a, u32 n) { return left(a, n); }>;
+  all["shr" + s] = each<[](S a, u32 n) { return right(a, n); }>;
+  all["shr" + u] = all["shr" + untyped] = each<[](U a, u32 n) { return right(a, n); }>;
+  all["bfi" + untyped] = each<[](U a, U b, u32 position, u32 length) { return inserted(a, b, position, length); }>;
+  all["popc" + untyped] = each<[](U a) { return u32(std::popcount(a)); }>;
+  all["clz" + untyped] = each<[](U a) { return u32(std::countl_zero(a)); }>;
+}
+
 const std::map<std::string, Handler>& operations() {
   static const std::map<std::string, Handler> table = [] {
     std::map<std::string, Handler> all = {
@@ -134,37 +143,19 @@ const std::map<std::string, Handler>& operations() {
         {"mul.hi.u64", each<[](u64 a, u64 b) { return u64(u128(a) * b >> 64); }>},
         {"mad.wide.s32", each<[](s32 a, s32 b, u64 c) { return u64(s64(a) * b) + c; }>},
         {"mad.wide.u32", each<[](u32 a, u32 b, u64 c) { return u64(a) * b + c; }>},
-        {"div.s32", each<[](s32 a, s32 b) { return divided(a, b); }>},
-        {"div.u32", each<[](u32 a, u32 b) { return divided(a, b); }>},
-        {"div.s64", each<[](s64 a, s64 b) { return divided(a, b); }>},
-        {"div.u64", each<[](u64 a, u64 b) { return divided(a, b); }>},
-        {"rem.s32", each<[](s32 a, s32 b) { return remainder_of(a, b); }>},
-        {"rem.u32", each<[](u32 a, u32 b) { return remainder_of(a, b); }>},
-        {"rem.s64", each<[](s64 a, s64 b) { return remainder_of(a, b); }>},
-        {"rem.u64", each<[](u64 a, u64 b) { return remainder_of(a, b); }>},
         {"abs.s32", each<[](s32 a) { return a < 0 ? u32(0) - u32(a) : u32(a); }>},
         {"not.pred", each<[](u32 a) { return a ^ 1; }>},
         {"shl.b16", each<[](u32 a, u32 n) { return u32(left(u16(a), n)); }>},
         {"shr.u16", each<[](u32 a, u32 n) { return u32(right(u16(a), n)); }>},
         {"shr.s16", each<[](u32 a, u32 n) { return u32(u16(right(s16(a), n))); }>},
-        {"shl.b32", each<[](u32 a, u32 n) { return left(a, n); }>},
-        {"shr.s32", each<[](s32 a, u32 n) { return right(a, n); }>},
-        {"shl.b64", each<[](u64 a, u32 n) { return left(a, n); }>},
-        {"shr.s64", each<[](s64 a, u32 n) { return right(a, n); }>},
         {"shf.l.wrap.b32", each<[](u32 a, u32 b, u32 n) { return funnel_left(a, b, n & 31); }>},
         {"shf.r.wrap.b32", each<[](u32 a, u32 b, u32 n) { return funnel_right(a, b, n & 31); }>},
         {"shf.l.clamp.b32", each<[](u32 a, u32 b, u32 n) { return n < 32 ? funnel_left(a, b, n) : a; }>},
         {"shf.r.clamp.b32", each<[](u32 a, u32 b, u32 n) { return n < 32 ? funnel_right(a, b, n) : b; }>},
         {"prmt.b32", each<[](u32 a, u32 b, u32 selection) { return permuted(a, b, selection); }>},
-        {"bfi.b32", each<[](u32 a, u32 b, u32 position, u32 length) { return inserted(a, b, position, length); }>},
-        {"bfi.b64", each<[](u64 a, u64 b, u32 position, u32 length) { return inserted(a, b, position, length); }>},
         {"lop3.b32", each<[](u32 a, u32 b, u32 c, u32 table) { return logic(a, b, c, table); }>},
         {"bfind.shiftamt.u32", each<[](u32 a) { return a ? u32(std::countl_zero(a)) : ~0u; }>},
         {"brev.b32", each<[](u32 a) { return reversed(a); }>},
-        {"popc.b32", each<[](u32 a) { return u32(std::popcount(a)); }>},
-        {"popc.b64", each<[](u64 a) { return u32(std::popcount(a)); }>},
-        {"clz.b32", each<[](u32 a) { return u32(std::countl_zero(a)); }>},
-        {"clz.b64", each<[](u64 a) { return u32(std::countl_zero(a)); }>},
 
         {"add.f32", each<[](float a, float b) { return a + b; }>},
         {"sub.f32", each<[](float a, float b) { return a - b; }>},
@@ -213,6 +204,8 @@ const std::map<std::string, Handler>& operations() {
     for (const char* type : {".f32", ".f64"}) {  // these must name a rounding
       for (const char* base : {"div", "fma", "rcp", "sqrt"}) all.erase(std::string(base) + type);
     }
+    add_integers<u32, s32>(all, "32");
+    add_integers<u64, s64>(all, "64");
     // operations whose bits are the same for several types
     auto add = [&](const char* base, std::initializer_list<const char*> types, Handler handler) {
       for (const char* type : types) all[std::string(base) + "." + type] = handler;
@@ -220,34 +213,10 @@ const std::map<std::string, Handler>& operations() {
     add("add", {"s16", "u16"}, each<[](u32 a, u32 b) { return u32(u16(a + b)); }>);
     add("sub", {"s16", "u16"}, each<[](u32 a, u32 b) { return u32(u16(a - b)); }>);
     add("mul.lo", {"s16", "u16"}, each<[](u32 a, u32 b) { return u32(u16(a * b)); }>);
-    add("add", {"s32", "u32"}, each<[](u32 a, u32 b) { return a + b; }>);
-    add("sub", {"s32", "u32"}, each<[](u32 a, u32 b) { return a - b; }>);
-    add("mul.lo", {"s32", "u32"}, each<[](u32 a, u32 b) { return a * b; }>);
-    add("mad.lo", {"s32", "u32"}, each<[](u32 a, u32 b, u32 c) { return a * b + c; }>);
-    add("add", {"s64", "u64"}, each<[](u64 a, u64 b) { return a + b; }>);
-    add("sub", {"s64", "u64"}, each<[](u64 a, u64 b) { return a - b; }>);
-    add("mul.lo", {"s64", "u64"}, each<[](u64 a, u64 b) { return a * b; }>);
-    add("mad.lo", {"s64", "u64"}, each<[](u64 a, u64 b, u64 c) { return a * b + c; }>);
-    add("neg", {"s32"}, each<[](u32 a) { return 0 - a; }>);
-    add("neg", {"s64"}, each<[](u64 a) { return 0 - a; }>);
-    add("and", {"b16", "b32", "pred"}, each<[](u32 a, u32 b) { return a & b; }>);
-    add("or", {"b16", "b32", "pred"}, each<[](u32 a, u32 b) { return a | b; }>);
-    add("xor", {"b16", "b32", "pred"}, each<[](u32 a, u32 b) { return a ^ b; }>);
-    add("not", {"b16", "b32"}, each<[](u32 a) { return ~a; }>);
-    add("and", {"b64"}, each<[](u64 a, u64 b) { return a & b; }>);
-    add("or", {"b64"}, each<[](u64 a, u64 b) { return a | b; }>);
-    add("xor", {"b64"}, each<[](u64 a, u64 b) { return a ^ b; }>);
-    add("not", {"b64"}, each<[](u64 a) { return ~a; }>);
-    add("shr", {"u32", "b32"}, each<[](u32 a, u32 n) { return right(a, n); }>);
-    add("shr", {"u64", "b64"}, each<[](u64 a, u32 n) { return right(a, n); }>);
-    add("min", {"s32"}, each<[](s32 a, s32 b) { return std::min(a, b); }>);
-    add("max", {"s32"}, each<[](s32 a, s32 b) { return std::max(a, b); }>);
-    add("min", {"u32"}, each<[](u32 a, u32 b) { return std::min(a, b); }>);
-    add("max", {"u32"}, each<[](u32 a, u32 b) { return std::max(a, b); }>);
-    add("min", {"s64"}, each<[](s64 a, s64 b) { return std::min(a, b); }>);
-    add("max", {"s64"}, each<[](s64 a, s64 b) { return std::max(a, b); }>);
-    add("min", {"u64"}, each<[](u64 a, u64 b) { return std::min(a, b); }>);
-    add("max", {"u64"}, each<[](u64 a, u64 b) { return std::max(a, b); }>);
+    add("and", {"b16", "pred"}, each<[](u32 a, u32 b) { return a & b; }>);
+    add("or", {"b16", "pred"}, each<[](u32 a, u32 b) { return a | b; }>);
+    add("xor", {"b16", "pred"}, each<[](u32 a, u32 b) { return a ^ b; }>);
+    add("not", {"b16"}, each<[](u32 a) { return ~a; }>);
     // global addresses and generic ones are the same
     add("cvta", {"global.u64", "to.global.u64", "const.u64"}, each<[](u64 a) { return a; }>);
     return all;
@@ -305,13 +274,7 @@ bool decode_mov(Opcode opcode, Instruction& instruction) {
   return true;
 }
 
-template <class T> void select(Context& context, const Instruction& instruction, Mask mask) {
-  const T *a = values<T>(context, instruction.operand(1)), *b = values<T>(context, instruction.operand(2));
-  const u32* choice = values<u32>(context, instruction.operand(3));
-  T results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = choice[lane] & 1 ? a[lane] : b[lane];
-  put(context, instruction.operand(0), results, mask);
-}
+template <class T> T selected(T a, T b, u32 choice) { return choice & 1 ? a : b; }
 
 // Comparisons by name; those of the second half are true if an operand is NaN.
 constexpr const char* COMPARISONS[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",  "num",
@@ -434,7 +397,7 @@ bool decode_arithmetic(Opcode opcode, Instruction& instruction) {
   if (opcode.base() == "selp") {
     instruction.selects = true;
     if (!opcode.take_type(instruction.type)) return false;
-    instruction.execute = size_of(instruction.type) == 8 ? select<u64> : select<u32>;
+    instruction.execute = size_of(instruction.type) == 8 ? each<selected<u64>> : each<selected<u32>>;
     return opcode.done();
   }
   return decode_half(opcode, instruction);

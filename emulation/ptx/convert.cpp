@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
-#include <limits>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/machine.h"
@@ -11,7 +10,6 @@ namespace ptx {
 namespace {
 
 bool is_float(Type type) { return type == Type::bf16 || type == Type::f32 || type == Type::f64; }
-bool is_signed(Type type) { return type == Type::s8 || type == Type::s16 || type == Type::s32 || type == Type::s64; }
 
 double float_value(uint64_t bits, Type type) {
   switch (type) {
@@ -19,14 +17,6 @@ double float_value(uint64_t bits, Type type) {
     case Type::f32: return float_of(uint32_t(bits));
     default: return std::bit_cast<double>(bits);
   }
-}
-
-uint64_t truncated(uint64_t bits, Type type) {
-  const int width = 8 * size_of(type);
-  if (width == 64) return bits;
-  bits &= (uint64_t(1) << width) - 1;
-  if (is_signed(type) && bits >> (width - 1)) bits |= ~uint64_t(0) << width;
-  return bits;
 }
 
 // To integers: values out of range are clamped; NaN becomes 0, in 64 bits the highest bit.
@@ -99,34 +89,18 @@ void convert(Context& context, const Instruction& instruction, Mask mask) {
 }
 
 // The most common conversions, without a switch for each lane.
-void widen_signed(Context& context, const Instruction& instruction, Mask mask) {
-  const int32_t* from = values<int32_t>(context, instruction.operand(1));
-  int64_t results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = from[lane];
-  put(context, instruction.operand(0), results, mask);
-}
-void saturate(Context& context, const Instruction& instruction, Mask mask) {
-  const float* from = values<float>(context, instruction.operand(1));
-  float results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = from[lane] > 0 ? std::min(from[lane], 1.0f) : 0.0f;
-  put(context, instruction.operand(0), results, mask);
-}
+int64_t widen_signed(int32_t x) { return x; }
+float saturate(float x) { return x > 0 ? std::min(x, 1.0f) : 0.0f; }
 
 // Two numbers into one register, the first into its upper half.
-void convert_pair(Context& context, const Instruction& instruction, Mask mask) {
-  const float* high = values<float>(context, instruction.operand(1));
-  const float* low = values<float>(context, instruction.operand(2));
-  uint32_t results[LANES];
-  for (int lane = 0; lane < LANES; lane++) results[lane] = uint32_t(bf16_of(high[lane])) << 16 | bf16_of(low[lane]);
-  put(context, instruction.operand(0), results, mask);
-}
+uint32_t pair_of(float high, float low) { return uint32_t(bf16_of(high)) << 16 | bf16_of(low); }
 
 }  // namespace
 
 bool decode_convert(Opcode opcode, Instruction& instruction) {
   if (opcode.base() != "cvt") return false;
   if (opcode.text() == "cvt.rn.bf16x2.f32") {
-    instruction.execute = convert_pair;
+    instruction.execute = each<pair_of>;
     return true;
   }
   if (!opcode.take_type(instruction.from) || !opcode.take_type(instruction.type)) return false;
@@ -144,8 +118,8 @@ bool decode_convert(Opcode opcode, Instruction& instruction) {
   if (opcode.take("ftz")) instruction.variant |= FLUSH;
   instruction.execute = convert;
   const bool narrow_source = !instruction.operand(1).wide;  // a wider register may hold a narrow source
-  if (opcode.text() == "cvt.s64.s32" && narrow_source) instruction.execute = widen_signed;
-  if (opcode.text() == "cvt.sat.f32.f32") instruction.execute = saturate;
+  if (opcode.text() == "cvt.s64.s32" && narrow_source) instruction.execute = each<widen_signed>;
+  if (opcode.text() == "cvt.sat.f32.f32") instruction.execute = each<saturate>;
   return opcode.done();
 }
 

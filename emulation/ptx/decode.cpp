@@ -5,39 +5,14 @@
 #include "emulation/ptx/parse.h"
 
 namespace ptx {
-namespace {
-
-const std::map<std::string, Type>& types() {
-  static const std::map<std::string, Type> table = {
+bool type_named(const std::string& name, Type& type) {
+  static const std::map<std::string, Type> types = {
       {"b8", Type::b8},   {"u8", Type::u8},   {"s8", Type::s8},   {"b16", Type::b16},
       {"u16", Type::u16}, {"s16", Type::s16}, {"b32", Type::b32}, {"bf16", Type::bf16},
       {"u32", Type::u32}, {"s32", Type::s32}, {"f32", Type::f32}, {"b64", Type::b64},
       {"u64", Type::u64}, {"s64", Type::s64}, {"f64", Type::f64}, {"pred", Type::pred}};
-  return table;
-}
-
-}  // namespace
-
-int size_of(Type type) {
-  switch (type) {
-    case Type::b8:
-    case Type::u8:
-    case Type::s8: return 1;
-    case Type::b16:
-    case Type::u16:
-    case Type::s16:
-    case Type::bf16: return 2;
-    case Type::b64:
-    case Type::u64:
-    case Type::s64:
-    case Type::f64: return 8;
-    default: return 4;
-  }
-}
-
-bool type_named(const std::string& name, Type& type) {
-  auto found = types().find(name);
-  if (found == types().end()) return false;
+  auto found = types.find(name);
+  if (found == types.end()) return false;
   type = found->second;
   return true;
 }

@@ -17,6 +17,8 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <tuple>
+#include <utility>
 #include <vector>
 #include "emulation/ptx/checks.h"
 #include "emulation/ptx/options.h"
@@ -197,6 +199,19 @@ inline uint64_t address(const Context& context, const Operand& operand, int lane
 
 template <class F> void for_lanes(Mask mask, F&& f) {
   for (; mask; mask &= mask - 1) f(lowest(mask));
+}
+
+// An operation on every lane: Op's type gives the types of operands and result.
+template <auto Op> void each(Context& context, const Instruction& instruction, Mask mask) {
+  [&]<class Result, class... Operands>(Result (*)(Operands...)) {
+    [&]<size_t... N>(std::index_sequence<N...>) {
+      const std::tuple<const Operands*...> from(values<Operands>(context, instruction.operand(N + 1))...);
+      Result results[LANES];
+      for (int lane = 0; lane < LANES; lane++) results[lane] = Op(std::get<N>(from)[lane]...);
+      put(context, instruction.operand(0), results, mask);
+    }
+    (std::index_sequence_for<Operands...>());
+  }(+Op);
 }
 
 }  // namespace ptx

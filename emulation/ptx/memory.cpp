@@ -57,15 +57,6 @@ uint8_t* bytes_at(Context& context, const Instruction& instruction, int lane, ui
   return nullptr;
 }
 
-int64_t sign_extended(uint64_t value, Type type) {
-  switch (type) {
-    case Type::s8: return int8_t(value);
-    case Type::s16: return int16_t(value);
-    case Type::s32: return int32_t(value);
-    default: return int64_t(value);
-  }
-}
-
 void load(Context& context, const Instruction& instruction, Mask mask) {
   const uint32_t size = size_of(instruction.type), count = instruction.count(0);
   for_lanes(mask, [&](int lane) {
@@ -74,7 +65,7 @@ void load(Context& context, const Instruction& instruction, Mask mask) {
     for (uint32_t n = 0; from && n < count; n++) {
       uint64_t value = 0;
       memcpy(&value, from + size * n, size);
-      put_lane(context, instruction.operand(0, n), lane, sign_extended(value, instruction.type));
+      put_lane(context, instruction.operand(0, n), lane, truncated(value, instruction.type));
     }
   });
 }

@@ -24,8 +24,23 @@ struct Context;
 struct Instruction;
 using Handler = void (*)(Context&, const Instruction&, Mask);
 
-enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };
-int size_of(Type type);  // in bytes
+enum class Type : uint8_t { b8, u8, s8, b16, u16, s16, bf16, b32, u32, s32, f32, b64, u64, s64, f64, pred };  // by size
+constexpr int size_of(Type type) {  // in bytes
+  if (type <= Type::s8) return 1;
+  if (type <= Type::bf16) return 2;
+  return type >= Type::b64 && type <= Type::f64 ? 8 : 4;
+}
+constexpr bool is_signed(Type type) {
+  return type == Type::s8 || type == Type::s16 || type == Type::s32 || type == Type::s64;
+}
+// As many of the bits as the type has, with copies of the sign or zeros above them.
+constexpr uint64_t truncated(uint64_t bits, Type type) {
+  const int width = 8 * size_of(type);
+  if (width == 64) return bits;
+  bits &= (uint64_t(1) << width) - 1;
+  if (is_signed(type) && bits >> (width - 1)) bits |= ~uint64_t(0) << width;
+  return bits;
+}
 bool type_named(const std::string& name, Type& type);
 
 enum class Space : uint8_t { generic, shared, local, global, param };
