@@ -249,9 +249,7 @@ void RegisterChecks::check(const Context& context, const Instruction& instructio
     if (products && accumulating[reg] && !instruction.product) say("read of a sum that products are adding to,", reg);
   };
   if (instruction.selects) {
-    const uint32_t* choice = values<uint32_t>(context, instruction.operand(3));
-    Mask first = 0;
-    for (int lane = 0; lane < LANES; lane++) first |= (choice[lane] & 1) << lane;
+    const Mask first = true_lanes(context, instruction.operand(3));
     const Mask lanes[2] = {mask & first, mask & ~first};
     for (int i = 0; i < 2; i++) {
       if (const int reg = instruction.operand(1 + i).reg; reg >= 0) read(reg, lanes[i]);

@@ -3,6 +3,7 @@
 // Algorithms are the caller's demands written down: cublasLtMatmul holds it to them.
 #include <cublasLt.h>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -31,9 +32,7 @@ struct Layout {
   uint64_t rows, columns;
   int64_t leading;
 };
-struct Alignments {
-  uint32_t of[4];
-};  // A, B, C, D
+using Alignments = std::array<uint32_t, 4>;  // A, B, C, D
 struct Algorithm {
   static constexpr uint32_t MAGIC = 0x70747861;
   uint32_t magic;
@@ -179,7 +178,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
-  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Alignments{{256, 256, 256, 256}});
+  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Alignments{256, 256, 256, 256});
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
@@ -196,7 +195,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
   for (int i = 0; i < 4; i++) {
-    if (int(attribute) == ARRAYS[i]) memcpy(&alignments(handle).of[i], value, 4);
+    if (int(attribute) == ARRAYS[i]) memcpy(&alignments(handle)[i], value, 4);
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -266,7 +265,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   memcpy(&algorithm, algo, sizeof algorithm);
   const void* arrays[] = {A, B, C, D};
   for (int i = 0; i < 4; i++) {
-    if (reinterpret_cast<uint64_t>(arrays[i]) % algorithm.alignments.of[i]) {
+    if (reinterpret_cast<uint64_t>(arrays[i]) % algorithm.alignments[i]) {
       return refused("an array is less aligned than was said when the algorithm was asked for");
     }
   }

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <span>
+#include <string_view>
 
 namespace ptx {
 namespace {
@@ -29,18 +31,10 @@ class Schedule {
   void finish(Context& context);
   bool random_completion();
   void check_end();
-  [[noreturn]] void stuck(const std::string& what, const std::vector<const Warp*>& warps);
+  [[noreturn]] void stuck(const std::string& what, std::span<const Warp> warps);
 
   Block& block_;
 };
-
-// The lanes in which a predicate is true.
-Mask true_lanes(const Context& context, const Operand& predicate) {
-  const uint32_t* bits = values<uint32_t>(context, predicate);
-  Mask mask = 0;
-  for (int lane = 0; lane < LANES; lane++) mask |= (bits[lane] & 1) << lane;
-  return predicate.negated ? ~mask : mask;
-}
 
 void Schedule::run() {
   static constexpr int TURNS[] = {1, 7, 60, 400, 3000};  // instructions: neighbours in lockstep, and far apart
@@ -59,9 +53,7 @@ void Schedule::run() {
     } else if (!block_.loads.empty()) {
       complete_load(block_, draw(int(block_.loads.size())));
     } else {
-      std::vector<const Warp*> all;
-      for (const Warp& warp : block_.warps) all.push_back(&warp);
-      stuck("deadlock", all);
+      stuck("deadlock", block_.warps);
     }
   }
   check_end();
@@ -80,13 +72,13 @@ bool Schedule::random_completion() {
   return false;
 }
 
-void Schedule::stuck(const std::string& what, const std::vector<const Warp*>& warps) {
+void Schedule::stuck(const std::string& what, std::span<const Warp> warps) {
   std::string message = what + " in kernel " + block_.kernel.name;
-  for (const Warp* warp : warps) {
-    for (const Path& path : warp->paths) {
+  for (const Warp& warp : warps) {
+    for (const Path& path : warp.paths) {
       char lanes[16];
       snprintf(lanes, sizeof lanes, "%08x", path.lanes);
-      message += "\n  warp " + std::to_string(warp->id) + " lanes " + lanes + (warp->at_barrier ? " before " : " at ") +
+      message += "\n  warp " + std::to_string(warp.id) + " lanes " + lanes + (warp.at_barrier ? " before " : " at ") +
                  block_.kernel.where(block_.kernel.code[path.at]);
     }
   }
@@ -118,13 +110,13 @@ bool Schedule::choose_path(Warp& warp) {
 Turn Schedule::run_warp(Warp& warp, int instructions) {
   Context context{block_, warp};
   for (Path& path : warp.paths) path.tried = false;
-  if (!choose_path(warp)) stuck("lanes that wait for each other", {&warp});
+  if (!choose_path(warp)) stuck("lanes that wait for each other", {&warp, 1});
   while (instructions-- > 0) {
     bool moved = true;
     if (const Turn turn = step(context, moved); turn != Turn::over) return turn;
     if ((moved && warp.paths.size() == 1) || choose_path(warp)) continue;
     const bool tried = std::any_of(warp.paths.begin(), warp.paths.end(), [](const Path& path) { return path.tried; });
-    if (!tried) stuck("lanes that wait for each other", {&warp});
+    if (!tried) stuck("lanes that wait for each other", {&warp, 1});
     warp.tried_at = block_.progress;
     return Turn::waits;
   }
@@ -287,16 +279,11 @@ uint32_t special(const std::string& name, const Block& block, int warp, int lane
   const uint32_t thread = warp * LANES + lane;
   const Shape index = {thread % block.threads.x, thread / block.threads.x % block.threads.y,
                        thread / block.threads.x / block.threads.y};
-  auto part = [&](const char* base, const Shape& shape, uint32_t& value) {
-    const std::string dot = std::string(base) + ".";
-    if (name.compare(0, dot.size(), dot) != 0 || name.size() != dot.size() + 1) return false;
-    value = name.back() == 'x' ? shape.x : name.back() == 'y' ? shape.y : shape.z;
-    return true;
-  };
-  uint32_t value = 0;
-  if (part("%tid", index, value) || part("%ntid", block.threads, value) || part("%ctaid", block.index, value) ||
-      part("%nctaid", block.grid, value)) {
-    return value;
+  const std::pair<std::string_view, Shape> shapes[] = {
+      {"%tid.", index}, {"%ntid.", block.threads}, {"%ctaid.", block.index}, {"%nctaid.", block.grid}};
+  for (const auto& [base, shape] : shapes) {
+    if (!name.starts_with(base) || name.size() != base.size() + 1) continue;
+    return name.back() == 'x' ? shape.x : name.back() == 'y' ? shape.y : shape.z;
   }
   if (name == "%laneid") return lane;
   throw Error("special register " + name + " is not known, in kernel " + block.kernel.name);

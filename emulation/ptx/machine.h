@@ -201,6 +201,14 @@ template <class F> void for_lanes(Mask mask, F&& f) {
   for (; mask; mask &= mask - 1) f(lowest(mask));
 }
 
+// The lanes in which a predicate is true.
+inline Mask true_lanes(const Context& context, const Operand& predicate) {
+  const uint32_t* bits = values<uint32_t>(context, predicate);
+  Mask mask = 0;
+  for (int lane = 0; lane < LANES; lane++) mask |= (bits[lane] & 1) << lane;
+  return predicate.negated ? ~mask : mask;
+}
+
 // An operation on every lane: Op's type gives the types of operands and result.
 template <auto Op> void each(Context& context, const Instruction& instruction, Mask mask) {
   [&]<class Result, class... Operands>(Result (*)(Operands...)) {

@@ -87,11 +87,12 @@ void check_phase(Block& block, Mbarrier& mbarrier) {
 
 bool decode_mbarrier(Opcode opcode, Instruction& instruction) {
   const std::string& text = opcode.text();
-  if (text == "mbarrier.init.shared::cta.b64") {
+  auto without_result = [&](Handler handler) {
     instruction.destinations = 0;
-    instruction.execute = initialize;
+    instruction.execute = handler;
     return true;
-  }
+  };
+  if (text == "mbarrier.init.shared::cta.b64") return without_result(initialize);
   if (text == "mbarrier.arrive.release.cta.shared::cta.b64" ||
       text == "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64") {
     instruction.variant = opcode.take("expect_tx");
@@ -103,17 +104,10 @@ bool decode_mbarrier(Opcode opcode, Instruction& instruction) {
     instruction.execute = try_wait;
     return true;
   }
-  if (text == "fence.proxy.async.shared::cta" || text == "fence.proxy.async") {
-    instruction.destinations = 0;
-    instruction.execute = fence_proxy;
-    return true;
-  }
+  if (text == "fence.proxy.async.shared::cta" || text == "fence.proxy.async") return without_result(fence_proxy);
   // These need no work: the schedule executes one instruction after another and reorders nothing.
   for (const char* known : {"fence.mbarrier_init.release.cluster", "fence.acq_rel.cta", "membar.cta", "membar.gl"}) {
-    if (text != known) continue;
-    instruction.destinations = 0;
-    instruction.execute = no_operation;
-    return true;
+    if (text == known) return without_result(no_operation);
   }
   return false;
 }

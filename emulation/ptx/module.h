@@ -1,6 +1,5 @@
 // The PTX that nvcc embedded in the program.
 #pragma once
-#include <cstddef>
 #include <string>
 #include "emulation/ptx/program.h"
 

@@ -1,6 +1,7 @@
 // Reads the environment once (options.h).
 #include "emulation/ptx/options.h"
 #include <cstdlib>
+#include <map>
 #include "emulation/ptx/program.h"
 
 namespace ptx {
@@ -14,16 +15,13 @@ std::string variable(const char* name) {
 Options read_options() {
   Options read;
   if (std::string seed = variable("PTX_SEED"); !seed.empty()) read.seed = strtoull(seed.c_str(), nullptr, 10);
-  const std::string async = variable("PTX_ASYNC");
-  if (async == "late") {
-    read.async = Async::late;
-  } else if (async == "random") {
-    read.async = Async::random;
-  } else if (async == "early") {
-    read.async = Async::early;
-  } else if (!async.empty()) {
-    throw Error("PTX_ASYNC=" + async + " is unknown; use late, random or early");
+  const std::map<std::string, Async> modes = {
+      {"", Async::drawn}, {"late", Async::late}, {"random", Async::random}, {"early", Async::early}};
+  const auto mode = modes.find(variable("PTX_ASYNC"));
+  if (mode == modes.end()) {
+    throw Error("PTX_ASYNC=" + variable("PTX_ASYNC") + " is unknown; use late, random or early");
   }
+  read.async = mode->second;
   read.random_divergence = !variable("PTX_DIVERGE").empty();
   if (std::string n = variable("PTX_MULTIPROCESSORS"); !n.empty()) read.multiprocessors = atoi(n.c_str());
   read.mutation = variable("PTX_MUTATE");

@@ -13,21 +13,18 @@ namespace {
 using std::string;
 using std::vector;
 
+constexpr const char* SPACE = " \t\n\v\f\r";
+
 string trim(const string& text) {
-  size_t begin = 0, end = text.size();
-  while (begin < end && isspace(uint8_t(text[begin]))) begin++;
-  while (end > begin && isspace(uint8_t(text[end - 1]))) end--;
-  return text.substr(begin, end - begin);
+  const size_t begin = text.find_first_not_of(SPACE);
+  return begin == string::npos ? "" : text.substr(begin, text.find_last_not_of(SPACE) + 1 - begin);
 }
 
 vector<string> words(const string& text) {
   vector<string> found;
-  for (size_t at = 0; at < text.size();) {
-    while (at < text.size() && isspace(uint8_t(text[at]))) at++;
-    size_t end = at;
-    while (end < text.size() && !isspace(uint8_t(text[end]))) end++;
-    if (end > at) found.push_back(text.substr(at, end - at));
-    at = end;
+  for (size_t at = 0, end; (at = text.find_first_not_of(SPACE, at)) != string::npos; at = end) {
+    end = std::min(text.find_first_of(SPACE, at), text.size());
+    found.push_back(text.substr(at, end - at));
   }
   return found;
 }
@@ -230,13 +227,11 @@ void Parser::variable(const string& declaration, std::map<string, Variable>& int
       variable.space = Variable::shared;
     } else if (part == ".local") {
       variable.space = Variable::local;
-    } else if (part == ".global" || part == ".const") {
-      variable.space = Variable::global;
     } else if (part == ".extern") {
       variable.is_extern = true;
     } else if (part == ".align") {
       variable.align = uint32_t(strtoul(parts.at(++i).c_str(), nullptr, 10));
-    } else if (part == ".visible" || part == ".weak") {
+    } else if (part == ".global" || part == ".const" || part == ".visible" || part == ".weak") {
       continue;
     } else if (part[0] == '.') {
       type = type_of(part.substr(1));

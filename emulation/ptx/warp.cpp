@@ -41,10 +41,7 @@ void shuffle(Context& context, const Instruction& instruction, Mask mask) {
 
 // `variant`: the second letter of ballot, any, all.
 void vote(Context& context, const Instruction& instruction, Mask mask) {
-  const Operand& predicate = instruction.operand(1);
-  const uint32_t* bits = values<uint32_t>(context, predicate);
-  Mask ballot = 0;
-  for_lanes(mask, [&](int lane) { ballot |= Mask(bool(bits[lane] & 1) != predicate.negated) << lane; });
+  const Mask ballot = true_lanes(context, instruction.operand(1)) & mask;
   const uint32_t result = instruction.variant == 'a'   ? ballot
                           : instruction.variant == 'n' ? ballot != 0
                                                        : ballot == mask;
