@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 #include <string>
 #include <thread>
 #include "base/error.h"
@@ -26,7 +25,8 @@ constexpr size_t SLOT = 1 << 20;  // bytes
 struct Request {
   char name[16];
   size_t count;
-  int type, op, root;
+  ncclDataType_t type;
+  int op, root;
   bool operator==(const Request& other) const {
     return strcmp(name, other.name) == 0 && count == other.count && type == other.type && op == other.op &&
            root == other.root;
@@ -88,26 +88,27 @@ struct ncclComm {
 
 namespace {
 
-// Calls fill(begin, n) and take(begin, n) for pieces of at most `most` elements, with all ranks meeting between them.
-// They run when the stream does, so they hold what they need by value.
+// Cuts both buffers into pieces of at most `most` bytes, and calls fill(from, bytes) and take(to, bytes) for each, with
+// all ranks meeting between them. They run when the stream does, so they hold what they need by value.
 template <class Fill, class Take>
-ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& request, size_t most, Fill fill, Take take) {
+ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& request, const void* sendbuff,
+                      void* recvbuff, size_t most, Fill fill, Take take) {
   if (comm->busy()) return failed(ncclInvalidArgument, "the call before is still in progress");
   auto work = [=] {
     comm->shared->requests[comm->rank] = request;
-    size_t begin = 0;
+    size_t begin = 0, all = request.count * size_of(request.type);
     do {
-      size_t n = std::min(most, request.count - begin);
-      fill(begin, n);
+      size_t bytes = std::min(most, all - begin);
+      fill(static_cast<const char*>(sendbuff) + begin, bytes);
       comm->meet();
       if (begin == 0) {
         ncclResult_t result = comm->agreed(request);
         if (result != ncclSuccess) return comm->meet(), result;  // all of them: each compares itself with all others
       }
-      take(begin, n);
+      take(static_cast<char*>(recvbuff) + begin, bytes);
       comm->meet();
-      begin += n;
-    } while (begin < request.count);
+      begin += bytes;
+    } while (begin < all);
     return ncclSuccess;
   };
   if (cpu::streams_at_once()) {
@@ -120,21 +121,21 @@ ncclResult_t exchange(ncclComm_t comm, cudaStream_t stream, const Request& reque
   return comm->called();
 }
 
-template <class T>
-void reduce(T* to, const ncclComm& comm, size_t offset, size_t n, ncclRedOp_t op) {  // offset: bytes within the slots
-  for (size_t i = 0; i < n; i++) {
+template <class T> void reduce(char* to, const ncclComm& comm, size_t offset, size_t bytes, ncclRedOp_t op) {
+  for (size_t i = 0; i < bytes / sizeof(T); i++) {
     T value = reinterpret_cast<const T*>(comm.slot(0) + offset)[i];
     for (int r = 1; r < comm.ranks; r++) {
       T x = reinterpret_cast<const T*>(comm.slot(r) + offset)[i];
       value = op == ncclSum ? value + x : op == ncclMax ? std::max(value, x) : std::min(value, x);
     }
-    to[i] = value;
+    reinterpret_cast<T*>(to)[i] = value;
   }
 }
 
-void reduce(void* to, const ncclComm& comm, size_t offset, size_t n, ncclDataType_t type, ncclRedOp_t op) {
-  if (type == ncclFloat32) reduce(static_cast<float*>(to), comm, offset, n, op);
-  else reduce(static_cast<double*>(to), comm, offset, n, op);
+// offset: where the piece begins in every slot, in bytes
+void reduce(char* to, const ncclComm& comm, size_t offset, size_t bytes, ncclDataType_t type, ncclRedOp_t op) {
+  if (type == ncclFloat32) reduce<float>(to, comm, offset, bytes, op);
+  else reduce<double>(to, comm, offset, bytes, op);
 }
 
 }  // namespace
@@ -219,54 +220,40 @@ const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  size_t bytes = size_of(type);
-  const char* from = static_cast<const char*>(sendbuff);
-  char* to = static_cast<char*>(recvbuff);
   return exchange(
-      comm, stream, {"all-reduce", count, type, op, 0}, SLOT / bytes,
-      [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-      [=](size_t begin, size_t n) { reduce(to + begin * bytes, *comm, 0, n, type, op); });
+      comm, stream, {"all-reduce", count, type, op, 0}, sendbuff, recvbuff, SLOT,
+      [=](const char* from, size_t bytes) { memcpy(comm->own(), from, bytes); },
+      [=](char* to, size_t bytes) { reduce(to, *comm, 0, bytes, type, op); });
 }
 
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  size_t bytes = size_of(type), ranks = size_t(comm->ranks), most = SLOT / bytes / ranks;
-  const char* from = static_cast<const char*>(sendbuff);
-  char* to = static_cast<char*>(recvbuff);
+  // A slot holds a piece for every rank.
+  size_t ranks = size_t(comm->ranks), piece = SLOT / ranks / size_of(type) * size_of(type);
   return exchange(
-      comm, stream, {"reduce-scatter", recvcount, type, op, 0}, most,
-      [=](size_t begin, size_t n) {  // a slot holds a piece for every rank
-        for (size_t r = 0; r < ranks; r++)
-          memcpy(comm->own() + r * most * bytes, from + (r * recvcount + begin) * bytes, n * bytes);
+      comm, stream, {"reduce-scatter", recvcount, type, op, 0}, sendbuff, recvbuff, piece,
+      [=](const char* from, size_t bytes) {
+        for (size_t r = 0; r < ranks; r++) memcpy(comm->own() + r * piece, from + r * recvcount * size_of(type), bytes);
       },
-      [=](size_t begin, size_t n) {
-        reduce(to + begin * bytes, *comm, size_t(comm->rank) * most * bytes, n, type, op);
-      });
+      [=](char* to, size_t bytes) { reduce(to, *comm, size_t(comm->rank) * piece, bytes, type, op); });
 }
 
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  size_t bytes = size_of(type);
-  const char* from = static_cast<const char*>(sendbuff);
-  char* to = static_cast<char*>(recvbuff);
   return exchange(
-      comm, stream, {"all-gather", sendcount, type, 0, 0}, SLOT / bytes,
-      [=](size_t begin, size_t n) { memcpy(comm->own(), from + begin * bytes, n * bytes); },
-      [=](size_t begin, size_t n) {
-        for (int r = 0; r < comm->ranks; r++)
-          memcpy(to + (size_t(r) * sendcount + begin) * bytes, comm->slot(r), n * bytes);
+      comm, stream, {"all-gather", sendcount, type, 0, 0}, sendbuff, recvbuff, SLOT,
+      [=](const char* from, size_t bytes) { memcpy(comm->own(), from, bytes); },
+      [=](char* to, size_t bytes) {
+        for (int r = 0; r < comm->ranks; r++) memcpy(to + size_t(r) * sendcount * size_of(type), comm->slot(r), bytes);
       });
 }
 
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  size_t bytes = size_of(type);
-  const char* from = static_cast<const char*>(sendbuff);
-  char* to = static_cast<char*>(recvbuff);
   return exchange(
-      comm, stream, {"broadcast", count, type, 0, root}, SLOT / bytes,
-      [=](size_t begin, size_t n) {
-        if (comm->rank == root) memcpy(comm->slot(root), from + begin * bytes, n * bytes);
+      comm, stream, {"broadcast", count, type, 0, root}, sendbuff, recvbuff, SLOT,
+      [=](const char* from, size_t bytes) {
+        if (comm->rank == root) memcpy(comm->slot(root), from, bytes);
       },
-      [=](size_t begin, size_t n) { memcpy(to + begin * bytes, comm->slot(root), n * bytes); });
+      [=](char* to, size_t bytes) { memcpy(to, comm->slot(root), bytes); });
 }
