@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 namespace cpu {
 
@@ -16,21 +17,16 @@ OverflowWatch::~OverflowWatch() {}
 
 namespace {
 
-struct Range {
-  char* begin;
-  size_t bytes;
-};
-
 // .tbss of the executable for the calling OS thread.
-Range static_shared() {
-  Range range{nullptr, 0};
+std::span<char> static_shared() {
+  std::span<char> range;
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* result) {
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           const auto& segment = info->dlpi_phdr[i];
           if (segment.p_type != PT_TLS || !info->dlpi_tls_data) continue;
-          *static_cast<Range*>(result) = {static_cast<char*>(info->dlpi_tls_data) + segment.p_filesz,
-                                          segment.p_memsz - segment.p_filesz};
+          *static_cast<std::span<char>*>(result) = {static_cast<char*>(info->dlpi_tls_data) + segment.p_filesz,
+                                                    segment.p_memsz - segment.p_filesz};
         }
         return 1;  // the executable comes first, and only it matters
       },
@@ -63,14 +59,13 @@ void on_fault(int, siginfo_t* info, void*) {
 }  // namespace
 
 void poison_static(std::vector<char>& saved) {
-  Range range = static_shared();
-  saved.assign(range.begin, range.begin + range.bytes);
-  memset(range.begin, 0xff, range.bytes);
+  std::span<char> range = static_shared();
+  saved.assign(range.begin(), range.end());
+  memset(range.data(), 0xff, range.size());
 }
 
 void restore_static(std::vector<char>& saved) {
-  Range range = static_shared();
-  memcpy(range.begin, saved.data(), saved.size());
+  memcpy(static_shared().data(), saved.data(), saved.size());
   saved.clear();
 }
 

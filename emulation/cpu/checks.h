@@ -1,6 +1,5 @@
 // Two checks that make bugs visible: NaN in shared memory, and a message about stack overflows.
 #pragma once
-#include <stddef.h>
 #include <vector>
 #include "emulation/cpu/fiber.h"
 

@@ -57,18 +57,17 @@ Panel widen(const bf16* from, int ld, int rows, int columns, std::vector<float>&
 }
 
 // One row of a finished tile: the epilogue, and storage in the output's type. out may be sums, and c_row nullptr.
-template <Epilogue E, class TIn, class TOut>
-void finish_row(TOut* out, float* sums, int width, const TIn* bias, TIn* aux, const TOut* c_row) {
-  if constexpr (E == Epilogue::bias || E == Epilogue::bias_gelu)
+template <class TIn, class TOut>
+void finish_row(Epilogue e, TOut* out, float* sums, int width, const TIn* bias, TIn* aux, const TOut* c_row) {
+  if (e == Epilogue::bias || e == Epilogue::bias_gelu)
     for (int c = 0; c < width; c++) sums[c] += to_float(bias[c]);
-  if constexpr (E == Epilogue::none || E == Epilogue::bias)
-    for (int c = 0; c_row && c < width; c++) sums[c] += to_float(c_row[c]);
-  if constexpr (E == Epilogue::bias_gelu) {
-    if (aux)
-      for (int c = 0; c < width; c++) aux[c] = from_float<TIn>(sums[c]);
+  if (c_row && (e == Epilogue::none || e == Epilogue::bias))
+    for (int c = 0; c < width; c++) sums[c] += to_float(c_row[c]);
+  if (aux && e == Epilogue::bias_gelu)
+    for (int c = 0; c < width; c++) aux[c] = from_float<TIn>(sums[c]);
+  if (e == Epilogue::bias_gelu)
     for (int c = 0; c < width; c++) sums[c] = gelu(sums[c]);
-  }
-  if constexpr (E == Epilogue::dgelu)
+  if (e == Epilogue::dgelu)
     for (int c = 0; c < width; c++) sums[c] *= gelu_grad(to_float(aux[c]));
   if (static_cast<void*>(out) != sums)
     for (int c = 0; c < width; c++) out[c] = from_float<TOut>(sums[c]);
@@ -109,14 +108,7 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, i
     TIn* aux = p.aux ? p.aux + size_t(row + r) * p.ldd + column : nullptr;
     const TIn* bias = p.bias ? p.bias + column : nullptr;
     const TOut* c = p.c ? p.c + size_t(row + r) * p.ldd + column : nullptr;
-    TOut* to = out + size_t(r) * p.ldd;
-    float* from = sums + size_t(r) * ld_sums;
-    switch (p.epilogue) {
-      case Epilogue::none: finish_row<Epilogue::none>(to, from, width, bias, aux, c); break;
-      case Epilogue::bias: finish_row<Epilogue::bias>(to, from, width, bias, aux, c); break;
-      case Epilogue::bias_gelu: finish_row<Epilogue::bias_gelu>(to, from, width, bias, aux, c); break;
-      case Epilogue::dgelu: finish_row<Epilogue::dgelu>(to, from, width, bias, aux, c); break;
-    }
+    finish_row(p.epilogue, out + size_t(r) * p.ldd, sums + size_t(r) * ld_sums, width, bias, aux, c);
   }
 }
 
