@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
 #include "kernels/gpu.cuh"
 #ifdef PLUSGPT_CPU
 #include "kernels/hopper.cuh"
@@ -122,42 +121,37 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaMemset(x, 0, n * sizeof(float)));
   CUDA_CHECK(cudaMemset(y, 0, n * sizeof(float)));
   printf("%d worker%s\n", threads, threads == 1 ? "" : "s");
-  double s;
-  s = best_seconds([&] {
+  // scale: the unit's number in a second, over what is measured of one kind in a run
+  auto measure = [](const char* what, double scale, const char* unit, auto run) {
+    report(what, best_seconds(run) * scale, unit);
+  };
+  measure("launch of one block", 1e9 / 100, "ns", [&] {
     for (int i = 0; i < 100; ++i) LAUNCH(nothing, 1, 1, 0, nullptr);
   });
-  report("launch of one block", s * 1e7, "ns");
-  s = best_seconds([&] {
+  measure("launch of 64 blocks", 1e9 / 100, "ns", [&] {
     for (int i = 0; i < 100; ++i) LAUNCH(nothing, 64, 1, 0, nullptr);
   });
-  report("launch of 64 blocks", s * 1e7, "ns");
-  s = best_seconds([&] { LAUNCH(nothing, 1000, 256, 0, nullptr); });
-  report("a thread that does nothing", s / 256000 * 1e9, "ns");
-  s = best_seconds([&] { LAUNCH(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
-  report("a thread of axpy, 4 floats", s / (n / 4) * 1e9, "ns");
-  s = best_seconds([&] {
-    LAUNCH(axpy<bf16>, n / 2048, 256, 0, nullptr, reinterpret_cast<bf16*>(y), reinterpret_cast<const bf16*>(x), 2.0f,
-           n);
-  });
-  report("a thread of axpy, 8 bf16", s / (n / 8) * 1e9, "ns");
-  s = best_seconds([&] { LAUNCH(wait_for_warp, 1000, 256, 0, nullptr, 1); });
-  report("first wait of a thread", s / 256000 * 1e9, "ns");
-  s = best_seconds([&] { LAUNCH(wait_for_warp, threads, WARP, 0, nullptr, 1000); });
-  report("each further wait for the warp", s / 32000 / threads * 1e9, "ns");
-  s = best_seconds([&] { LAUNCH(wait_for_block, 1, 256, 0, nullptr, 200); });
-  report("__syncthreads of 256 threads, at one line", s / 200 * 1e6, "us");
-  s = best_seconds([&] { LAUNCH(reverse, 1, 256, 0, nullptr, x, 100); });
-  report("__syncthreads of 256 threads, at two lines", s / 200 * 1e6, "us");
-  s = best_seconds([&] { LAUNCH(exchange<0>, 1, WARP, 0, nullptr, x, 1000); });
-  report("shuffle of a warp", s * 1e3, "us");
-  s = best_seconds([&] { LAUNCH(exchange<1>, 1, WARP, 0, nullptr, x, 1000); });
-  report("warp_sum of one number", s * 1e3, "us");
-  s = best_seconds([&] { LAUNCH(exchange<2>, 1, WARP, 0, nullptr, x, 1000); });
-  report("warp_max of four numbers", s * 1e3, "us");
-  s = best_seconds([&] { LAUNCH(load_matrices<false>, 1, WARP, 0, nullptr, x, 1000); });
-  report("ldmatrix of 4 x 4 matrices", s * 1e3, "us");
-  s = best_seconds([&] { LAUNCH(load_matrices<true>, 1, WARP, 0, nullptr, x, 1000); });
-  report("ldmatrix of 4 x 4 matrices, transposed", s * 1e3, "us");
+  measure("a thread that does nothing", 1e9 / 256000, "ns", [&] { LAUNCH(nothing, 1000, 256, 0, nullptr); });
+  measure("a thread of axpy, 4 floats", 1e9 / (n / 4), "ns",
+          [&] { LAUNCH(axpy<float>, n / 1024, 256, 0, nullptr, y, x, 2.0f, n); });
+  bf16 *x16 = reinterpret_cast<bf16*>(x), *y16 = reinterpret_cast<bf16*>(y);
+  measure("a thread of axpy, 8 bf16", 1e9 / (n / 8), "ns",
+          [&] { LAUNCH(axpy<bf16>, n / 2048, 256, 0, nullptr, y16, x16, 2.0f, n); });
+  measure("first wait of a thread", 1e9 / 256000, "ns", [&] { LAUNCH(wait_for_warp, 1000, 256, 0, nullptr, 1); });
+  measure("each further wait for the warp", 1e9 / 32000 / threads, "ns",
+          [&] { LAUNCH(wait_for_warp, threads, WARP, 0, nullptr, 1000); });
+  measure("__syncthreads of 256 threads, at one line", 1e6 / 200, "us",
+          [&] { LAUNCH(wait_for_block, 1, 256, 0, nullptr, 200); });
+  measure("__syncthreads of 256 threads, at two lines", 1e6 / 200, "us",
+          [&] { LAUNCH(reverse, 1, 256, 0, nullptr, x, 100); });
+  auto measure_warp = [&](const char* what, auto kernel) {
+    measure(what, 1e6 / 1000, "us", [&] { LAUNCH(kernel, 1, WARP, 0, nullptr, x, 1000); });
+  };
+  measure_warp("shuffle of a warp", exchange<0>);
+  measure_warp("warp_sum of one number", exchange<1>);
+  measure_warp("warp_max of four numbers", exchange<2>);
+  measure_warp("ldmatrix of 4 x 4 matrices", load_matrices<false>);
+  measure_warp("ldmatrix of 4 x 4 matrices, transposed", load_matrices<true>);
   report_mma<1, 1, bf16>("mma m16n8k16 bf16, 1 tile", x, threads);
   report_mma<1, 8, bf16>("mma m16n8k16 bf16, 1 x 8 tiles", x, threads);
   report_mma<2, 8, bf16>("mma m16n8k16 bf16, 2 x 8 tiles", x, threads);

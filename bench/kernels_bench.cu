@@ -168,20 +168,11 @@ template <class T> static void measure(const Model& m) {
     line(std::string(what) + " dinput", (activations + weights) * s, flops, [&] {
       matmul<T, T>({.d = wide2, .a = wide, .b = weight, .m = N, .n = in, .k = out, .trans_b = true}, stream);
     });
-    line(std::string(what) + " dweight", activations * s + 8 * weights, flops, [&] {
-      matmul<T, float>({.d = dweight,
-                        .a = wide,
-                        .b = wide2,
-                        .m = in,
-                        .n = out,
-                        .k = N,
-                        .trans_a = true,
-                        .beta = 1,
-                        .dbias = biased ? dgamma : nullptr,
-                        .biased = out,
-                        .scratch = workspace},
-                       stream);
-    });
+    Matmul<T, float> weight_gradient{.d = dweight, .a = wide, .b = wide2, .m = in, .n = out, .k = N, .trans_a = true};
+    weight_gradient.beta = 1, weight_gradient.biased = out, weight_gradient.scratch = workspace;
+    if (biased) weight_gradient.dbias = dgamma;
+    line(std::string(what) + " dweight", activations * s + 8 * weights, flops,
+         [&] { matmul(weight_gradient, stream); });
   };
   products("qkv", C, 3 * C, true);
   products("attention projection", C, C, false);
@@ -192,30 +183,11 @@ template <class T> static void measure(const Model& m) {
         {.d = y, .a = wide, .b = weight, .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = bias, .c = x},
         stream);
   });
-  line("mlp forward + bias, gelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] {
-    matmul<T, T>({.d = wide2,
-                  .a = x,
-                  .b = weight,
-                  .m = N,
-                  .n = F,
-                  .k = C,
-                  .epilogue = Epilogue::bias_gelu,
-                  .bias = bias,
-                  .aux = wide},
-                 stream);
-  });
-  line("mlp projection dinput, dgelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] {
-    matmul<T, T>({.d = wide2,
-                  .a = x,
-                  .b = weight,
-                  .m = N,
-                  .n = F,
-                  .k = C,
-                  .trans_b = true,
-                  .epilogue = Epilogue::dgelu,
-                  .aux = wide},
-                 stream);
-  });
+  Matmul<T, T> with_gelu{.d = wide2, .a = x, .b = weight, .m = N, .n = F, .k = C};
+  with_gelu.epilogue = Epilogue::bias_gelu, with_gelu.bias = bias, with_gelu.aux = wide;
+  line("mlp forward + bias, gelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] { matmul(with_gelu, stream); });
+  with_gelu.trans_b = true, with_gelu.epilogue = Epilogue::dgelu, with_gelu.bias = nullptr;
+  line("mlp projection dinput, dgelu", (NC + 2.0 * N * F) * s, 2 * NC * F, [&] { matmul(with_gelu, stream); });
   double logit_flops = 2.0 * rows * Vp * C, logit_bytes = (double(rows) * Vp + double(Vp) * C + double(rows) * C) * s;
   line("logits", logit_bytes, logit_flops,
        [&] { matmul<T, T>({.d = logits, .a = x, .b = wte, .m = rows, .n = Vp, .k = C, .trans_b = true}, stream); });

@@ -22,30 +22,6 @@ struct Step {
   Phases phases;
 };
 
-// What two events that surround nothing are apart, in microseconds, on a stream that is busy.
-static double event_us() {
-  Arrays arrays;
-  size_t bytes = size_t(16) << 20;
-  void* p = arrays.bytes(bytes);
-  std::vector<double> times;
-  cudaEvent_t start, stop;
-  CUDA_CHECK(cudaEventCreate(&start));
-  CUDA_CHECK(cudaEventCreate(&stop));
-  for (int i = 0; i < 101; i++) {
-    float ms;
-    CUDA_CHECK(cudaMemsetAsync(p, i, bytes, nullptr));
-    CUDA_CHECK(cudaEventRecord(start, nullptr));
-    CUDA_CHECK(cudaEventRecord(stop, nullptr));
-    CUDA_CHECK(cudaEventSynchronize(stop));
-    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
-    times.push_back(ms * 1e3);
-  }
-  CUDA_CHECK(cudaEventDestroy(start));
-  CUDA_CHECK(cudaEventDestroy(stop));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 static Config load(const std::string& path, std::vector<std::string> sets, const std::string& variant,
                    const DeviceInfo& device) {
   sets.push_back("attention.variant=" + variant);
@@ -114,7 +90,8 @@ static Json measure(const std::string& path, const std::string& variant, const C
   double tokens_per_s = double(config.batch.tokens) / median.ms * 1e3, flops = flops_per_token(config);
   bool is_bf16 = config.precision == "bf16", data_sheet = is_bf16 && device.peak_bf16_flops > 0;
   double peak = data_sheet ? device.peak_bf16_flops : is_bf16 ? ceilings.bf16 : ceilings.fp32;
-  double gaps = median.ms - kernels, event = event_us();
+  double gaps = median.ms - kernels;
+  static const double event = seconds([] {}).median * 1e6;  // us that two events are apart with nothing between
   MemoryPlan memory = plan_memory(config, config.batch.micro, config.model.context, config.model.context, true);
 
   printf("## %s, %s, %s: %.1f ms a step of %lld tokens (%.1f to %.1f), %.0f tokens/s, %.1f%% of %s %.0f GFLOP/s\n\n",
