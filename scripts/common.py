@@ -121,31 +121,26 @@ def output_folder(folder, flag="--out"):
 
 
 @contextlib.contextmanager
-def whole_files(folder, pattern, overwrite):
+def whole_files(folder, pattern, overwrite, what="files of this name, or another folder (--out)"):
   """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
   `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
-  if some match and overwrite is false, or if the folder cannot be used."""
-  with output_folder(folder), _whole_files(folder, pattern, overwrite) as temporary:
-    yield temporary
-
-
-@contextlib.contextmanager
-def _whole_files(folder, pattern, overwrite):
-  try:
-    old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
-    if old and not overwrite:
-      raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the files of this name, or another folder (--out)")
-    temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=folder)
-  except OSError as error:
-    raise UserError(f"--out {folder}: {error.strerror}")
-  try:
-    yield temporary
-    for name in old:  # all of them first: files may be missing if this is stopped here, but old and new never mix
-      os.remove(os.path.join(folder, name))
-    for name in sorted(os.listdir(temporary)):
-      os.replace(os.path.join(temporary, name), os.path.join(folder, name))
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+  if some match and overwrite is false, or if the folder cannot be used. what: ends its advice."""
+  with output_folder(folder):
+    try:
+      old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
+      if old and not overwrite:
+        raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the {what}")
+      temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=folder)
+    except OSError as error:
+      raise UserError(f"--out {folder}: {error.strerror}")
+    try:
+      yield temporary
+      for name in old:  # all of them first: files may be missing if this is stopped here, but old and new never mix
+        os.remove(os.path.join(folder, name))
+      for name in sorted(os.listdir(temporary)):
+        os.replace(os.path.join(temporary, name), os.path.join(folder, name))
+    finally:
+      shutil.rmtree(temporary, ignore_errors=True)
 
 
 def encode(args, texts):

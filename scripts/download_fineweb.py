@@ -17,7 +17,6 @@ import random
 import re
 import shutil
 import struct
-import sys
 import time
 import urllib.error
 import urllib.parse

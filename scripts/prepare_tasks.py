@@ -213,15 +213,12 @@ def download(args, task, split):
 
 # ----------------------------------------------------------------------------------------------------------- output
 
-def texts_of(context, completions):
-  """The context without the spaces at its end, and the whole text with each completion."""
-  return [context.rstrip()] + ["%s %s" % (context, completion) for completion in completions]
-
-
 def tokens_of(args, made):
   """(tokens of the context, [tokens of each completion]) of each example."""
   for begin in range(0, len(made), BLOCK):
-    texts = [texts_of(context, completions) for context, completions, _ in made[begin:begin + BLOCK]]
+    # the context without the spaces at its end, and the whole text with each completion
+    texts = [[context.rstrip(), *("%s %s" % (context, completion) for completion in completions)]
+             for context, completions, _ in made[begin:begin + BLOCK]]
     flat = [text for example in texts for text in example if text]
     tokens = iter(encode(args, flat))
     for example in texts:

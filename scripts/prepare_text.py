@@ -47,7 +47,7 @@ import sys
 import tempfile
 import zlib
 
-from common import Failure, Progress, UserError, output_folder, run
+from common import Failure, Progress, UserError, run, whole_files
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
 LABEL_MAGIC, NO_LABEL = 20261101, 65535  # of label files, there too
@@ -370,11 +370,6 @@ class Gpt2:
 
 # ----------------------------------------------------------------------------------------------------------- output
 
-def sidecar(shard):
-  """The name of the file that has a shard's numbers of tokens and bytes."""
-  return shard[:-len(".bin")] + ".json"
-
-
 class ShardWriter:
   def __init__(self, directory, stem, args, lengths):
     self.directory, self.stem, self.args, self.lengths = directory, stem, args, lengths
@@ -402,10 +397,10 @@ class ShardWriter:
       self.file.flush()
       os.fsync(self.file.fileno())
       self.file.close()
-      self.file = None
-      with open(os.path.join(self.directory, sidecar(self.name(len(self.counts) - 1))), "w") as file:
+      with open(self.file.name[:-len("bin")] + "json", "w") as file:
         json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
         file.write("\n")
+      self.file = None
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)
@@ -452,8 +447,7 @@ def null_note(text, args):
   return ': "%s" is null in %d document%s' % (args.field, text.nulls, "s" * (text.nulls > 1)) if text.nulls else ""
 
 
-def prepare(args, tokenizer, temporary):
-  text = Text(args, temporary)
+def prepare(text, args, tokenizer, folder):
   if text.size == 0:
     raise UserError("there is no text in %s%s" % (", ".join(text.names), null_note(text, args)))
   if args.val_every:
@@ -470,7 +464,7 @@ def prepare(args, tokenizer, temporary):
   writers = []
   progress = Progress(text.size)
   for split, documents in (("train", train), ("val", val)):
-    writer, before = ShardWriter(temporary, "%s_%s" % (args.name, split), args, tokenizer.lengths), progress.done
+    writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args, tokenizer.lengths), progress.done
     for read, tokens in tokenizer.tokens(documents, args):
       writer.write(tokens)
       progress.add(read)
@@ -485,40 +479,15 @@ def prepare(args, tokenizer, temporary):
   return writers
 
 
-def existing_shards(args):
-  splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
-  pattern = re.compile(r"%s_(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
-  return [os.path.join(args.out, name) for name in sorted(os.listdir(args.out)) if pattern.fullmatch(name)]
-
-
 def main():
   args = parse_arguments()
   tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
-  with output_folder(args.out):
-    write(args, tokenizer)
-
-
-def write(args, tokenizer):
-  try:
-    old = existing_shards(args)
-    if old and not args.overwrite:
-      raise UserError("%s exists; use --overwrite to replace the shards of this name, or another --name" % old[0])
-    temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=args.out)
-  except OSError as error:
-    raise UserError("--out %s: %s" % (args.out, error.strerror))
-  try:
-    writers = prepare(args, tokenizer, temporary)
-    written = {writer.name(index): count for writer in writers for index, count in enumerate(writer.counts)}
-    for path in old:  # a file of numbers never lies beside another shard than its own, even if this is stopped here
-      if path.endswith(".json"):
-        os.remove(path)
-    for name in list(written) + [sidecar(name) for name in written]:
-      os.replace(os.path.join(temporary, name), os.path.join(args.out, name))
-    for path in old:  # those that the new text no longer fills would be read along with the new ones
-      if path.endswith(".bin") and os.path.basename(path) not in written:
-        os.remove(path)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+  splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
+  old = re.compile(r"%s_(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
+  with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
+      tempfile.TemporaryDirectory(prefix=".tmp_prepare_", dir=args.out) as temporary:
+    writers = prepare(Text(args, temporary), args, tokenizer, folder)
+  written = {writer.name(index): count for writer in writers for index, count in enumerate(writer.counts)}
   for name, count in written.items():
     print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))
   data = {writer.stem[len(args.name) + 1:]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
