@@ -8,10 +8,6 @@
 #include "base/text.h"
 #include "settings/table.h"
 
-static CLI::Validator not_empty(const char* otherwise) {
-  return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");
-}
-
 // Without the lists of the flags that exclude each other: an error names them.
 struct HelpFormatter : CLI::Formatter {
   std::string make_option_opts(const CLI::Option* option) const override {
@@ -60,6 +56,12 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
   app.add_option("CONFIG", flags.config,
                  "configuration, a JSON file; or the folder of a run or of one of its steps: resumes it");
+  // An option with a text that must not be empty. otherwise: what an error says of an empty one.
+  auto add_text = [&app](const char* name, std::string& text, const char* type, const char* otherwise,
+                         const char* help) {
+    auto check = [otherwise](std::string& given) { return given.empty() ? otherwise : std::string(); };
+    return app.add_option(name, text, help)->type_name(type)->check(CLI::Validator(check, ""));
+  };
   app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -70,27 +72,18 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
   auto* passkey = app.add_flag("--passkey", flags.passkey,
                                "measure how far back a hidden key is found, and exit; weights as --eval");
-  auto* tasks =
-      app.add_option("--tasks", flags.tasks,
-                     "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval")
-          ->type_name("NAME,...")
-          ->check(not_empty("needs a list of benchmarks, as in hellaswag,piqa"));
+  auto* tasks = add_text("--tasks", flags.tasks, "NAME,...", "needs a list of benchmarks, as in hellaswag,piqa",
+                         "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval");
   auto* diagnostics = app.add_flag("--diagnostics", flags.diagnostics,
                                    "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval");
-  app.add_option("--lengths", flags.lengths, "lengths for --eval, --passkey or --diagnostics [eval.lengths]")
-      ->type_name("1024,2048,...")
-      ->check(not_empty("needs a list of lengths, as in 1024,2048"));
+  add_text("--lengths", flags.lengths, "1024,2048,...", "needs a list of lengths, as in 1024,2048",
+           "lengths for --eval, --passkey or --diagnostics [eval.lengths]");
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   auto* generate_file =
-      app.add_option("--generate-file", flags.generate_file,
-                     "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit")
-          ->type_name("FILE")
-          ->check(not_empty("needs a file of prompts"));
-  auto* predict =
-      app.add_option("--predict", flags.predict,
-                     "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval")
-          ->type_name("FILE")
-          ->check(not_empty("needs the name of a file to write"));
+      add_text("--generate-file", flags.generate_file, "FILE", "needs a file of prompts",
+               "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit");
+  auto* predict = add_text("--predict", flags.predict, "FILE", "needs the name of a file to write",
+                           "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -99,19 +92,15 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                "time the algorithms for matrix products again, though earlier runs kept theirs (GPUs only)");
   auto* print_config =
       app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
-  auto* gradients = app.add_option("--dump-gradients", flags.dump_gradients,
-                                   "write the gradients of the first step as safetensors and exit")
-                        ->type_name("FILE")
-                        ->check(not_empty("needs the name of a file to write"));
+  auto* gradients = add_text("--dump-gradients", flags.dump_gradients, "FILE", "needs the name of a file to write",
+                             "write the gradients of the first step as safetensors and exit");
   CLI::Option* modes[] = {eval,          passkey, tasks,   diagnostics,  generate,
                           generate_file, predict, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
-      app.add_option("--encode", flags.encode,
-                     "GPT-2 tokens (uint16) of standard input, by the vocabulary in DIR, and exit; needs no CONFIG")
-          ->type_name("DIR")
-          ->check(not_empty("needs the folder of GPT-2's vocabulary"));
+      add_text("--encode", flags.encode, "DIR", "needs the folder of GPT-2's vocabulary",
+               "GPT-2 tokens (uint16) of standard input, by the vocabulary in DIR, and exit; needs no CONFIG");
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);

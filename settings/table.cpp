@@ -42,9 +42,8 @@ static const Needs
     TASKS = {"task.every > 0 (--tasks names its own)", [](const Config& c) { return c.task.every > 0; }},
     LONGER = {"a length beyond model.context in eval.lengths, or in --lengths",
               [](const Config& c) {
-                for (int length : c.eval.lengths)
-                  if (length > c.model.context) return true;
-                return false;
+                return std::any_of(c.eval.lengths.begin(), c.eval.lengths.end(),
+                                   [&](int length) { return length > c.model.context; });
               }},
     WINDOW = {"attention.window > 0", [](const Config& c) { return c.attention.window > 0; }},
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
