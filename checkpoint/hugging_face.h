@@ -2,7 +2,6 @@
 // layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and the
 // tokenizer, if its files are known.
 #pragma once
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 

@@ -167,10 +167,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   if (!for_batches_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
     return std::nullopt;
   Comm& comm = model.comm();
-  comm.all_reduce_sum(by_position.data(), by_position.size());
-  comm.all_reduce_sum(weights.data(), weights.size());
-  comm.all_reduce_sum(by_window.data(), by_window.size());
-  comm.all_reduce_sum(labels.data(), labels.size());
+  for (auto* values : {&by_position, &weights, &by_window, &labels})
+    comm.all_reduce_sum(values->data(), values->size());
   auto sum = [&](const std::vector<double>& values, int from, int to) {
     return std::accumulate(&values[from], values.data() + to, 0.0);
   };

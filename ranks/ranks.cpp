@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 
 #include "base/error.h"
 

@@ -1,7 +1,6 @@
 #include "training/groups.h"
 
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 
 using Groups = std::vector<std::pair<std::string, std::vector<Strip>>>;

@@ -1,8 +1,6 @@
 // The training loop.
 #pragma once
-#include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"

@@ -1,6 +1,5 @@
 #include "training/spikes.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
