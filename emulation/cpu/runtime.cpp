@@ -18,7 +18,7 @@ const char* cudaGetErrorString(cudaError_t e) {
   }
 }
 
-static cudaError_t allocate(void** p, size_t bytes) {
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (posix_memalign(p, 256, bytes) != 0) return *p = nullptr, cudaErrorMemoryAllocation;
@@ -26,7 +26,7 @@ static cudaError_t allocate(void** p, size_t bytes) {
   cpu::note_memory(*p, bytes);
   return cudaSuccess;
 }
-static cudaError_t release(void* p) {
+cudaError_t cudaFree(void* p) {
   if (p) cpu::forget_memory(p);
   return free(p), cudaSuccess;
 }
@@ -34,12 +34,10 @@ static cudaError_t release(void* p) {
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   static const size_t total = cpu::available_memory().total;
   if (bytes > total) return *p = nullptr, cudaErrorMemoryAllocation;
-  return allocate(p, bytes);
+  return cudaMallocHost(p, bytes);
 }
 
-cudaError_t cudaFree(void* p) { return release(p); }
-cudaError_t cudaMallocHost(void** p, size_t bytes) { return allocate(p, bytes); }
-cudaError_t cudaFreeHost(void* p) { return release(p); }
+cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   cpu::Memory memory = cpu::available_memory();

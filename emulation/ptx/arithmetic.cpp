@@ -297,8 +297,9 @@ template <class T> bool compare(int comparison, T a, T b) {
   }
 }
 
-// T of the comparison, In of the register. `variant`: comparison; `amount`: how it is combined with a predicate.
-template <class T, class In> void set_predicate(Context& context, const Instruction& instruction, Mask mask) {
+// `variant`: comparison; `amount`: how it is combined with a predicate. 16 bits are in registers of 32.
+template <class T> void set_predicate(Context& context, const Instruction& instruction, Mask mask) {
+  using In = std::conditional_t<sizeof(T) == 2, u32, T>;
   const In *a = values<In>(context, instruction.operand(1)), *b = values<In>(context, instruction.operand(2));
   const u32* with = instruction.amount ? values<u32>(context, instruction.operand(3)) : nullptr;
   u32 results[2][LANES];
@@ -329,20 +330,15 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
   const auto found = std::find(std::begin(COMPARISONS), std::end(COMPARISONS), comparison);
   if (found == std::end(COMPARISONS)) return false;
   instruction.variant = int(found - COMPARISONS);
-  switch (instruction.type) {
-    case Type::s16: instruction.execute = set_predicate<s16, u32>; return true;
-    case Type::u16:
-    case Type::b16: instruction.execute = set_predicate<u16, u32>; return true;
-    case Type::s32: instruction.execute = set_predicate<s32, s32>; return true;
-    case Type::u32:
-    case Type::b32: instruction.execute = set_predicate<u32, u32>; return true;
-    case Type::s64: instruction.execute = set_predicate<s64, s64>; return true;
-    case Type::u64:
-    case Type::b64: instruction.execute = set_predicate<u64, u64>; return true;
-    case Type::f32: instruction.execute = set_predicate<float, float>; return true;
-    case Type::f64: instruction.execute = set_predicate<double, double>; return true;
-    default: return false;
-  }
+  static const std::map<Type, Handler> handlers = {
+      {Type::s16, set_predicate<s16>},   {Type::u16, set_predicate<u16>},   {Type::b16, set_predicate<u16>},
+      {Type::s32, set_predicate<s32>},   {Type::u32, set_predicate<u32>},   {Type::b32, set_predicate<u32>},
+      {Type::s64, set_predicate<s64>},   {Type::u64, set_predicate<u64>},   {Type::b64, set_predicate<u64>},
+      {Type::f32, set_predicate<float>}, {Type::f64, set_predicate<double>}};
+  const auto handler = handlers.find(instruction.type);
+  if (handler == handlers.end()) return false;
+  instruction.execute = handler->second;
+  return true;
 }
 
 // ---- bf16, alone or in pairs: computed exactly enough in float64, then rounded once
