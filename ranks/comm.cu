@@ -32,11 +32,6 @@ static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
 
 bool Comm::built() { return true; }
 
-Comm& Comm::alone() {
-  static Comm comm;
-  return comm;
-}
-
 Comm::Comm(const Ranks& ranks, Links& links) : rank_(ranks.rank), size_(ranks.size), links_(&links) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));

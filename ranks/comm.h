@@ -15,8 +15,11 @@ struct ncclComm;
 
 class Comm {
  public:
-  Comm() = default;            // one rank
-  static Comm& alone();        // the single-rank default
+  Comm() = default;       // one rank
+  static Comm& alone() {  // the single-rank default
+    static Comm comm;
+    return comm;
+  }
   Comm(const Ranks&, Links&);  // waits for all ranks; call it after the device has been chosen
   ~Comm();
   Comm(const Comm&) = delete;

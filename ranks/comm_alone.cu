@@ -3,11 +3,6 @@
 
 bool Comm::built() { return false; }
 
-Comm& Comm::alone() {
-  static Comm comm;
-  return comm;
-}
-
 Comm::Comm(const Ranks& ranks, Links&) {
   user_error("ranks: %d ranks need NCCL, and this program was built without it; install NCCL and run make again (%s)",
              ranks.size, ranks.variables.c_str());
