@@ -4,7 +4,6 @@ Standard library and g++ only.
 """
 import os
 import subprocess
-import unittest
 
 from support.runs import FILES, Runs
 
@@ -122,7 +121,3 @@ class Disk(Runs):
     code, errors, _ = self.calls("--resume", fail="pread model.safetensors")
     self.assertEqual((code, self.steps()), (1, [20]))
     self.assertRegex(errors, "no checkpoint that can be read now")
-
-
-if __name__ == "__main__":
-  unittest.main()

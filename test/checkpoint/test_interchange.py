@@ -10,7 +10,6 @@ import py_compile
 import re
 import struct
 import subprocess
-import unittest
 
 from support.workspace import ROOT, TRAIN, Workspace, read_safetensors, tiny_vocabulary
 
@@ -173,7 +172,3 @@ class Tokenizer(Trained):
       self.assertIn("warning: checkpoints will hold no tokenizer: generate.tokenizer_dir", done.stderr)
       self.assertIn(problem, done.stderr)
       self.assertNotIn("vocab.json", os.listdir(self.path("runs/tiny/step_00000001")))
-
-
-if __name__ == "__main__":
-  unittest.main()

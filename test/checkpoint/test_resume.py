@@ -11,7 +11,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import unittest
 
 from support.runs import AGAIN, FILES, LARGE, Runs
 from support.workspace import CONFIG, CRASH, TEXT, TRAIN, default_signals, merged, shard
@@ -607,7 +606,3 @@ class Settings(Runs):
     self.assertEqual(self.steps(), [10])
     self.run_ok("--overwrite", train__steps=11, checkpoint__every=0)
     self.assertEqual(self.steps(), [11])
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -235,7 +235,3 @@ class Autograd(Gradients):
           counts = (wanted >= 0).sum(1)
           return (losses.sum(1)[counts > 0] / counts[counts > 0]).mean()
         self.compare(loss_of, attention__variant=variant, train__label_mean=mean, **LABELS)
-
-
-if __name__ == "__main__":
-  unittest.main()

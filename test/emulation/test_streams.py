@@ -4,7 +4,6 @@ A missing wait, between two streams or before the host uses the memory of a copy
 emulation/cpu/streams.h says how. FULL=1: more random orders.
 """
 import os
-import unittest
 
 from support.runs import LARGE, Runs
 
@@ -30,7 +29,3 @@ class Streams(Runs):
     os.environ["PLUSGPT_STREAMS"] = "later"
     self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
     self.bad(names=["PLUSGPT_STREAMS=later", "at_once, late, or random"])
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import unittest
 
 from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, torch
 from support.workspace import TEXT, read_safetensors, shard
@@ -180,7 +179,3 @@ class Autograd(Head, Gradients):
     inputs = torch.tensor(list(SHARDS["val"])[:shape[0] * 16]).view(shape[0], 16)
     with torch.no_grad():
       torch.testing.assert_close(torch.tensor(values).view(shape), model(inputs).logits, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -1,7 +1,6 @@
 """Evaluation: memory far beyond the trained length grows with the length, not its square; weights fit their model."""
 import subprocess
 import sys
-import unittest
 
 from support.workspace import TEXT, TRAIN, Workspace, shard
 
@@ -57,7 +56,3 @@ class Weights(Workspace):
     for flags in (("--eval",), ("--dry-run",)):
       self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")
       self.assertIn('attention.kind = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
-
-
-if __name__ == "__main__":
-  unittest.main()

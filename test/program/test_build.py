@@ -57,7 +57,3 @@ class WithoutNccl(unittest.TestCase):
         functions.append(set(re.findall(r" T (.*)", symbols)))
     self.assertIn("Comm::alone()", functions[0])
     self.assertEqual(*functions)
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -8,7 +8,6 @@ import shutil
 import struct
 import subprocess
 import time
-import unittest
 
 from support.workspace import CRASH, TEXT, TRAIN, Workspace, read_safetensors, shard, write_safetensors
 
@@ -373,7 +372,3 @@ class BadInit(Workspace):
       with self.subTest(name):
         self.write("start/model.safetensors", content)
         self.bad(names=["model.safetensors"], init="start")
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -3,7 +3,6 @@ import os
 import re
 import shutil
 import struct
-import unittest
 
 from support.runs import FILES, Runs
 from support.workspace import CRASH, TEXT, read_safetensors, shard, write_safetensors
@@ -104,7 +103,3 @@ class Guards(Runs):
       for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
         self.assertTrue(all(x == x and abs(x) != float("inf") for x, in struct.iter_unpack("<f", data)), tensor)
     self.assertEqual(self.call("--resume", **changes).stderr, done.stderr)
-
-
-if __name__ == "__main__":
-  unittest.main()

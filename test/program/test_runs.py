@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import time
-import unittest
 
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
                                write_safetensors)
@@ -626,7 +625,3 @@ class Generation(Workspace):
 
   def test_vocabulary_without_bytes(self):
     self.bad("--generate", "x", names=["vocab", "100"], model__vocab=100)
-
-
-if __name__ == "__main__":
-  unittest.main()

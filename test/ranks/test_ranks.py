@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import struct
-import unittest
 
 from support.runs import LARGE, RankRuns
 from support.workspace import read_safetensors, write_safetensors
@@ -235,7 +234,3 @@ class Resumed(RankRuns):
                                          "optimizer__grad_clip": 0, "optimizer__warmup_steps": 0})
       self.assertEqual(done.returncode, 1)
       self.assertRegex(done.stderr, r"^step \d+: .*the (first|largest) .* is (that of )?[hwl]\S+\. ")
-
-
-if __name__ == "__main__":
-  unittest.main()

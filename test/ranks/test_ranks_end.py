@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import time
-import unittest
 
 from support.runs import AGAIN, ENDLESS, LARGE, RankRuns, torchrun
 from support.workspace import CRASH
@@ -345,7 +344,3 @@ class Starts(RankRuns):
           pass
     second, = self.started_by_hand(environment[1:], train__steps=3)
     self.assertEqual([first.wait(20), second.wait(20)], [0, 0])
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import unittest
 
 from scripts.test_report import lines
 from support.scripts import SCRIPTS, ScriptTest
@@ -464,7 +463,3 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     self.program("make", 'case "$*" in *train*) exit 2 ;; esac')
     self.session("tests", "sanitize", code=1)
     self.assertRegex(self.output, r"tests \| \d+ s \| FAILED \| the build failed \|\n\| sanitize \| \d+ s \| done \|")
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -4,7 +4,6 @@ import os
 import random
 import statistics
 import subprocess
-import unittest
 
 from scripts.test_plot import drawing_python
 from support.scripts import SCRIPTS, ScriptTest
@@ -97,7 +96,3 @@ class Diagnose(ScriptTest):
           expected[(i - j).bit_length()] += 1 / i / (length - 1)
       for got, want in zip(diagnose.uniform_reach(length), expected):
         self.assertAlmostEqual(got, want)
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 import time
-import unittest
 
 from support.scripts import ScriptTest, start
 from support.workspace import shard
@@ -309,7 +308,3 @@ class Download(ScriptTest):
     self.assertEqual(process.returncode, -signal.SIGINT)
     self.assertIn("run the same command again", errors)
     self.assertEqual(os.path.getsize(part), 5000)
-
-
-if __name__ == "__main__":
-  unittest.main()

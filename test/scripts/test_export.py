@@ -3,7 +3,6 @@ installed. Standard library only."""
 import importlib.util
 import json
 import os
-import unittest
 
 from support.scripts import ScriptTest
 
@@ -164,7 +163,3 @@ class Export(ScriptTest):
     os.remove(self.path("a/metrics.jsonl"))
     self.export("--to", "wandb", code=2)
     self.assert_error(self.path("a/metrics.jsonl"), "No such file")
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -82,7 +82,3 @@ class Modeling(unittest.TestCase):
                                     return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
     self.assertEqual([len(step) for step in out.attentions], [L] * 3)
     self.assertEqual([step[0].shape for step in out.hidden_states], [(2, n, C) for n in (4, 5, 6)])
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -371,7 +371,3 @@ class Files(ScriptTest):
         self.newton(*args, code=2)
         self.assert_error(*parts)
         self.assertEqual(self.files(), before)
-
-
-if __name__ == "__main__":
-  unittest.main()

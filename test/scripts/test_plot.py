@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import unittest
 from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest
@@ -319,7 +318,3 @@ class Plot(ScriptTest):
     folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
     self.assertEqual([run.label for run in metrics.read_runs(folders)], ["a/run", "b/run", "other"])
     self.assertEqual(metrics.read_runs(folders[:1])[0].label, "run")
-
-
-if __name__ == "__main__":
-  unittest.main()

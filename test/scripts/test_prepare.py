@@ -382,7 +382,3 @@ class PrepareGpt2(Prepare):
     self.prepare(self.write("text", "hello\n" * 100000), "--train", program, code=1)
     self.assert_error("exit 1: too bad")
     self.assertEqual(self.files(), [])
-
-
-if __name__ == "__main__":
-  unittest.main()

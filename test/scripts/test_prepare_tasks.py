@@ -10,7 +10,6 @@ import os
 import struct
 import subprocess
 import threading
-import unittest
 import urllib.parse
 
 from support.scripts import ScriptTest  # whose import finds the scripts
@@ -259,7 +258,3 @@ class PrepareTasks(ScriptTest):
   def test_lm_eval_is_optional(self):
     self.run_script("compare_lm_eval.py", self.dir, "piqa=y", code=2)
     self.assertRegex(self.errors, "pip install lm-eval|holds no tokenizer")
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import unittest
 
 from support.scripts import SCRIPTS, ScriptTest
 from scripts.test_plot import DAMAGED, drawing_python
@@ -306,7 +305,3 @@ class Report(ScriptTest):
       with self.subTest(flags):
         self.report(*flags, code=2)
         self.assertIn(part, self.errors)
-
-
-if __name__ == "__main__":
-  unittest.main()

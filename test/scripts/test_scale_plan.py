@@ -1,7 +1,6 @@
 """scripts/scale_plan.py with the real ./train."""
 import math
 import re
-import unittest
 
 from support.workspace import TRAIN
 from support.scripts import ScriptTest
@@ -55,7 +54,3 @@ class ScalePlan(ScriptTest):
                         (["--set", "attention.variant=x"], "attention.variant"), (["--context", "1000"], "batch.tokens")):
       self.tables(*flags, code=2)
       self.assert_error(part)
-
-
-if __name__ == "__main__":
-  unittest.main()

@@ -1,6 +1,5 @@
 """scripts/summscreen.py: prompts and scores. Standard library only, and rouge-score where it is installed."""
 import json
-import unittest
 
 from scripts.test_prepare_tasks import lines
 from support.scripts import ScriptTest
@@ -29,7 +28,3 @@ class SummScreen(ScriptTest):
     for text, part in (("", "no answers"), (lines({"completion": "x"}), "row 0"), (lines({"completion": 3, "references": ["a"]}), "row 0")):
       self.run_script("summscreen.py", "score", self.write("b.jsonl", text), code=2)
       self.assert_error(part)
-
-
-if __name__ == "__main__":
-  unittest.main()

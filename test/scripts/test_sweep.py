@@ -330,7 +330,3 @@ class Tables(unittest.TestCase):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
     self.assertEqual(sweep.table(result).splitlines()[2], "| a | 3.100 ± 0.141 | - | 3.100 ± 0.141 at 1 | - |")
     self.assertEqual(sweep.difference_table(result), "")
-
-
-if __name__ == "__main__":
-  unittest.main()
