@@ -4,6 +4,7 @@ Standard library and g++ only.
 """
 import os
 import subprocess
+from unittest import mock
 
 from support.runs import FILES, Runs
 
@@ -60,15 +61,10 @@ class Disk(Runs):
     # A relative path: LD_PRELOAD's are separated by spaces, which the folder's may contain.
     variables = {"LD_PRELOAD": "./library.so", "CALLS": self.path("calls"), **({"FAIL": fail} if fail else {})}
     self.write("calls", "")
-    os.environ.update(variables)
-    try:
+    with mock.patch.dict(os.environ, variables):
       done = self.call(*flags, **{**self.changes, **changes})
-    finally:
-      for name in variables:
-        del os.environ[name]
-    with open(self.path("calls")) as lines:
-      return done.returncode, done.stderr, [line.strip().replace(os.path.realpath(self.folder) + "/", "")
-                                            for line in lines]
+    calls = self.text_of("calls").replace(os.path.realpath(self.folder) + "/", "")
+    return done.returncode, done.stderr, calls.splitlines()
 
   def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(self):
     code, errors, calls = self.calls()

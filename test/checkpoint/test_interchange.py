@@ -11,7 +11,7 @@ import re
 import struct
 import subprocess
 
-from support.workspace import ROOT, TRAIN, Workspace, read_safetensors, tiny_vocabulary
+from support.workspace import ROOT, TRAIN, Workspace, read_safetensors
 
 try:
   import transformers
@@ -26,9 +26,7 @@ class Trained(Workspace):
   def trained(self, **changes):
     """The folder of a model, and its config.json."""
     self.ok("--overwrite", **{**GPT2, **changes})
-    folder = self.path("runs/tiny/step_00000001")
-    with open(os.path.join(folder, "config.json")) as file:
-      return folder, json.load(file)
+    return self.checkpoint(1), self.json_of(self.checkpoint(1, "config.json"))
 
 
 class Interchange(Trained):
@@ -60,7 +58,7 @@ class Interchange(Trained):
 
   def test_the_model_finds_its_settings(self):
     _, config = self.trained(attention__variant="lssar_softplus_gated")
-    text = self.bytes_of(SOURCE).decode()
+    text = self.text_of(SOURCE)
     attention, model = config["plusgpt"]["attention"], config["plusgpt"]["model"]
     for pattern, there in ((r"\bsettings\.(\w+)", attention), (r"gate\.(\w+)", attention["gate"]),
                            (r'\bmodel"?\]?\["(\w+)"\]', model), (r"\bconfig\.(?!json)(\w+)", config)):
@@ -115,22 +113,20 @@ class Interchange(Trained):
     for key, value in {"activation_function": "relu", "layer_norm_epsilon": 1e-6, "scale_attn_weights": False,
                        "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "n_head": 4}.items():
       for said in (value, [value], None):
-        with open(os.path.join(folder, "config.json"), "w") as file:
-          json.dump({**config, key: said}, file)
+        self.write(self.checkpoint(1, "config.json"), json.dumps({**config, key: said}))
         self.assertRegex(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr,
                          rf"^warning: init: runs/.*config.json says {key} = .*, but here it is .*\n$")
     for text in ("", "[]", "{", json.dumps(config), "\xff"):
-      self.write(os.path.join(init, "config.json"), text)
+      self.write(self.checkpoint(1, "config.json"), text)
       self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
 
   def test_a_run_continues_without_the_modelling_file(self):
     run = {"train__steps": 4, "checkpoint__every": 2, "model__position": "rope"}
     self.ok(**run)
     expected = self.bytes_of(self.model())
-    folder = self.path("runs/tiny/step_00000002")
-    path = os.path.join(folder, "modeling_plusgpt.py")
-    with open(os.path.join(folder, "state.json")) as file:
-      self.assertEqual(json.load(file)["files"]["modeling_plusgpt.py"]["bytes"], os.path.getsize(path))
+    path = self.checkpoint(2, "modeling_plusgpt.py")
+    files = self.json_of(self.checkpoint(2, "state.json"))["files"]
+    self.assertEqual(files["modeling_plusgpt.py"]["bytes"], os.path.getsize(path))
     for change in (lambda: open(path, "a").close(), lambda: self.write(path, "# mine"), lambda: os.remove(path)):
       change()
       done = self.ok("--resume", "runs/tiny/step_00000002", **run)
@@ -141,17 +137,14 @@ class Interchange(Trained):
 class Tokenizer(Trained):
   def setUp(self):
     super().setUp()
-    vocabulary, self.merges = tiny_vocabulary()
-    os.mkdir(self.path("gpt2"))
-    self.write("gpt2/encoder.json", json.dumps(vocabulary))
-    self.write("gpt2/vocab.bpe", self.merges)
-    self.changes = {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "gpt2", "model__vocab": len(vocabulary)}
+    self.changes = {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "gpt2",
+                    "model__vocab": len(self.write_vocabulary("gpt2"))}
 
   def test_a_checkpoint_holds_the_tokenizer(self):
     for position in ("learned", "rope"):
       folder, _ = self.trained(**{**self.changes, "model__position": position})
       for name, source in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
-        self.assertEqual(self.bytes_of(os.path.join(folder, name)), self.bytes_of(self.path("gpt2", source)))
+        self.assertEqual(self.bytes_of(os.path.join(folder, name)), self.bytes_of("gpt2", source))
       if not transformers:
         continue
       text = "hello world  hello\n\n\u20ac1 he'll\t<|endoftext|>hello"
@@ -163,9 +156,10 @@ class Tokenizer(Trained):
 
   def test_a_run_without_its_tokenizer(self):
     """A warning and no files; but what is damaged is an error before anything is written."""
+    merges = self.bytes_of("gpt2/vocab.bpe")
     self.write("gpt2/vocab.bpe", "#version: 0.2\nh")
     self.bad(names=["gpt2/vocab.bpe"], **{**GPT2, **self.changes})
-    self.write("gpt2/vocab.bpe", self.merges)
+    self.write("gpt2/vocab.bpe", merges)
     for change, problem in (({"generate__tokenizer_dir": "gone"}, '"gone" is not a folder'),
                             ({"model__vocab": 267}, "has 268 tokens, but model.vocab is 267")):
       done = self.ok("--overwrite", **{**GPT2, **self.changes, **change})

@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 import time
 
-from support.runs import AGAIN, FILES, LARGE, Runs
-from support.workspace import CONFIG, CRASH, TEXT, TRAIN, default_signals, merged, shard
+from support.runs import AGAIN, ENDLESS, FILES, LARGE, Runs
+from support.workspace import CRASH, TEXT, TRAIN, default_signals, shard
 
 
 class Interrupted(Runs):
@@ -42,8 +42,7 @@ class Interrupted(Runs):
       with self.subTest(**changes):
         self.run_ok(name="straight", train__steps=12, checkpoint__every=5, **changes)
         expected = self.outcome(12, "straight")
-        shutil.rmtree(self.path("runs/straight/step_00000010"))
-        shutil.rmtree(self.path("runs/straight/step_00000012"))
+        self.remove_checkpoints(10, 12, run="straight")
         self.run_ok("--resume", name="straight", train__steps=12, checkpoint__every=5, **changes)
         self.assertEqual(self.outcome(12, "straight"), expected)
         shutil.rmtree(self.path("runs"))
@@ -51,8 +50,7 @@ class Interrupted(Runs):
   def test_metrics_are_rewound(self):
     expected = self.straight()
     self.run_ok()
-    for step in (30, 40):
-      shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+    self.remove_checkpoints(30, 40)
     self.run_ok("--eval", "--resume")
     with open(self.path("runs/tiny/metrics.jsonl"), "a") as file:
       file.write('{"type":"train","step":41,"lo')  # torn
@@ -72,7 +70,7 @@ class Interrupted(Runs):
     old = [{key: value for key, value in line.items() if key != "time" and
             (line["type"] != "val" or key in ("type", "step", "length", "loss", "tokens"))} for line in self.metrics()]
     self.write("runs/tiny/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in old))
-    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.remove_checkpoints(40)
     self.run_ok("--resume", train__steps=40)
     kept = [line for line in old if line.get("step", 0) <= 30]
     self.assertEqual(self.metrics()[:len(kept)], kept)
@@ -128,7 +126,7 @@ class Interrupted(Runs):
 
   def test_another_run(self):
     expected = self.straight()
-    shutil.rmtree(self.path("runs/straight/step_00000040"))
+    self.remove_checkpoints(40, run="straight")
     for place in ("runs/straight", "copy"):
       with self.subTest(place):
         if place == "copy":
@@ -161,12 +159,6 @@ class Interrupted(Runs):
     self.assertIn("continuing", self.run_ok("--resume", "runs/tiny/step_00000030", **longer).stdout)
     self.run_ok("--set", "init=runs/tiny/step_00000080", **longer, name="other")
 
-  def train(self, *arguments, code=0, within="."):
-    done = subprocess.run([TRAIN, *arguments], cwd=self.path(within), capture_output=True, text=True)
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotRegex(done.stderr, CRASH)
-    return done.stdout + done.stderr
-
   def test_a_run_is_called_as_its_folder(self):
     self.run_ok()
     original = self.run_digests()
@@ -174,19 +166,19 @@ class Interrupted(Runs):
     says = 'warning: .*/config.json says name = "tiny", but the folder\'s name counts: this is run copy\n'
     os.symlink("copy", self.path("runs/link"))
     for folder in ("runs/copy", "runs/copy/step_00000020", self.path("runs/copy"), "runs/link"):
-      self.assertRegex(self.train(folder, "--eval"), says)
+      self.assertRegex(self.train(folder, "--eval").stderr, says)
     self.assertEqual(len(self.metrics("copy", "eval")), 4)
-    self.assertRegex(self.train("runs/copy", "--print-config"), "name +\"copy\" .*the run's folder")
-    shutil.rmtree(self.path("runs/copy/step_00000040"))
-    self.assertRegex(self.train("runs/copy"), says)
+    self.assertRegex(self.train("runs/copy", "--print-config").stdout, "name +\"copy\" .*the run's folder")
+    self.remove_checkpoints(40, run="copy")
+    self.assertRegex(self.train("runs/copy").stderr, says)
     self.assertEqual(self.digest(self.model("copy", 40)), self.digest(self.model("tiny", 40)))
-    self.assertNotIn("says name", self.train("runs/copy", "--eval"))  # training has written its config.json
+    self.assertNotIn("says name", self.train("runs/copy", "--eval").stderr)  # training has written its config.json
     self.train("runs/copy", "--eval", "--set", "name=third")
     self.assertEqual([len(self.metrics("third", "eval")), len(self.metrics("copy", "eval"))], [1, 5])
     # Elsewhere than in runs/ here: read, but not written to
     shutil.copytree(self.path("runs/tiny"), self.path("elsewhere/tiny"))
     for folder, within in (("elsewhere/tiny", "."), (".", "runs/tiny")):
-      self.assertIn("is not in runs/ of this folder", self.train(folder, "--eval", code=2, within=within))
+      self.assertIn("is not in runs/ of this folder", self.train(folder, "--eval", code=2, within=within).stderr)
     self.train("elsewhere/tiny", "--generate", "It was")
     self.train("elsewhere/tiny", "--eval", "--set", "name=fourth")
     self.assertEqual(original, {name: digest for name, digest in self.run_digests().items() if name.startswith("runs/tiny/")})
@@ -195,26 +187,24 @@ class Interrupted(Runs):
     self.run_ok()
     self.run_ok("--eval", "--resume", "runs/tiny", "--set", "name=looked")
     for name, said in (
-        ("runs", "runs is a folder, but there is no runs/config.json; name"),
+        ("runs", "runs is a folder, but there is no runs/config.json; name a configuration"),
         ("runs/nosuch", "there is no runs/nosuch, neither a configuration nor the folder of a run"),
         ("runs/looked", "runs/looked holds only evaluations and has no config.json; name the configuration"),
         ("runs/tiny/step_00000040/config.json", "transformers, not .* folder: ./train runs/tiny/step_00000040\n")):
-      self.assertRegex(self.train(name, "--eval", code=2), said)
+      self.assertRegex(self.train(name, "--eval", code=2).stderr, said)
 
   def test_a_run_as_the_configuration(self):
     self.run_ok()
     shutil.copytree(self.path("runs"), self.path("before"))
-    train = self.train
     for folder, step in (("runs/tiny", 40), ("runs/tiny/", 40), ("runs/tiny/step_00000020", 20)):
-      self.assertRegex(train(folder, "--eval"), rf"\neval +step {step} ")
-      self.assertIn(f"{step} steps", train(folder, "--generate", "It was"))
-    self.assertIn("runs/tiny is finished", train("runs/tiny"))
-    self.assertIn("model.layers: 2 in the checkpoint, 3 now", train("runs/tiny", "--set", "model.layers=3", code=2))
-    self.assertIn("give no --resume", train("runs/tiny/step_00000020", "--resume", code=2))
-    os.mkdir(self.path("empty"))
-    self.assertRegex(train("empty", code=2), r"empty is a folder, but there is no empty/config\.json; name a configuration")
-    shutil.rmtree(self.path("runs/tiny/step_00000040"))
-    train("runs/tiny")
+      self.assertRegex(self.train(folder, "--eval").stdout, rf"\neval +step {step} ")
+      self.assertIn(f"{step} steps", self.train(folder, "--generate", "It was").stdout)
+    self.assertIn("runs/tiny is finished", self.train("runs/tiny").stdout)
+    for arguments, said in ((["runs/tiny", "--set", "model.layers=3"], "model.layers: 2 in the checkpoint, 3 now"),
+                            (["runs/tiny/step_00000020", "--resume"], "give no --resume")):
+      self.assertIn(said, self.train(*arguments, code=2).stderr)
+    self.remove_checkpoints(40)
+    self.train("runs/tiny")
     self.assertEqual([self.digest(self.path(place, "tiny/step_00000040/model.safetensors")) for place in ("before", "runs")],
                      [self.digest(self.path("before/tiny/step_00000040/model.safetensors"))] * 2)
 
@@ -244,11 +234,7 @@ class Signals(Runs):
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
       with self.subTest(sign=sign):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
-        process = self.start()
-        self.wait_for(process, lambda: len(self.lines()) > 20)
-        process.send_signal(sign)
-        output, errors = process.communicate(timeout=20)
-        self.assertEqual((process.returncode, errors), (-sign, ""))
+        output = self.stop(self.under_way(lines=20), sign)
         last = self.lines()[-1]["step"]
         self.assertEqual(self.steps(), [last])
         self.assertIn(f"step_{last:08d}", output)
@@ -260,8 +246,8 @@ class Signals(Runs):
     for reader in ("", "| cat > /dev/null"):
       with self.subTest(reader=reader):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
-        self.write("loop.json", json.dumps(merged(CONFIG, {"train.steps": 1000000, "log.every": 1, "eval.every": 0,
-                                                           "checkpoint.every": 0, "batch.tokens": 6400})))
+        self.write_config("loop.json", train__steps=1000000, log__every=1, eval__every=0, checkpoint__every=0,
+                          batch__tokens=6400)
         script = f'for name in tiny other; do "{TRAIN}" loop.json --set name=$name {reader}; done'
         process = subprocess.Popen(["bash", "-c", script], cwd=self.folder, start_new_session=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -280,12 +266,11 @@ class Signals(Runs):
 
   def test_nohup(self):
     for flags in ((), ("--gpus", "2")):
-      process = self.start(*flags, before=["nohup"], name=f"run{len(flags)}")
-      self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 5)
+      process = self.under_way(*flags, lines=5, before=["nohup"], name=f"run{len(flags)}")
       process.send_signal(signal.SIGHUP)
       self.wait_for(process, lambda: len(self.lines(run=f"run{len(flags)}")) > 50)
       process.terminate()
-      self.assertEqual(process.wait(20), -signal.SIGTERM)
+      self.assertEqual(self.ended(process)[0], -signal.SIGTERM)
 
   def test_save_and_continue(self):
     process = self.start()
@@ -295,9 +280,7 @@ class Signals(Runs):
       process.send_signal(signal.SIGUSR1)
       self.wait_for(process, lambda: len(self.steps()) == count)
       self.wait_for(process, lambda: len(self.lines()) > self.steps()[-1])
-    process.terminate()
-    output, errors = process.communicate(timeout=20)
-    self.assertEqual((process.returncode, errors), (-signal.SIGTERM, ""))
+    self.stop(process)
     step = self.steps()[0]
     self.run_ok("--resume", f"runs/tiny/step_{step:08d}", name="other", train__steps=step + 5)
     self.assertEqual(self.outcome(step + 5, "other"), self.straight(step=step + 5, train__steps=step + 5))
@@ -322,9 +305,7 @@ class Signals(Runs):
         expected = self.straight(step=8, **changes)
         process = self.start(**changes)
         self.wait_for(process, lambda: len(self.lines("val")) == 4)
-        process.terminate()
-        process.communicate(timeout=20)
-        self.assertEqual(process.returncode, -signal.SIGTERM)
+        self.stop(process)
         self.assertEqual(self.steps(), [4])
         self.assertIn(len(self.lines("val")), (4, 5))  # the other lengths are evaluated by the run that continues
         self.run_ok("--resume", **changes)
@@ -341,10 +322,7 @@ class Signals(Runs):
         self.wait_for(process, lambda: len(self.lines()) == 4)
         process.send_signal(signal.SIGUSR1)
         self.wait_for(process, lambda: self.steps() == [4])
-        process.terminate()
-        output, errors = process.communicate(timeout=20)
-        self.assertEqual((process.returncode, errors), (-signal.SIGTERM, ""))
-        self.assertIn("asked to stop after 4", output)
+        self.assertIn("asked to stop after 4", self.stop(process))
         self.assertEqual([entry["step"] for entry in self.lines("val")], [0])
         self.run_ok("--gpus", count, "--resume", **changes)
         self.assertEqual(self.outcome(6), self.outcome(6, "straight"))
@@ -353,9 +331,8 @@ class Signals(Runs):
     process = self.start(generate__every=3, generate__tokens=1000000, eval__every=0)
     self.wait_for(process, lambda: len(self.lines()) == 3)
     time.sleep(0.2)
-    process.terminate()
-    process.communicate(timeout=20)
-    self.assertEqual((process.returncode, self.steps()), (-signal.SIGTERM, [3]))
+    self.stop(process)
+    self.assertEqual(self.steps(), [3])
 
 
 class Damage(Runs):
@@ -371,7 +348,7 @@ class Damage(Runs):
     shutil.copytree(self.path("runs"), self.path("good"))
     expected = self.outcome()
     for name in FILES:
-      content = self.bytes_of(self.path("good/tiny/step_00000040", name))
+      content = self.bytes_of("good/tiny/step_00000040", name)
       for damage, rest in self.damaged(content).items():
         with self.subTest(file=name, damage=damage):
           shutil.rmtree(self.path("runs"))
@@ -420,7 +397,7 @@ class Damage(Runs):
 
   def as_a_user(self, *flags):
     """./train without root's rights, because root may open every file."""
-    self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
+    self.write_config("config.json", **self.changes)
     user, program = {}, TRAIN
     if os.geteuid() == 0:
       program = shutil.copy(TRAIN, self.path("program"))  # the checkout may be closed to that user
@@ -436,9 +413,8 @@ class Damage(Runs):
     before = self.run_digests()
     for name in ("state.json", "model.safetensors"):
       os.chmod(self.path("runs/tiny/step_00000040", name), 0)
-      process = self.as_a_user("--resume")
-      errors = process.communicate(timeout=20)[1]
-      self.assertEqual(process.returncode, 2, errors)
+      code, _, errors = self.ended(self.as_a_user("--resume"))
+      self.assertEqual(code, 2, errors)
       self.assertRegex(errors, f"Permission denied.*step_00000040/{name}")
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
       self.assertEqual(before, self.run_digests())
@@ -451,9 +427,8 @@ class Damage(Runs):
     self.addCleanup(shutil.rmtree, shared)
     shutil.copytree(self.path("runs/tiny/step_00000040"), os.path.join(shared, "model"))
     os.chmod(shared, 0o711)
-    process = self.as_a_user("--eval", "--set", f"init={shared}/model")
-    errors = process.communicate(timeout=20)[1]
-    self.assertEqual(process.returncode, 0, errors)
+    code, _, errors = self.ended(self.as_a_user("--eval", "--set", f"init={shared}/model"))
+    self.assertEqual(code, 0, errors)
 
   def test_a_folder_that_may_not_be_entered(self):
     os.mkdir(self.path("runs"))
@@ -462,9 +437,8 @@ class Damage(Runs):
     denied = "^runs: cannot (list|create the folder) runs(/tiny)?: Permission denied; change that"
     for flags, message in (((), denied), (("--resume",), denied), (("--eval", "--resume"), denied),
                            (("--set", "init=runs/other", "--dry-run"), "^config: init = .*: Permission denied; name")):
-      process = self.as_a_user(*flags)
-      errors = process.communicate(timeout=20)[1]
-      self.assertEqual(process.returncode, 2)
+      code, _, errors = self.ended(self.as_a_user(*flags))
+      self.assertEqual(code, 2)
       self.assertRegex(errors, message)
 
   def test_a_folder_that_may_not_be_written(self):
@@ -476,11 +450,10 @@ class Damage(Runs):
     self.wait_for(process, lambda: self.steps())
     os.chmod(self.path("runs/tiny"), 0o555)
     process.send_signal(signal.SIGUSR1)
-    errors = process.communicate(timeout=20)[1]
+    code, _, errors = self.ended(process)
     os.chmod(self.path("runs/tiny"), 0o755)
-    self.assertEqual(process.returncode, 1, errors)
+    self.assertEqual(code, 1, errors)
     self.assertRegex(errors, r"Permission denied.*the last checkpoint, runs/tiny/step_0+\d+,")
-    self.assertNotRegex(errors, CRASH)
     self.assertEqual(len(self.steps()), 1)
     self.run_ok("--resume", "--dry-run")
 
@@ -494,17 +467,15 @@ class Damage(Runs):
 
   def test_no_space_for_metrics(self):
     self.small_disk("2m")
-    process = self.start(train__steps=1000000, checkpoint__every=0, eval__every=0, log__every=1000000,
-                         optimizer__schedule="constant")
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way(**ENDLESS)
     process.send_signal(signal.SIGUSR1)
     self.wait_for(process, lambda: self.steps())
     with open(self.path("runs/rest"), "wb", buffering=0) as file:
       with self.assertRaises(OSError):
         while True:
           file.write(bytes(1000000))
-    errors = process.communicate(timeout=20)[1]
-    self.assertEqual(process.returncode, 1)
+    code, _, errors = self.ended(process)
+    self.assertEqual(code, 1)
     self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
                              rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is intact")
 
@@ -525,9 +496,8 @@ class Damage(Runs):
     self.assertIn(f"step_{kept[-1]:08d}", done.stdout)
     self.assertEqual(self.outcome(), self.straight())
 
-
   def test_a_limit_on_the_size_of_files(self):
-    self.write("config.json", json.dumps(merged(CONFIG, {k.replace("__", "."): v for k, v in self.changes.items()})))
+    self.write_config("config.json", **self.changes)
     done = subprocess.run([TRAIN, "config.json"], cwd=self.folder, capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40 << 10, 40 << 10)))
     self.assertEqual(done.returncode, 1, done.stderr)
@@ -551,7 +521,7 @@ class Settings(Runs):
     self.write("other.bin", shard(TEXT[30:] * 10))
     self.run_bad("--resume", names=["val.bin", "other.bin"], train__steps=20, data__train="train_00000[01].bin",
                  data__val="other.bin")
-    content = self.bytes_of(self.path("val.bin"))
+    content = self.bytes_of("val.bin")
     for name in ("train_000001.bin", "val.bin"):  # other content of the same size
       with open(self.path(name), "r+b") as file:
         file.seek(1500)
@@ -570,12 +540,9 @@ class Settings(Runs):
                     {"train__recompute": "block"}, {"init": "nowhere"}, {"batch__micro": None},
                     {"data__train": "moved/train*.bin"}, {"train__steps": None, "train__tokens": 40 * 64}):
       with self.subTest(**changes):
-        for step in (30, 40):
-          shutil.rmtree(self.path(f"runs/straight/step_{step:08d}"), ignore_errors=True)
+        self.remove_checkpoints(*set(self.steps("straight")) - {10, 20}, run="straight")
         self.run_ok("--resume", **{"name": "straight", **changes, "checkpoint__keep": 9})
         self.assertEqual(self.outcome(run="straight")[1][0], expected[1][0])
-        for step in set(self.steps("straight")) - {10, 20}:
-          shutil.rmtree(self.path(f"runs/straight/step_{step:08d}"))
 
   def test_more_steps(self):
     for schedule, decay in (("constant", {}), ("wsd", {"optimizer__decay_fraction": 0.25})):
@@ -583,8 +550,8 @@ class Settings(Runs):
         changes = {"optimizer__schedule": schedule, **decay}
         expected = self.straight(step=80, train__steps=80, **changes)
         self.run_ok(train__steps=40, **changes)
-        for step in (40,) if schedule == "wsd" else ():  # step 30 is the last one before the decay
-          shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+        if schedule == "wsd":
+          self.remove_checkpoints(40)  # step 30 is the last one before the decay
         self.run_ok("--resume", train__steps=80, **changes)
         steady, files = self.outcome(80)
         without = [[entry for entry in lines if (entry["type"], entry["step"]) != ("val", 40)] for lines in

@@ -4,7 +4,6 @@ PyTorch is skipped where torch or transformers is missing.
 import array
 import os
 import random
-import shutil
 import struct
 import unittest
 
@@ -81,8 +80,7 @@ class Same(LabelRuns):
     for changes in ({"train__label_mean": "sequence"}, {"data__shuffle": False, "precision": "bf16"}):
       self.run_ok("--overwrite", name="straight", **LABELS, **changes)
       self.run_ok("--overwrite", **LABELS, **changes)
-      for step in (10, 12):
-        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.remove_checkpoints(10, 12)
       self.run_ok("--resume", **LABELS, **changes)
       self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
 
@@ -101,17 +99,16 @@ class Same(LabelRuns):
       self.assertEqual([line["step"] for line in lines if line["loss"] is None or line["grad_norm"] is None], [1, 4])
       self.assertEqual([(line["step"], line["skipped"]) for line in self.metrics(f"ranks{ranks}", "skip")], [(1, 1), (4, 2)])
       self.run_ok("--gpus", ranks, "--overwrite", **changes)
-      for step in (10, 12):
-        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.remove_checkpoints(10, 12)
       self.run_ok("--gpus", ranks, "--resume", **changes)
       self.assertEqual(self.outcome(12), self.outcome(12, f"ranks{ranks}"))
       outcomes.append([line["loss"] for line in lines if line["loss"] is not None])
     for one, two in zip(*outcomes):
       self.assertLess(abs(one / two - 1), 1e-5)
     # Not even the weight decay of such an update is made.
-    weights = [self.run_ok("--overwrite", train__steps=1, **changes), self.bytes_of(self.path("runs/tiny/step_00000001/model.safetensors"))]
+    weights = [self.run_ok("--overwrite", train__steps=1, **changes), self.bytes_of("runs/tiny/step_00000001/model.safetensors")]
     self.run_ok("--overwrite", train__steps=1, optimizer__lr=0)
-    self.assertEqual(weights[1], self.bytes_of(self.path("runs/tiny/step_00000001/model.safetensors")))
+    self.assertEqual(weights[1], self.bytes_of("runs/tiny/step_00000001/model.safetensors"))
 
   def test_ranks_agree(self):
     self.write_labels(some)

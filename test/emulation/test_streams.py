@@ -10,8 +10,7 @@ from support.runs import LARGE, Runs
 
 class Streams(Runs):
   def run_with(self, order, *flags, **changes):
-    os.environ["PLUSGPT_STREAMS"] = order
-    self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
+    self.set("PLUSGPT_STREAMS", order)
     self.run_ok("--overwrite", *flags, name=order, train__steps=8, checkpoint__every=2, batch__tokens=128, **changes)
     return self.outcome(4, order), self.outcome(8, order)
 
@@ -26,6 +25,5 @@ class Streams(Runs):
           self.assertEqual(outcome, at_once)
 
   def test_unknown_orders(self):
-    os.environ["PLUSGPT_STREAMS"] = "later"
-    self.addCleanup(os.environ.pop, "PLUSGPT_STREAMS", None)
+    self.set("PLUSGPT_STREAMS", "later")
     self.bad(names=["PLUSGPT_STREAMS=later", "at_once, late, or random"])

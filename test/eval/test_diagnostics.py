@@ -1,11 +1,8 @@
 """./train --diagnostics, diagnostics.every, log.groups_every."""
-import json
 import math
-import os
-import subprocess
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
-from support.workspace import TRAIN, Workspace, floats, read_safetensors, shard, write_safetensors
+from support.workspace import Workspace, floats, read_safetensors, shard, write_safetensors
 
 import metrics  # from SCRIPTS
 

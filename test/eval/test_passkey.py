@@ -4,13 +4,9 @@ import json
 import math
 import os
 import re
-import shutil
-import subprocess
-import sys
 
-from scripts.test_plot import drawing_python
-from support.scripts import SCRIPTS
-from support.workspace import CRASH, TRAIN, Workspace, tiny_vocabulary
+from support.scripts import ScriptTest
+from support.workspace import TRAIN, Workspace
 
 import metrics  # from SCRIPTS
 import passkey
@@ -19,30 +15,21 @@ COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control", "stderr", "weights"}
 
 
-class Passkey(Workspace):
-  def script(self, *args, python=sys.executable, code=0):
-    done = subprocess.run([python, os.path.join(SCRIPTS, "passkey.py"), *map(str, args)], cwd=self.folder, capture_output=True,
-                          text=True, timeout=120)
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotRegex(done.stderr, CRASH)
-    return done
+class Passkey(Workspace, ScriptTest):
+  def script(self, *args, code=0):
+    return self.run_script("passkey.py", *args, code=code, cwd=self.folder)
 
   def samples(self, name, length):
     """The windows of a shard, as training reads them; the last target is there too."""
-    tokens = memoryview(self.bytes_of(self.path(name))[1024:]).cast("H").tolist()
+    tokens = memoryview(self.bytes_of(name)[1024:]).cast("H").tolist()
     self.assertEqual(len(tokens) % length, 1)
     return [tokens[at:at + length] for at in range(0, len(tokens) - 1, length)]
 
   def vocabulary(self):
-    """GPT-2's tokenizer with few merges, in the folder "vocabulary"."""
-    vocabulary, merges = tiny_vocabulary()
-    os.mkdir(self.path("vocabulary"))
-    self.write("vocabulary/encoder.json", json.dumps(vocabulary))
-    self.write("vocabulary/vocab.bpe", merges)
-    done = subprocess.run([TRAIN, "--encode", self.path("vocabulary")], input=b"x", capture_output=True)
-    if b"without PCRE2" in done.stderr:
-      self.skipTest("./train was built without PCRE2")
-    return {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "vocabulary", "model__vocab": len(vocabulary)}
+    """Settings for GPT-2's tokenizer with few merges, in the folder "vocabulary"."""
+    size = len(self.write_vocabulary("vocabulary"))
+    self.needs_pcre2("vocabulary")
+    return {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "vocabulary", "model__vocab": size}
 
   def test_bad_input(self):
     self.bad("--passkey", names=["passkey.form", "landmark", "generate.tokenizer", "bytes"])
@@ -75,7 +62,7 @@ class Passkey(Workspace):
         self.assertAlmostEqual(nll, math.log(256), delta=0.3)
         self.assertTrue(3 < rank < 8)
     self.assertEqual([entry["distance"] for entry in lines], [[35] * 3, [267, 151, 35]])
-    prompts = [json.loads(line) for line in self.bytes_of(self.path("prompts.jsonl")).splitlines()]
+    prompts = [json.loads(line) for line in self.bytes_of("prompts.jsonl").splitlines()]
     self.assertEqual(len(prompts), 2 * 3 * 3)
     for prompt in prompts:
       self.assertEqual(len(prompt["prompt"]), prompt["length"] - len(" 12345."))
@@ -87,7 +74,7 @@ class Passkey(Workspace):
             **self.vocabulary())
     entry, = self.metrics(kind="passkey")
     self.assertEqual((entry["form"], entry["exact"]), ("landmark", [0, 0]))
-    prompts = [json.loads(line)["prompt"] for line in self.bytes_of(self.path("prompts.jsonl")).splitlines()]
+    prompts = [json.loads(line)["prompt"] for line in self.bytes_of("prompts.jsonl").splitlines()]
     self.assertRegex(prompts[0], r"^There is an important info.* there\.\n\nThe pass key is (\d+)\. Remember it\. \1 is the pass key\.\n"
                                  r"The grass is green\. .*\nWhat is the pass key\? The pass key is$")
     self.assertEqual(len(set(prompts)), 4)
@@ -145,23 +132,26 @@ class Passkey(Workspace):
     self.assertGreater(len(keys), 0.98 * prompts)
     self.assertEqual(places, set(range(33)))  # every depth, of 100 - 68
 
-  def test_the_settings_that_make_prints(self):
-    printed = self.script("make", "--length", 100, "--samples", 40, "--out", "made", "--name", "x").stdout
-    config = json.loads("{%s}" % printed.partition("for the configuration: ")[2].splitlines()[0])
+  def train_as_printed(self, **more):
+    """Run p: a small model with the settings that passkey.py has printed."""
+    config = json.loads("{%s}" % self.output.partition("for the configuration: ")[2].splitlines()[0])
     config["model"].update(layers=1, heads=1, channels=8)
-    self.write("p.json", json.dumps({**config, "batch": {"tokens": 100}, "eval": {"every": 0, "lengths": [100]}}))
-    for command in (["p.json", "--set", "train.steps=1"], ["runs/p", "--passkey", "--set", "passkey.trials=1"]):
-      done = subprocess.run([TRAIN, *command], cwd=self.folder, capture_output=True, text=True)
-      self.assertEqual(done.returncode, 0, done.stderr)
+    self.write("p.json", json.dumps({**config, **more}))
+    self.train("p.json")
+
+  def test_the_settings_that_make_prints(self):
+    self.script("make", "--length", 100, "--samples", 40, "--out", "made", "--name", "x")
+    self.train_as_printed(batch={"tokens": 100}, train={"steps": 1}, eval={"every": 0, "lengths": [100]})
+    self.train("runs/p", "--passkey", "--set", "passkey.trials=1")
     self.assertEqual(self.metrics("p", "passkey")[-1]["form"], "compact")
 
   def test_labels_are_the_answers(self):
     self.script("make", "--length", 100, "--samples", 40, "--out", "made", "--name", "plain")
-    printed = self.script("make", "--length", 100, "--samples", 40, "--labels", "--out", "made", "--name", "x").stdout
+    self.script("make", "--length", 100, "--samples", 40, "--labels", "--out", "made", "--name", "x")
     for split in ("train", "val"):
-      shard = self.bytes_of(self.path(f"made/x_{split}_000000.bin"))
-      self.assertEqual(shard, self.bytes_of(self.path(f"made/plain_{split}_000000.bin")))
-      content = array.array("H", self.bytes_of(self.path(f"made/x_labels_{split}_000000.bin"))[1024:])
+      shard = self.bytes_of(f"made/x_{split}_000000.bin")
+      self.assertEqual(shard, self.bytes_of(f"made/plain_{split}_000000.bin"))
+      content = array.array("H", self.bytes_of(f"made/x_labels_{split}_000000.bin")[1024:])
       self.assertEqual(len(content), (len(shard) - 1024) // 2)
       for number, sample in enumerate(self.samples(f"made/x_{split}_000000.bin", 100)):
         labels = content[100 * number:100 * number + 100]
@@ -171,18 +161,14 @@ class Passkey(Workspace):
           self.assertEqual(labels.tolist(), [65535] * 92 + list(answer) + [65535])
         else:
           self.assertEqual(labels.tolist(), [*text[1:], 65535])
-    config = json.loads("{%s}" % printed.partition("for the configuration: ")[2].splitlines()[0])
-    config["model"].update(layers=1, heads=1, channels=8)
-    self.write("p.json", json.dumps({**config, "batch": {"tokens": 200}, "train": {"steps": 2}, "eval": {"lengths": [100]}}))
-    done = subprocess.run([TRAIN, "p.json"], cwd=self.folder, capture_output=True, text=True)
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.train_as_printed(batch={"tokens": 200}, train={"steps": 2}, eval={"lengths": [100]})
     self.assertEqual([line["of"]["tokens"] for line in self.metrics("p", "val")], [2 * 7] * 2)  # of the two windows
 
   def test_labels_of_gpt2_tokens(self):
     self.vocabulary()
     self.script("make", "--length", 120, "--samples", 20, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
                 "--repeats", 0, "--labels", "--out", "made", "--name", "x")
-    labels = array.array("H", self.bytes_of(self.path("made/x_labels_train_000000.bin"))[1024:])
+    labels = array.array("H", self.bytes_of("made/x_labels_train_000000.bin")[1024:])
     for number, sample in enumerate(self.samples("made/x_train_000000.bin", 120)):
       row = labels[120 * number:120 * number + 120].tolist()
       self.assertEqual(row, [65535] * 112 + list(sample[-7:]) + [65535])  # no merge has a digit
@@ -191,7 +177,7 @@ class Passkey(Workspace):
     size = self.vocabulary()["model__vocab"]
     self.script("make", "--length", 120, "--samples", 50, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
                 "--repeats", 0, "--out", "made", "--name", "x")
-    letters = {token: name for name, token in json.loads(self.bytes_of(self.path("vocabulary/encoder.json"))).items()}
+    letters = {token: name for name, token in json.loads(self.bytes_of("vocabulary/encoder.json")).items()}
     samples = self.samples("made/x_train_000000.bin", 120)
     self.assertEqual(len(samples), 50)
     for first, *rest in samples:
@@ -207,13 +193,16 @@ class Passkey(Workspace):
                        ([100, "--name", "a/b"], "a/b"), ([100, "--tokenizer", "gpt2"], "--tokenizer-dir"),
                        ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", "absent"], "absent"),
                        ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", TRAIN], "vocab.json")):
-      self.assertIn(part, self.script(*ask, *args, code=2).stderr)
+      self.script(*ask, *args, code=2)
+      self.assert_error(part)
     self.assertFalse(os.path.exists(self.path("made")))
 
   def test_picture_refuses(self):
     self.ok(train__steps=1)
-    self.assertIn("runs/tiny --passkey, for a model of bytes with --set passkey.form=compact", self.script("picture", "runs/tiny", code=2).stderr)
-    self.assertIn("runs/absent", self.script("picture", "runs/absent", code=1).stderr)
+    self.script("picture", "runs/tiny", code=2)
+    self.assert_error("runs/tiny --passkey, for a model of bytes with --set passkey.form=compact")
+    self.script("picture", "runs/absent", code=1)
+    self.assert_error("runs/absent")
 
   def test_from_shards_to_a_picture(self):
     self.script("make", "--length", 128, "--samples", 100, "--out", "made", "--name", "x")
@@ -229,10 +218,7 @@ class Passkey(Workspace):
       file.write('{"type":"passkey","step":9}\n{"type":"passkey","step":9,"form":"compact","length":[],"depths":[0],"exact":[0],'
                  '"distance":[1]}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[null],"exact":[1],"distance":[0]}\n'
                  '{"type":"passkey","step":Infinity}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[],"exact":[],"distance":[]}\n')
-    python = drawing_python()
-    if not python:
-      self.skipTest("no matplotlib")
-    self.script("picture", "runs/tiny", "runs/tiny/metrics.jsonl", "--out", "both.png", python=python)
-    self.script("picture", "runs/tiny", python=python)
+    self.draw("passkey.py", "picture", "runs/tiny", "runs/tiny/metrics.jsonl", "--out", "both.png", alone=True)
+    self.draw("passkey.py", "picture", "runs/tiny")
     for name in ("both.png", "runs/tiny/passkey.png"):
-      self.assertEqual(self.bytes_of(self.path(name))[1:4], b"PNG")
+      self.assertEqual(self.bytes_of(name)[1:4], b"PNG")

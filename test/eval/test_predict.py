@@ -5,7 +5,6 @@ import array
 import math
 import os
 import random
-import shutil
 import signal
 
 from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, torch
@@ -39,7 +38,7 @@ class Head(LabelRuns):
   def predicted(self, *flags, **changes):
     """The outputs, and their shape."""
     self.ok("--predict", "pred.npy", *flags, **changes)
-    content = self.bytes_of(self.path("pred.npy"))
+    content = self.bytes_of("pred.npy")
     self.assertEqual(content[:10], b"\x93NUMPY\x01\x00\x76\x00")
     header = eval(content[10:128])
     self.assertEqual((header["descr"], header["fortran_order"], content[127:128]), ("<f4", False, b"\n"))
@@ -61,8 +60,7 @@ class Runs(Head):
       self.assertLess(losses[-1], 0.7 * losses[0])
       self.assertEqual({line["perplexity"] for line in self.metrics("straight", "val")}, {None})
       self.run_ok("--overwrite", **changes)
-      for step in (10, 12):
-        shutil.rmtree(self.path(f"runs/tiny/step_{step:08d}"))
+      self.remove_checkpoints(10, 12)
       self.run_ok("--resume", **changes)
       self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
 
@@ -117,7 +115,7 @@ class Runs(Head):
       self.assertEqual(after["head.weight"][1], [16, 2])
       self.assertTrue(0.01 < math.sqrt(sum(x * x for x in weight) / 32) < 0.03, weight)  # 0.02, with an error of an eighth
       self.assertEqual(set(array.array("f", after["head.bias"][2])), {0.0})
-    config = self.bytes_of(self.path("runs/tiny/step_00000001/config.json")).decode()
+    config = self.text_of("runs/tiny/step_00000001/config.json")
     self.assertIn('"PlusGPTLMHeadModel"', config)
     self.bad("--eval", names=["head.weight", "not a parameter"], wrote_nothing=False, model__position="learned", init="runs/tiny/step_00000001")
     self.bad("--eval", names=["head.weight has shape"], wrote_nothing=False,

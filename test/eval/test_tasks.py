@@ -57,7 +57,7 @@ class Tasks(RankRuns):
     self.assertGreater(many["cut"], 0)
     self.assertRegex(done.stdout, r"\nmany +\| +%.1f +%.1f \|.*\b25\.0 \|.* 400, %d completions with a shortened context\n" % (
         100 * many["acc"], 100 * many["stderr"], many["cut"]))
-    samples = [json.loads(line) for line in self.bytes_of(self.path("samples.jsonl")).splitlines()]
+    samples = [json.loads(line) for line in self.bytes_of("samples.jsonl").splitlines()]
     self.assertEqual([sample["task"] for sample in samples], ["many"] * 400 + ["b"] * 5)
     best = lambda values: values.index(max(values))
     for key, entry, rows in (("many", many, samples[:400]), ("b", b, samples[400:])):
@@ -129,7 +129,7 @@ class Tasks(RankRuns):
     self.assertEqual(sorted(map(json.dumps, again)), sorted(map(json.dumps, lines + [
         {key: value for key, value in entry.items() if key != "time"} for entry in (a, b)])))
     # A benchmark that is missing at the last step is made up for, once.
-    self.write("runs/tiny/metrics.jsonl", b"".join(line + b"\n" for line in self.bytes_of(self.path("runs/tiny/metrics.jsonl")).splitlines()
+    self.write("runs/tiny/metrics.jsonl", b"".join(line + b"\n" for line in self.bytes_of("runs/tiny/metrics.jsonl").splitlines()
                                                    if not (b'"step":8' in line and b'"task":"a"' in line)))
     self.run_ok("--resume", **changes)
     self.assertEqual(self.table()[-1], last["a"])

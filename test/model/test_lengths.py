@@ -45,9 +45,7 @@ class Weights(Workspace):
     self.assertEqual(self.metrics(kind="eval"), [])
     first = self.ok("--eval", "--resume", **lssar)
     self.assertEqual(first.stderr, "")
-    again = subprocess.run([TRAIN, "runs/tiny/config.json", "--eval", "--resume"], cwd=self.folder, capture_output=True,
-                           text=True)
-    self.assertEqual(again.stdout, first.stdout)
+    self.assertEqual(self.train("runs/tiny/config.json", "--eval", "--resume").stdout, first.stdout)
     # The same model under another name, or with settings that matter only at the beginning.
     named = {"attention__kind": "lssar", "attention__qk_norm": "l2", "attention__scale": "logd_logn"}
     self.ok("--eval", "--resume", **named, attention__gate__bias_init=1)

@@ -5,7 +5,7 @@ import shutil
 import struct
 
 from support.runs import FILES, Runs
-from support.workspace import CRASH, TEXT, read_safetensors, shard, write_safetensors
+from support.workspace import CRASH, TEXT, read_safetensors, shard
 
 
 class Guards(Runs):
@@ -25,7 +25,7 @@ class Guards(Runs):
     for last in (30, 35):
       with self.subTest(last=last):
         process = self.start(**changes, checkpoint__every=5)
-        self.wait_for(process, lambda: os.path.exists(self.path(f"runs/tiny/step_{last:08d}")))
+        self.wait_for(process, lambda: os.path.exists(self.checkpoint(last)))
         process.kill()
         process.wait()
         self.run_ok("--resume", f"runs/tiny/step_{last:08d}", **changes)
@@ -44,8 +44,7 @@ class Guards(Runs):
     skips = [entry["step"] for entry in self.metrics(kind="skip")]
     self.assertTrue(skips and min(skips) > 16, skips)
     for step in skips:
-      before, after = (read_safetensors(self.path(f"runs/tiny/step_{s:08d}/optimizer.safetensors"))
-                       for s in (step - 1, step))
+      before, after = (read_safetensors(self.checkpoint(s, "optimizer.safetensors")) for s in (step - 1, step))
       self.assertTrue(before == after, step)
 
   def test_parameters_without_a_gradient(self):
@@ -66,11 +65,7 @@ class Guards(Runs):
         self.assertEqual(self.run_ok("--dry-run", attention=attention).stderr, "")
 
   def test_divergence_names_the_parameter(self):
-    self.run_ok(train__steps=1, name="first")
-    tensors = read_safetensors(self.model("first", 1))
-    dtype, shape, data = tensors["h.1.ln_2.weight"]
-    tensors["h.1.ln_2.weight"] = (dtype, shape, data[:8] + struct.pack("<f", float("nan")) + data[12:])
-    write_safetensors(self.path("start/model.safetensors"), tensors)
+    self.write_start_with_nan()
     done = self.call(**{**self.changes, "init": "start", "eval__every": 0})
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stderr, r"^step 1: loss nan, gradient norm nan, before any update; the first parameter .*"
@@ -100,6 +95,6 @@ class Guards(Runs):
     self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
     # The update that would have spoiled the weights was not made: they are still finite.
     for name in FILES[:2]:
-      for tensor, (_, _, data) in read_safetensors(self.path(f"runs/tiny/step_{step:08d}", name)).items():
+      for tensor, (_, _, data) in read_safetensors(self.checkpoint(step, name)).items():
         self.assertTrue(all(x == x and abs(x) != float("inf") for x, in struct.iter_unpack("<f", data)), tensor)
     self.assertEqual(self.call("--resume", **changes).stderr, done.stderr)

@@ -78,7 +78,7 @@ class WritesNothing(Workspace):
 
   def test_validation_on_a_copy_of_what_is_trained_on(self):
     shutil.copy(self.path("train_000001.bin"), self.path("val2.bin"))
-    changed = self.bytes_of(self.path("val2.bin"))
+    changed = self.bytes_of("val2.bin")
     self.write("val3.bin", changed[:-2] + b"z\0")
     warning = r"^warning: data.train and data.val both contain val2.bin, or a copy: .*\n$"
     for flags in ([], ["--eval", "--resume"]):
@@ -95,11 +95,10 @@ class WritesNothing(Workspace):
   def test_help_and_version(self):
     for flag, words in (("--help", ["--set", "--resume", "--dry-run", "optimizer.lr", "attention.variant"]),
                         ("--version", ["plusgpt"])):
-      done = subprocess.run([TRAIN, flag], cwd=self.folder, capture_output=True, text=True)
-      self.assertEqual(done.returncode, 0, done.stderr)
+      said = self.train(flag).stdout
       for word in words:
-        self.assertIn(word, done.stdout)
-      flags = done.stdout.split("Configuration keys")[0]
+        self.assertIn(word, said)
+      flags = said.split("Configuration keys")[0]
       self.assertNotIn("Excludes", flags)
       self.assertLessEqual(max(map(len, flags.splitlines())), 125)
     self.assertEqual(self.files(), ["train_000000.bin", "train_000001.bin", "val.bin"])
@@ -150,10 +149,8 @@ class Training(Workspace):
       self.assertEqual((entry["tokens"], entry["of"]["tokens"]), (64 * entry["step"], 256))
     self.assertLess(val[-2]["loss"], val[0]["loss"])
     self.assertAlmostEqual(val[0]["loss"], math.log(256), delta=0.2)
-    with open(self.path("runs/tiny/config.json")) as file:
-      self.assertEqual(json.load(file), start["config"])
-    with open(self.path("runs/tiny/step_00000004/config.json")) as file:
-      self.assertEqual(json.load(file)["model_type"], "plusgpt")
+    self.assertEqual(self.json_of("runs/tiny/config.json"), start["config"])
+    self.assertEqual(self.json_of(self.checkpoint(4, "config.json"))["model_type"], "plusgpt")
 
   def test_names_and_shapes(self):
     self.ok(train__steps=1, model__position="learned", model__head_dim=12, model__mlp_ratio=2)
@@ -172,8 +169,7 @@ class Training(Workspace):
   def test_resolved_config_gives_the_same_run(self):
     self.ok()
     first = self.bytes_of(self.model())
-    with open(self.path("runs/tiny/config.json")) as file:
-      self.ok("--overwrite", config=file.read())
+    self.ok("--overwrite", config=self.text_of("runs/tiny/config.json"))
     self.assertEqual(first, self.bytes_of(self.model()))
 
   def test_same_bits_for_any_number_of_threads(self):
@@ -242,7 +238,7 @@ class Training(Workspace):
     self.assertEqual(done.returncode, 1, done.stdout)
     self.assertRegex(done.stderr, "diverged.*optimizer.lr")
     self.assertNotRegex(done.stderr, CRASH)
-    text = self.bytes_of(self.path("runs/tiny/metrics.jsonl")).decode()
+    text = self.text_of("runs/tiny/metrics.jsonl")
     self.assertNotRegex(text, r"(?i)\b-?(nan|inf|infinity)\b")
     self.assertIn(None, [self.metrics(kind="train")[-1][key] for key in ("loss", "grad_norm")])
 
@@ -363,8 +359,7 @@ class Evaluation(Workspace):
     self.ok("--eval", "--set", "name=random")
     val, random = self.metrics(kind="val")[-1], self.metrics("random", "eval")[0]
     same, other, init = self.metrics(kind="eval")
-    with open(self.path("runs/tiny/step_00000004/state.json")) as file:
-      data = json.load(file)["data"]["val"]
+    data = self.json_of(self.checkpoint(4, "state.json"))["data"]["val"]
     self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16, "rope_scaling": "none",
                                  "weights": "runs/tiny"})
     self.assertEqual(data[0]["name"], "val.bin")
@@ -419,9 +414,9 @@ class Evaluation(Workspace):
 
   def test_appends(self):
     self.ok()
-    before = self.bytes_of(self.path("runs/tiny/metrics.jsonl"))
+    before = self.bytes_of("runs/tiny/metrics.jsonl")
     self.ok("--eval", "--lengths", "32", init="runs/tiny/step_00000004")
-    after = self.bytes_of(self.path("runs/tiny/metrics.jsonl"))
+    after = self.bytes_of("runs/tiny/metrics.jsonl")
     self.assertTrue(after.startswith(before))
     self.assertIn(b'"eval"', after[len(before):])
 
@@ -512,7 +507,7 @@ class Products(Workspace):
     self.weights()
 
   def test_an_unknown_choice(self):
-    os.environ["PLUSGPT_MATMUL"] = "chose"
+    self.set("PLUSGPT_MATMUL", "chose")
     self.bad(names=["PLUSGPT_MATMUL", "chose"])
 
 
@@ -544,8 +539,7 @@ class Sweeps(Workspace):
                     seeds=[1], chart="lengths", set={"eval.lengths": [16, 32], "optimizer.lr": 0.05})
     for flags in (), ("--set", "eval.mode=suffix"):
       self.sweep(*flags, "--results", "r.json")
-      with open(self.path("r.json")) as file:
-        whole, window = (entry["losses"] for entry in json.load(file)["runs"])
+      whole, window = (entry["losses"] for entry in self.json_of("r.json")["runs"])
       self.assertEqual(whole["16"], window["16"])  # at the trained length the window does not count
       self.assertNotEqual(whole["32"], window["32"])
     trained = [name for name in os.listdir(self.path("runs")) if os.path.exists(self.path(f"runs/{name}/config.json"))]
@@ -556,8 +550,8 @@ class Sweeps(Workspace):
     self.assertEqual(self.sweep(train="/bin/false"), table)
     self.assertNotEqual(self.sweep("--set", "optimizer.lr=0.1"), table)
     self.assertEqual(self.sweep(train="/bin/false"), table)
-    with open(self.path("results.json")) as file:
-      losses = [entry["losses"]["16"] for entry in json.load(file)["runs"] if entry["labels"] == {"attention.variant": "softmax"}]
+    losses = [entry["losses"]["16"] for entry in self.json_of("results.json")["runs"]
+              if entry["labels"] == {"attention.variant": "softmax"}]
     self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses))
     self.sweep("--config", "absent.json", code=2)
     self.sweep("--results", "absent/results.json", code=2)
@@ -593,12 +587,9 @@ class Sweeps(Workspace):
       finally:
         process.communicate()
     self.assertEqual(self.sweep("--set", "eval.every=60", "--results", "killed.json"), expected)
-    results = []
-    for name in ("straight.json", "killed.json"):
-      with open(self.path(name)) as file:
-        results.append({key: value for key, value in json.load(file).items() if key != "command"})
-    self.assertEqual(*results)
-    self.assertEqual(len(results[0]["runs"]), 8)
+    straight, killed = ({**self.json_of(name), "command": None} for name in ("straight.json", "killed.json"))
+    self.assertEqual(killed, straight)
+    self.assertEqual(len(straight["runs"]), 8)
 
 
 class Generation(Workspace):

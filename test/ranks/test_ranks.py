@@ -7,10 +7,9 @@ import os
 import re
 import shutil
 import signal
-import struct
 
 from support.runs import LARGE, RankRuns
-from support.workspace import read_safetensors, write_safetensors
+from support.workspace import read_safetensors
 
 
 class Same(RankRuns):
@@ -49,7 +48,7 @@ class Same(RankRuns):
     for zero in (0, 1):
       self.run_ok("--gpus", "2", "--dump-gradients", f"two{zero}.safetensors", train__zero_stage=zero, **LARGE)
     self.run_ok("--dump-gradients", "one.safetensors", **LARGE)
-    self.assertEqual(self.bytes_of(self.path("two0.safetensors")), self.bytes_of(self.path("two1.safetensors")))
+    self.assertEqual(self.bytes_of("two0.safetensors"), self.bytes_of("two1.safetensors"))
     one, two = (read_safetensors(self.path(name + ".safetensors")) for name in ("one", "two1"))
     for name, (_, _, data) in one.items():
       a, b = memoryview(data).cast("f"), memoryview(two[name][2]).cast("f")
@@ -190,7 +189,7 @@ class Resumed(RankRuns):
   def test_a_named_micro_batch_that_does_not_divide(self):
     self.changes["batch__micro"] = 8
     self.run_ok(train__steps=40)
-    shutil.rmtree(self.path("runs/tiny/step_00000040"))
+    self.remove_checkpoints(40)
     self.run_bad("--resume", "--gpus", "2", names=["8 x 16 x 2 = 256", "or batch.micro = 0"])
     self.run_bad("--resume", "--gpus", "2", names=["batch.micro: 8 in the checkpoint, 4 now .0 takes"], batch__micro=4)
     self.run_ok("--resume", "--gpus", "2", batch__micro=0)
@@ -217,11 +216,7 @@ class Resumed(RankRuns):
 
   def test_divergence(self):
     changes = {**self.changes, "eval__every": 0, "checkpoint__every": 0}
-    self.run_ok(name="first", train__steps=1)
-    tensors = read_safetensors(self.model("first", 1))
-    dtype, shape, data = tensors["h.1.ln_2.weight"]
-    tensors["h.1.ln_2.weight"] = (dtype, shape, data[:8] + struct.pack("<f", float("nan")) + data[12:])
-    write_safetensors(self.path("start/model.safetensors"), tensors)
+    self.write_start_with_nan()
     for precision in ("fp32", "bf16"):
       texts = []
       for count in "12":

@@ -63,7 +63,7 @@ class Ends(RankRuns):
 
   def test_a_request_to_save_that_comes_early(self):
     def ready():  # it ignores the signal or has started ranks; before that, the signal ends it
-      status = self.bytes_of(f"/proc/{process.pid}/status").decode()
+      status = self.text_of(f"/proc/{process.pid}/status")
       return int(re.search(r"SigIgn:\t(\w+)", status)[1], 16) >> signal.SIGUSR1 - 1 & 1 or self.ranks()
     for attempt in range(5):
       name = f"early{attempt}"
@@ -293,11 +293,11 @@ class Starts(RankRuns):
     os.remove(os.path.join(other, "val.bin"))
     shutil.copy(self.path("val.bin"), other)
     self.run_ok(train__steps=10, checkpoint__every=5)
-    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    self.remove_checkpoints(10)
     shutil.copytree(self.path("runs"), os.path.join(other, "runs"))
     *codes, errors = self.pair(["--resume"], other, init="nowhere")  # a resumed run does not read init
     self.assertEqual((codes, errors), ([0, 0], ""))
-    shutil.rmtree(self.path("runs/tiny/step_00000010"))
+    self.remove_checkpoints(10)
     self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
     shutil.rmtree(os.path.join(other, "runs/tiny/step_00000005"))
     shutil.copytree(self.path("runs/changed/step_00000005"), os.path.join(other, "runs/tiny/step_00000005"))

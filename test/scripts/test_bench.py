@@ -50,8 +50,7 @@ class Tables(ScriptTest):
     return self.table("--collect", *paths, code=code)
 
   def result(self):
-    with open(self.path("bench/results/cpu.json"), encoding="utf-8") as file:
-      return json.load(file)
+    return self.json_of("bench/results/cpu.json")
 
   def test_parts_are_joined(self):
     summary = self.collect()
@@ -96,8 +95,7 @@ class Tables(ScriptTest):
     self.table("bench/results/missing.json", code=2)
     self.assert_error("bench/results/missing.json")
     self.table(self.path("bench/results/cpu.json"))
-    with open(self.path("README.md"), encoding="utf-8") as file:
-      text = file.read()
+    text = self.text_of("README.md")
     self.assertRegex(text, r"(?s)^before\n<!-- table:speed_cpu -->\n.*<!-- /table -->\nafter\n$")
     for line in ("| softmax | 20,480 | 100.0% |", "| matmul | 51 | 97.5 | 99.5% |", "| all others | 2 | 0.5 | 0.5% |",
                  "| softmax, D 32 | 2 / 3 |", "2 threads, commit abc1234", "the measured 0.4 TFLOP/s"):
@@ -116,14 +114,12 @@ class Tables(ScriptTest):
       self.write(f"run_{seed}/metrics.jsonl", "\n".join(map(json.dumps, [lines(seed=seed)[0], suffix, key])))
     self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->\n")
     self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("run_1"), self.path("run_2"))
-    with open(self.path("README.md"), encoding="utf-8") as file:
-      self.assertEqual(file.read().splitlines()[1:4], ["| run | context 32 | passkey at 16 |", "|---|---|---|",
-                                                       "| run_* (2 seeds) | 1.500 ± 0.354 | 75.0% |"])
+    self.assertEqual(self.text_of("README.md").splitlines()[1:4], [
+        "| run | context 32 | passkey at 16 |", "|---|---|---|", "| run_* (2 seeds) | 1.500 ± 0.354 | 75.0% |"])
     os.mkdir(self.path("asked"))
     self.write("asked/metrics.jsonl", "\n".join(map(json.dumps, [lines()[0], key])))
     self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("asked"))
-    with open(self.path("README.md"), encoding="utf-8") as file:
-      self.assertIn("\n8 steps, commit abc, CPU.\n", file.read())
+    self.assertIn("\n8 steps, commit abc, CPU.\n", self.text_of("README.md"))
 
   def test_what_has_changed(self):
     self.collect()
@@ -153,8 +149,7 @@ class Tables(ScriptTest):
                        {"name": "LSSAR eager", "variant": "lssar", "missing": "out of memory"}],
              "attention": [row, {**row, "T": 2048}]}
     self.table(self.write("peers_gpu.json", json.dumps(peers)))
-    with open(self.path("README.md"), encoding="utf-8") as file:
-      text = file.read()
+    text = self.text_of("README.md")
     self.assertIn("| sdpa flash | 400,000 (390,000 to 410,000) | 32 | 1,024 MiB | 600,000 | 1.50 |", text)
     self.assertIn("| LSSAR eager | out of memory |", text)
     self.assertIn("| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |", text)
@@ -165,8 +160,7 @@ class Tables(ScriptTest):
     result = {"device": "A CPU", "threads": 2, "torch": "2.9", "commit": "abc", "model": "a model",
               "step_ms": {"plusgpt": [50, 40, 60], "eager": [100, 60, 150]}}  # ratios 2, 1.5, 2.5
     self.table(self.write("peers_cpu.json", json.dumps(result)))
-    with open(self.path("README.md"), encoding="utf-8") as file:
-      text = file.read()
+    text = self.text_of("README.md")
     self.assertIn("the median of 3 turns", text)
     self.assertIn("| plusgpt | 50.0 (40.0 to 60.0) |  |", text)
     self.assertIn("| PyTorch, eager | 100.0 (60.0 to 150.0) | 2.00 (1.50 to 2.50) |", text)
@@ -190,11 +184,9 @@ class Floors(ScriptTest):
   def test_the_documents_quote_it(self):
     text, _, (_, _, softmax) = self.floors()
     lssar = self.floors("--kind", "lssar")[2][2]
-    with open(os.path.join(ROOT, "bench/LOG.md"), encoding="utf-8") as file:
-      self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", file.read(),
-                    "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-      self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", file.read())
+    self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", self.text_of(ROOT, "bench/LOG.md"),
+                  "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
+    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "README.md"))
 
   def test_lssar_and_other_sizes(self):
     _, softmax, _ = self.floors()
@@ -221,8 +213,7 @@ class Programs(ScriptTest):
     program = self.program("bench_kernels")
     path = self.path("kernels.json")
     subprocess.run([program, "--json", path, "sum_to"], check=True, stdout=subprocess.DEVNULL, timeout=120)
-    with open(path, encoding="utf-8") as file:
-      result = json.load(file)
+    result = self.json_of(path)
     kernel, = result["kernels"]
     self.assertEqual(kernel["launches"], ["sum_to_kernel"])
     self.assertLessEqual(kernel["least"], kernel["s"])
@@ -285,8 +276,7 @@ class Peers(ScriptTest):
     rows = [{**ATTENTION, "kind": kind, "D": 16, "T": 32} for kind in ("softmax", "lssar")]
     ours = self.write("cpu.json", json.dumps({**HEAD, "steps": [STEP], "attention": rows}))
     table = self.run_peers("--tiny", "--out", self.path("peers.json"), "--ours", ours).stdout
-    with open(self.path("peers.json"), encoding="utf-8") as file:
-      result = json.load(file)
+    result = self.json_of("peers.json")
     self.assertEqual(result["ours"]["commit"], "abc1234")
     self.assertEqual([row["name"] for row in result["steps"]],
                      ["sdpa flash", "sdpa cuDNN", "sdpa flash, deterministic", "sdpa cuDNN, deterministic",

@@ -1,12 +1,11 @@
 """scripts/diagnose.py, and what scripts/metrics.py reads for it: diagnostics lines, spike scores."""
 import json
+import math
 import os
 import random
 import statistics
-import subprocess
 
-from scripts.test_plot import drawing_python
-from support.scripts import SCRIPTS, ScriptTest
+from support.scripts import ScriptTest
 
 import diagnose  # from SCRIPTS
 import metrics
@@ -30,37 +29,29 @@ class Diagnose(ScriptTest):
     self.write(os.path.join(name, "metrics.jsonl"), "\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries))
     return self.path(name)
 
-  def script(self, *args, code=0):
-    python = drawing_python()
-    if not python:
-      self.skipTest("no matplotlib")
-    done = subprocess.run([python, os.path.join(SCRIPTS, "diagnose.py"), *map(str, args)], capture_output=True, text=True, timeout=120)
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotIn("Traceback", done.stderr)
-    return done.stdout if code == 0 else done.stderr
+  def diagnose(self, *args, **options):
+    return self.draw("diagnose.py", *args, **options)
 
   def test_table_and_picture(self):
     a = self.make_run("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5), line(4, 16, 0.25),  # the last of step 4 counts
                       line(4, 8, None, zeros=None), steps=200)
     b = self.make_run("b", line(9, 16, 0.125, layers=3, gate=0.5))
-    out = self.script(a, b, "--out", self.path("x.png"))
+    out = self.diagnose(a, b, "--out", "x.png", alone=True)
     self.assertIn("at length 16:", out)  # the trained one
     self.assertIn("| a | 4 | 0.250 | 12.5 | 8 | 0.500 | - | 0.250 | 0.00* | 0.00* |", out)
     self.assertIn("| b | 9 | 0.125 | 12.5 | 8 | 0.500 | 0.500 | 0.250 | - | - |", out)
-    with open(self.path("x.png"), "rb") as picture:
-      self.assertEqual(picture.read(4), b"\x89PNG")
-    self.assertIn("at length 64:", self.script(a, "--length", 64))
+    self.assertEqual(self.bytes_of("x.png")[:4], b"\x89PNG")
+    self.assertIn("at length 64:", self.diagnose(a, "--length", 64))
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
-    self.assertIn("at length 8:", self.script(a, "--length", 8))  # of nulls
+    self.assertIn("at length 8:", self.diagnose(a, "--length", 8))  # of nulls
 
   def test_bad_input(self):
     a, b, none = self.make_run("a", line(4, 16, 0.5)), self.make_run("b", line(4, 64, 0.5)), self.make_run("none")
-    self.assertIn("--diagnostics --lengths 16", self.script(a, b, code=2))
-    self.assertIn("--lengths 32", self.script(a, "--length", 32, code=2))
-    self.assertIn("./train %s --diagnostics" % none, self.script(none, code=2))
-    self.assertIn("absent", self.script(self.path("absent"), code=2))
-    self.assertIn("no/x.png", self.script(a, "--out", self.path("no/x.png"), code=2))
-    self.assertIn("x.nonsense", self.script(a, "--out", self.path("x.nonsense"), code=2))
+    for args, part in (([a, b], "--diagnostics --lengths 16"), ([a, "--length", 32], "--lengths 32"),
+                       ([none], f"./train {none} --diagnostics"), (["absent"], "absent"),
+                       ([a, "--out", "no/x.png"], "no/x.png"), ([a, "--out", "x.nonsense"], "x.nonsense")):
+      self.diagnose(*args, code=2)
+      self.assert_error(part)
 
   def test_damaged_lines_are_skipped(self):
     good = line(4, 16, 0.5)
@@ -78,8 +69,8 @@ class Diagnose(ScriptTest):
         values[at] += rng.choice((2, -2))
       expected = 0
       for at in range(window, length):
-        before = values[at - window:at]
-        expected += abs(values[at] - statistics.mean(before)) >= limit * statistics.pstdev(before)
+        mean, before = statistics.fmean(values[at - window:at]), values[at - window:at]
+        expected += abs(values[at] - mean) >= limit * math.dist(before, [mean] * window) / math.sqrt(window)
       share, *rest = metrics.spike_score(values)
       self.assertEqual(rest, [window, limit])
       self.assertAlmostEqual(share, expected / (length - window))

@@ -2,7 +2,6 @@
 way we could think of. Standard library only.
 """
 import fcntl
-import hashlib
 import http.server
 import os
 import random
@@ -95,14 +94,12 @@ class Download(ScriptTest):
     self.assertLess(time.monotonic() - started, 60)
 
   def have(self, name, data):
-    with open(os.path.join(self.out, name), "wb") as file:
-      file.write(data)
+    self.write(os.path.join(self.out, name), data)
 
   def assert_files(self, *names):
     self.assertEqual(self.files(), sorted(names))
     for name in names:
-      with open(os.path.join(self.out, name), "rb") as file:
-        self.assertEqual(hashlib.sha256(file.read()).digest(), hashlib.sha256(self.server.content[name]).digest(), name)
+      self.assertTrue(self.bytes_of(self.out, name) == self.server.content[name], name)
 
   def requests(self, name):
     return [wanted for other, wanted in self.server.log if other == name]

@@ -93,12 +93,11 @@ class Export(ScriptTest):
         (name, value, None, None) for name, value in LAST.items()]
 
   def export(self, *args, code=0, **variables):
-    environment = {**os.environ, "PYTHONPATH": self.dir, "EVENTS": self.path("events"), **variables}
+    environment = {**os.environ, "PYTHONPATH": self.folder, "EVENTS": self.path("events"), **variables}
     self.run_script("export.py", self.run_folder, *args, code=code, env=environment)
     if not os.path.exists(self.path("events")):
       return []
-    with open(self.path("events")) as file:
-      return [json.loads(line) for line in file]
+    return [json.loads(line) for line in self.bytes_of("events").splitlines()]
 
   def test_tensorboard(self):
     os.mkdir(self.path("tensorboardX"))
@@ -141,8 +140,8 @@ class Export(ScriptTest):
 
   def test_wandb(self):
     self.libraries(wandb=WANDB)
-    self.assertEqual(self.export("--to", "wandb", "--project", "p", WANDB_DIR=self.dir), [
-        ["init", {"project": "p", "name": "a", "config": CONFIG, "dir": self.dir}],
+    self.assertEqual(self.export("--to", "wandb", "--project", "p", WANDB_DIR=self.folder), [
+        ["init", {"project": "p", "name": "a", "config": CONFIG, "dir": self.folder}],
         ["axis", "*", "step"], ["axis", "eval/by_position/*", "position"],
         *[["log", {axis: place, **({"time": time} if time else {}), **values}] for axis, place, time, values in POINTS],
         ["summary", LAST], ["finish"]])

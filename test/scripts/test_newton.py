@@ -1,24 +1,20 @@
 """scripts/newton.py: the orbits obey Newton's law, the files have their formats, and the judge finds the law or another one."""
-import contextlib
-import io
 import itertools
 import json
 import os
 import subprocess
-import sys
 import time
 import unittest
 from unittest import mock
 
 from support.scripts import ScriptTest, start
-from support.workspace import ROOT, TRAIN
+from support.workspace import ROOT
 
 try:
   import numpy as np
 except ImportError:
   raise unittest.SkipTest("needs numpy")
-import common  # from SCRIPTS
-import newton
+import newton  # from SCRIPTS
 
 
 class Orbits(unittest.TestCase):
@@ -62,16 +58,7 @@ class Orbits(unittest.TestCase):
 
 class Files(ScriptTest):
   def newton(self, *args, code=0):
-    said, errors = io.StringIO(), io.StringIO()
-    command = mock.patch.object(sys, "argv", ["newton.py", *map(str, args)])
-    with command, contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
-      try:
-        common.run(newton.main, "")
-        ended = 0
-      except SystemExit as end:
-        ended = end.code
-    self.output, self.errors = said.getvalue(), errors.getvalue()
-    self.assertEqual(ended, code, self.errors)
+    self.run_module(newton, *args, code=code)
 
   def make(self, command, *args, size="mini", name="x", **options):
     self.newton(command, "--size", size, "--out", self.out, "--name", name, *args, **options)
@@ -82,8 +69,7 @@ class Files(ScriptTest):
     return tokens[:-1].reshape(-1, T)
 
   def labels(self, name):
-    with open(os.path.join(self.out, name), "rb") as file:
-      data = file.read()
+    data = self.bytes_of(self.out, name)
     header = np.frombuffer(data[:1024], "<i4")
     self.assertEqual((header[0], header[1], header[3]), (20261101, 1, 2))
     self.assertFalse(header[5:].any())
@@ -105,8 +91,7 @@ class Files(ScriptTest):
   def judge(self, *predictions):
     truth = os.path.join(self.out, "x_truth.json")
     self.newton("judge", "--truth", truth, "--predictions", *predictions, "--json", self.path("j"))
-    with open(self.path("j")) as file:
-      rows = json.load(file)["rows"]
+    rows = self.json_of("j")["rows"]
     self.assertEqual(len(self.output.splitlines()), 2 + len(rows))
     return rows
 
@@ -118,30 +103,25 @@ class Files(ScriptTest):
     self.make("make", "--systems", 60, "--val-systems", 10, name="mini")
     self.make("probe-data", "--systems", 400, "--val-systems", 100, name="mini_probe")
 
-    def train(*args, config=None):
-      configs = [os.path.join(ROOT, "configs", config + ".json")] if config else []
-      done = subprocess.run([TRAIN, *configs, *args], cwd=self.dir, capture_output=True, text=True)
-      self.assertEqual(done.returncode, 0, done.stderr)
-      return done.stdout
+    def steps(config, count, *settings):
+      settings = f"train.steps={count}", "optimizer.warmup_steps=5", *settings
+      flags = [part for setting in settings for part in ("--set", setting)]
+      return self.train(os.path.join(ROOT, "configs", config + ".json"), *flags).stdout
 
-    def steps(count):
-      return "--set", f"train.steps={count}", "--set", "optimizer.warmup_steps=5"
-
-    train(*steps(2), config="newton_mini")
-    self.assertIn("new, from the seed: head.weight, head.bias", train(
-        *steps(60), "--set", "init=runs/newton_mini/step_00000002", "--set", "eval.tokens=12800", config="newton_mini_probe"))
-    train("runs/newton_mini_probe", "--predict", "pred.npy")
+    steps("newton_mini", 2)
+    self.assertIn("new, from the seed: head.weight, head.bias", steps(
+        "newton_mini_probe", 60, "init=runs/newton_mini/step_00000002", "eval.tokens=12800"))
+    self.train("runs/newton_mini_probe", "--predict", "pred.npy")
     predicted = np.load(self.path("pred.npy"))
     self.assertEqual((predicted.shape, predicted.dtype), ((100, 128, 1), np.float32))
-    with open(self.path("runs/newton_mini_probe/metrics.jsonl")) as lines:
-      last = [line for line in map(json.loads, lines) if line["type"] == "val"][-1]
+    lines = map(json.loads, self.text_of("runs/newton_mini_probe/metrics.jsonl").splitlines())
+    last = [line for line in lines if line["type"] == "val"][-1]
     labels = self.labels("mini_probe_labels_val_000000.bin")[:-1].reshape(100, 128, 1)
     self.assertAlmostEqual(float(np.nanmean((predicted - labels)**2)), last["loss"], delta=1e-4)
     self.assertLess(last["loss"], 0.8)  # of 1
     self.newton("judge", "--truth", os.path.join(self.out, "mini_probe_truth.json"), "--predictions", self.path("pred.npy"),
                 "--json", self.path("j"))
-    with open(self.path("j")) as file:
-      rows = json.load(file)["rows"]
+    rows = self.json_of("j")["rows"]
     self.assertGreater(rows[self.path("pred.npy")]["r2_log"], 0.2)
 
   def test_seeds(self):
@@ -315,8 +295,7 @@ class Files(ScriptTest):
     self.make("probe-data", "--systems", 10, "--val-systems", 10)
     common_arguments = ["--truth", os.path.join(self.out, "x_truth.json"), "--predictions", self.predict(np.ones((10, 32)))]
     self.newton("picture", *common_arguments, "--out", self.path("x.png"))
-    with open(self.path("x.png"), "rb") as file:
-      self.assertEqual(file.read(4), b"\x89PNG")
+    self.assertEqual(self.bytes_of("x.png")[:4], b"\x89PNG")
     self.newton("picture", *common_arguments, "--out", self.path("x.what"), code=2)
     self.assert_error("x.what")
 
@@ -342,8 +321,7 @@ class Files(ScriptTest):
   def test_bad_input(self):
     self.make("probe-data", "--systems", 3, "--val-systems", 2)
     truth, good = os.path.join(self.out, "x_truth.json"), self.predict(np.ones((2, 32)))
-    with open(truth) as file:
-      text = file.read()
+    text = self.text_of(truth)
     nan, other = self.path("nan.npy"), self.path("other.npy")
     np.save(nan, np.full((2, 128, 1), np.nan, np.float32))
     np.save(other, np.zeros((3, 128, 1), np.float32))

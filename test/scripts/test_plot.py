@@ -5,10 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from unittest import mock
 
-from support.scripts import SCRIPTS, ScriptTest
+from support.scripts import SCRIPTS, ScriptTest, drawing_python
 
 import metrics  # from SCRIPTS
 import plot
@@ -46,13 +45,6 @@ def suffix(length, loss, step=8, window=32, **more):
   return line(step, length, loss, mode="suffix", context_of=window, suffix=8, **more)
 
 
-def drawing_python():
-  for python in (sys.executable, "/usr/bin/python3"):
-    if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
-      return python
-  return None
-
-
 class Plot(ScriptTest):
   def make_run(self, name, lines=(), begin=GOOD):
     os.makedirs(self.path(name))
@@ -64,15 +56,8 @@ class Plot(ScriptTest):
     """The run of these evaluations alone."""
     return metrics.Run(self.make_run(name, lines, [{"type": "start", "config": {**CONFIG, "name": name, **config}}]))
 
-  def draw(self, *args, code=0, **options):
-    python = drawing_python()
-    if not python:
-      self.skipTest("no matplotlib")
-    done = subprocess.run([python, os.path.join(SCRIPTS, "plot.py"), *args], capture_output=True, text=True, timeout=120,
-                          **options)
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotIn("Traceback", done.stderr)
-    return done.stdout
+  def plot(self, *args, **options):
+    return self.draw("plot.py", *args, **options)
 
   def test_damaged_lines_are_skipped(self):
     with mock.patch("sys.stderr", io.StringIO()) as said:
@@ -85,7 +70,7 @@ class Plot(ScriptTest):
     self.assertEqual(damaged.note(), "")
 
   def test_odd_values_are_drawn_around(self):
-    self.draw(self.make_run("odd", DAMAGED[:-1] + ODD))
+    self.plot(self.make_run("odd", DAMAGED[:-1] + ODD))
     self.assertTrue(os.path.exists(self.path("odd/loss.png")))
 
   def test_odd_configurations(self):
@@ -94,7 +79,7 @@ class Plot(ScriptTest):
         folder = self.make_run("odd")
         self.write("odd/metrics.jsonl", json.dumps({"type": "start", "config": config}) + "\n" +
                    "".join(json.dumps(line) + "\n" for line in GOOD[1:]))
-        self.draw(folder)
+        self.plot(folder)
         shutil.rmtree(folder)
 
   def test_loss_by_position(self):
@@ -108,9 +93,8 @@ class Plot(ScriptTest):
     self.assertEqual((row[50].edges, row[50].by_position), ([0, 1, 50], [4.0, None]))
     odd = metrics.Run(self.make_run("odd", ODD))
     self.assertEqual((odd.step(), odd.row[16].by_position), (9, []))
-    self.draw(folder, self.path("odd"), "--out", self.path("p.svg"))
-    with open(self.path("p.svg"), encoding="utf-8") as file:
-      self.assertIn("no loss by position: odd -->", file.read())  # the text, beside its outlines
+    self.plot(folder, "odd", "--out", "p.svg")
+    self.assertIn("no loss by position: odd -->", self.text_of("p.svg"))  # the text, beside its outlines
 
   def test_positions_of_windows_that_all_have(self):
     at = lambda length: line(8, length, 2.0, position_edges=[0, length // 2, length], by_position=[3.0, 2.0])
@@ -119,9 +103,8 @@ class Plot(ScriptTest):
     self.evaluated("d", line(8, 128, 2.0))
     for runs, text in (("abd", "Loss by position in windows of 32"), ("a", "Loss by position in windows of 64"),
                        ("ac", "no length in common"), ("d", "Loss by position")):
-      self.draw(*runs, "--out", "p.svg", cwd=self.dir)
-      with open(self.path("p.svg"), encoding="utf-8") as file:
-        self.assertIn(f"<!-- {text} -->", file.read())
+      self.plot(*runs, "--out", "p.svg")
+      self.assertIn(f"<!-- {text} -->", self.text_of("p.svg"))
 
   def test_looks_differ(self):
     runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
@@ -176,11 +159,10 @@ class Plot(ScriptTest):
   def test_a_table_for_each_set_of_data(self):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
       self.evaluated(name, line(8, 16, 1.5, "val", data))
-    output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
+    output = self.plot("a", "b", "c", "--out", "p.svg")
     self.assertIn("val.bin, 64 tokens asked:\n\n| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
                   "train.bin, 64 tokens asked:\n\n", output)
-    with open(self.path("p.svg"), encoding="utf-8") as file:
-      self.assertIn("of train.bin, -->", file.read())
+    self.assertIn("of train.bin, -->", self.text_of("p.svg"))
 
   def test_differences_are_paired_and_weighted(self):
     a = self.evaluated("a", line(8, 16, 1.0, window_losses=[1.0, 1.0]))
@@ -191,9 +173,9 @@ class Plot(ScriptTest):
     others = [self.evaluated("c", line(8, 16, 1.0, data=TRAIN, window_losses=[1.0, 1.0])), self.evaluated("d", line(8, 16, 1.0)),
               self.evaluated("e", line(8, 16, 1.0, window_losses=[1.0, 1.0, 1.0]))]
     self.assertEqual([metrics.difference(b.row[16], run.row[16]) for run in others], [None] * 3)
-    output = self.draw("a", "b", "d", "--baseline", "./b/", cwd=self.dir)
+    output = self.plot("a", "b", "d", "--baseline", "./b/")
     self.assertIn("| difference in nats at length | 16 |\n|---|---|\n| a - b | -0.300 ± 0.141 |\n\n", output)
-    self.draw("a", "b", "--baseline", "d", cwd=self.dir, code=2)
+    self.plot("a", "b", "--baseline", "d", code=2)
 
   def test_the_same_targets_by_context(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
@@ -204,12 +186,11 @@ class Plot(ScriptTest):
                      "1 of the last 8 targets in windows of 64, 1 of step 4"))
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
-    output = self.draw("a", "b", "c", "--out", "p.svg", cwd=self.dir)
+    output = self.plot("a", "b", "c", "--out", "p.svg")
     self.assertIn("last 8 targets in windows of 32 of val.bin:\n\n| validation loss with context | 8 | 16 | 32 |\n"
                   "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nlast 8 targets in windows of 32 "
                   "of train.bin:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
-    with open(self.path("p.svg"), encoding="utf-8") as file:
-      self.assertIn("context of the same targets", file.read())
+    self.assertIn("context of the same targets", self.text_of("p.svg"))
 
   def test_contexts_are_the_runs_own(self):
     run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 2.0), suffix(8, 9.0, rope="yarn"), suffix(8, 9.0, data=TRAIN),
@@ -230,9 +211,8 @@ class Plot(ScriptTest):
   def test_a_run_of_contexts_alone(self):
     run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
     self.assertEqual(plot.settings_table([run]).splitlines()[2], "| a | 8 | 1.250 (last 8 targets) |")
-    self.assertTrue(self.draw("a", "--out", "p.svg", cwd=self.dir).startswith("last 8 targets in windows of 32 of val.bin:"))
-    with open(self.path("p.svg"), encoding="utf-8") as file:
-      self.assertIn("<!-- a -->", file.read())  # in the legend
+    self.assertTrue(self.plot("a", "--out", "p.svg").startswith("last 8 targets in windows of 32 of val.bin:"))
+    self.assertIn("<!-- a -->", self.text_of("p.svg"))  # in the legend
 
   def test_weights_of_another_run(self):
     of = lambda weights, **more: {**(made := line(8, 16, 2.0, **more)), "of": {**made["of"], "weights": weights}}
@@ -256,9 +236,8 @@ class Plot(ScriptTest):
     for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
       name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}[unit]
       self.assertEqual(" ".join(row.split(" | ")[1].rstrip(" |") for row in plot.table(runs, unit).splitlines()[2:]), cells)
-      self.draw("a", "b", "--unit", unit, "--out", "p.svg", cwd=self.dir)
-      with open(self.path("p.svg"), encoding="utf-8") as file:
-        self.assertIn(f"<!-- {name} by length -->", file.read())
+      self.plot("a", "b", "--unit", unit, "--out", "p.svg")
+      self.assertIn(f"<!-- {name} by length -->", self.text_of("p.svg"))
 
   def test_settings_that_differ(self):
     variant = lambda name, lr, power, loss: self.evaluated(
@@ -270,22 +249,22 @@ class Plot(ScriptTest):
 
   def test_tables_without_matplotlib(self):
     self.write("matplotlib.py", "raise ImportError")
-    output = self.run_script("plot.py", self.make_run("run"), code=2, env={**os.environ, "PYTHONPATH": self.dir})
+    output = self.run_script("plot.py", self.make_run("run"), code=2, env={**os.environ, "PYTHONPATH": self.folder})
     self.assertIn("| run | 1.500 |", output)
     self.assert_error("pip install matplotlib", "scripts/install_deps.sh")
 
   def test_names_that_look_like_formulas(self):
-    self.draw(self.make_run("$\\frac$"))
+    self.plot(self.make_run("$\\frac$"))
 
   def test_the_picture_is_where_it_says(self):
     folder = self.make_run("run")
     os.mkdir(self.path("pictures"))
     for out, path in (("p3", "p3.png"), ("p.svg", "p.svg"), ("pictures", "pictures/loss.png"),
                       ("pictures/", "pictures/loss.png")):
-      self.assertIn(f"picture: {path}\n", self.draw(folder, "--out", out, cwd=self.dir))
+      self.assertIn(f"picture: {path}\n", self.plot(folder, "--out", out))
       os.remove(self.path(path))
-    self.draw(folder, "--out", "p.xyz", code=2)
-    self.assertEqual(self.draw(folder, "--out", "nosuch/p.png", code=2, cwd=self.dir), "")  # before the work
+    self.plot(folder, "--out", "p.xyz", code=2)
+    self.assertEqual(self.plot(folder, "--out", "nosuch/p.png", code=2), "")  # before the work
 
   def test_tasks(self):
     task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
@@ -297,12 +276,12 @@ class Plot(ScriptTest):
     self.assertEqual(plot.task_scores([none]), ({}, []))
     other = metrics.Run(self.make_run("other", [task(8, 0.125, n=3)]))
     self.assertEqual(plot.task_scores([a, other]), ({}, []))
-    self.draw(*(self.path(name) for name in "ab"))
+    self.plot(*(self.path(name) for name in "ab"))
 
   def test_a_run_given_twice(self):
     self.make_run("run")
     os.symlink("run", self.path("same"))
-    output = self.draw("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", cwd=self.dir)
+    output = self.plot("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", alone=True)
     self.assertEqual([line for line in output.splitlines() if line.startswith("| ")], [
         "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |", "| run | 8 | 1.500 |"])
 

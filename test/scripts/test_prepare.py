@@ -13,17 +13,12 @@ import unittest
 from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest, start
-from support.workspace import TRAIN, tiny_vocabulary
+from support.workspace import TRAIN
 
 from common import Progress
 
 
 class Prepare(ScriptTest):
-  @staticmethod
-  def read(path):
-    with open(path, "rb") as file:
-      return file.read()
-
   def files(self):
     """All but the numbers of a shard that is there."""
     names = super().files()
@@ -33,8 +28,7 @@ class Prepare(ScriptTest):
     """The (tokens, bytes) that lie beside each shard."""
     found = []
     for name in self.files():
-      with open(os.path.join(self.out, name[:-3] + "json")) as file:
-        numbers = json.load(file)
+      numbers = self.json_of(self.out, name[:-3] + "json")
       self.assertEqual(numbers["tokens"], len(self.tokens(name)))
       found.append((numbers["tokens"], numbers["bytes"]))
     return found
@@ -155,7 +149,7 @@ class PrepareBytes(Prepare):
       return self.assert_error("a.parquet", "pip install pyarrow", "JSONL")
     path, texts = self.path("a.parquet"), ["tw\u20ac %d" % i for i in range(5000)]
     parquet.write_table(pyarrow.table({"id": range(5000), "text": texts}), path, row_group_size=300)
-    self.write("b.parquet.gz", gzip.compress(self.read(path)))
+    self.write("b.parquet.gz", gzip.compress(self.bytes_of(path)))
     for name in (path, self.path("b.parquet.gz")):
       self.prepare(name, "--val-every", "5000", "--overwrite")
       self.assertEqual(self.text("x_train_000000.bin").decode(), "".join(texts[:-1]))
@@ -218,15 +212,14 @@ class PrepareBytes(Prepare):
                       "--overwrite", "--val-fraction", "0.5"]), self.assertRaises(KeyboardInterrupt):
         prepare_text.main()
       for name in (name for name in os.listdir(self.out) if name.endswith(".json")):
-        with open(os.path.join(self.out, name)) as file:
-          self.assertEqual(json.load(file)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
+        self.assertEqual(self.json_of(self.out, name)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
       self.prepare(self.path("a"), "--overwrite")
 
   def test_bad_input(self):
     good = self.write("good", "some text\n" * 10)
     cases = [
         ([self.path("none")], ["none", "No such file"]),
-        ([self.dir], [self.dir, "directory"]),
+        ([self.folder], [self.folder, "directory"]),
         ([self.write("empty", "")], ["there is no text in", "empty"]),
         ([good, "--val-fraction", "1.5"], ["--val-fraction 1.5", "between 0 and 1"]),
         ([good, "--val-fraction", "nan"], ["--val-fraction nan"]),
@@ -301,29 +294,25 @@ HELLO, SPACE_WORLD, SEPARATOR = 259, 264, 267
 class PrepareGpt2(Prepare):
   def setUp(self):
     super().setUp()
-    self.vocabulary, merges = tiny_vocabulary()
-    self.write("encoder.json", json.dumps(self.vocabulary))
-    self.write("vocab.bpe", merges)
-    done = subprocess.run([TRAIN, "--encode", self.dir], input=b"x", capture_output=True)
-    if b"without PCRE2" in done.stderr:
-      self.skipTest("./train was built without PCRE2")
+    self.vocabulary = self.write_vocabulary("")
+    self.needs_pcre2("")
 
   def prepare(self, *args, code=0, **options):
     return self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--tokenizer", "gpt2", "--tokenizer-dir",
-                           self.dir, "--train", TRAIN, *args, code=code, **options)
+                           self.folder, "--train", TRAIN, *args, code=code, **options)
 
-  def train(self, *texts):
+  def train_tokens(self, *texts):
     names = [self.write("text%d" % i, text) for i, text in enumerate(texts)]
     self.prepare(*names, "--val-fraction", "0", "--overwrite")
     return self.tokens("x_train_000000.bin")
 
   def test_tokens_and_separators(self):
-    self.assertEqual(self.train("hello world"), [SEPARATOR, HELLO, SPACE_WORLD])
+    self.assertEqual(self.train_tokens("hello world"), [SEPARATOR, HELLO, SPACE_WORLD])
     self.assertIn('"model": {"vocab": 268}', self.output)
-    self.assertEqual(self.train("hello", "", "hello"), [SEPARATOR, HELLO] * 2)
-    self.assertEqual(self.train("<|endoftext|>hello<|endoftext|><|endoftext|> world<|endoftext|>"),
+    self.assertEqual(self.train_tokens("hello", "", "hello"), [SEPARATOR, HELLO] * 2)
+    self.assertEqual(self.train_tokens("<|endoftext|>hello<|endoftext|><|endoftext|> world<|endoftext|>"),
                      [SEPARATOR, HELLO, SEPARATOR, SPACE_WORLD])
-    self.assertEqual(self.train("h\u20ac"), [SEPARATOR, ord("h"), 0xe2, 0x82, 0xac])
+    self.assertEqual(self.train_tokens("h\u20ac"), [SEPARATOR, ord("h"), 0xe2, 0x82, 0xac])
 
   def test_validation_is_a_document_of_its_own(self):
     self.prepare(self.write("a", "hello\n" * 10), "--val-fraction", "0.2")
@@ -337,8 +326,7 @@ class PrepareGpt2(Prepare):
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 32, 0xe2])
     # [-, hello, space, 1/3 of a sign], [2/3 of it, world, -], [world, -, hello, -], [h, the sign]
     self.assertEqual(self.numbers(), [(4, 7), (4, 8), (4, 11), (4, 4)])
-    self.assertEqual(self.read(os.path.join(self.out, "x_train_000000.json")),
-                     b'{"tokens": 4, "bytes": 7, "tokenizer": "gpt2"}\n')
+    self.assertEqual(self.text_of(self.out, "x_train_000000.json"), '{"tokens": 4, "bytes": 7, "tokenizer": "gpt2"}\n')
 
   def test_text_that_is_not_utf8(self):
     for bad, at in ((b"hello \xff world", 6), (b"hello \xe2\x82", 6), (b"\xe2\x82 x", 0),
@@ -351,11 +339,9 @@ class PrepareGpt2(Prepare):
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
 
   def test_text_without_tokens_removes_nothing(self):
-    os.makedirs(self.path("out"))
-    old = self.write("out/a_train_000000.bin", "old")
-    empty = self.write("empty.txt", "<|endoftext|>" * 50)
-    self.run_script("prepare_text.py", empty, "--out", self.path("out"), "--name", "a", "--tokenizer", "gpt2",
-                    "--tokenizer-dir", self.dir, "--train", TRAIN, "--overwrite", code=2)
+    os.makedirs(self.out)
+    old = self.write("out/x_train_000000.bin", "old")
+    self.prepare(self.write("empty.txt", "<|endoftext|>" * 50), "--overwrite", code=2)
     self.assert_error("gives no tokens")
     self.assertTrue(os.path.exists(old))
 
@@ -372,7 +358,7 @@ class PrepareGpt2(Prepare):
 
   def test_tokens_that_cannot_be_written(self):
     with open("/dev/full", "w") as full:
-      done = subprocess.run([TRAIN, "--encode", self.dir], input=b"hello", stdout=full, stderr=subprocess.PIPE)
+      done = subprocess.run([TRAIN, "--encode", self.folder], input=b"hello", stdout=full, stderr=subprocess.PIPE)
     self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1))
     self.assertIn(b"standard output", done.stderr)
 

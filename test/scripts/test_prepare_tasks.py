@@ -13,7 +13,7 @@ import threading
 import urllib.parse
 
 from support.scripts import ScriptTest  # whose import finds the scripts
-from support.workspace import TRAIN, tiny_vocabulary
+from support.workspace import TRAIN
 
 import prepare_tasks
 from common import UserError
@@ -132,15 +132,12 @@ class PrepareTasks(ScriptTest):
     self.assert_error("2 labels for 3 examples")
 
   def test_gpt2_tokens_are_those_of_the_whole_text(self):
-    vocabulary, merges = tiny_vocabulary()
-    self.write("encoder.json", json.dumps(vocabulary))
-    self.write("vocab.bpe", merges)
+    self.write_vocabulary("")
+    self.needs_pcre2("")
     encoded = functools.cache(lambda text: list(memoryview(subprocess.run(
-      [TRAIN, "--encode", self.dir], input=text.encode(), capture_output=True, check=True).stdout).cast("H")))
-    if b"without PCRE2" in subprocess.run([TRAIN, "--encode", self.dir], input=b"x", capture_output=True).stderr:
-      self.skipTest("./train was built without PCRE2")
+      [TRAIN, "--encode", self.folder], input=text.encode(), capture_output=True, check=True).stdout).cast("H")))
     rows = [{**HELLASWAG, "ctx": context, "endings": ["world", "w", " world", "  h"]} for context in ("hello", "hello ", "\n\n", "h\n")] * 300
-    self.prepare("hellaswag_llmc", "--input", self.write("x.jsonl", lines(*rows)), "--tokenizer", "gpt2", "--tokenizer-dir", self.dir,
+    self.prepare("hellaswag_llmc", "--input", self.write("x.jsonl", lines(*rows)), "--tokenizer", "gpt2", "--tokenizer-dir", self.folder,
                  "--train", TRAIN)
     _, examples = read(os.path.join(self.out, "hellaswag_llmc.bin"))
     self.assertEqual(len(examples), 1200)
@@ -224,7 +221,7 @@ class PrepareTasks(ScriptTest):
                place % ("cais/mmlu", "all/test"): lines(MMLU), place % ("cais/mmlu", "all/dev"): lines(MMLU)}
     url, asked = self.hub(content)
     self.write("pyarrow.py", PYARROW)  # in place of the package, which tests must not need
-    options = {"env": {**os.environ, "PYTHONPATH": self.dir}}
+    options = {"env": {**os.environ, "PYTHONPATH": self.folder}}
     self.prepare("hellaswag arc_easy arc_challenge piqa sciq mmlu", "--download", "--base-url", url, **options)
     self.assertEqual(self.files(), sorted(task + ".bin" for task in ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu")))
     self.assertEqual(len(self.texts("arc_challenge")[1]), 2)
@@ -256,5 +253,5 @@ class PrepareTasks(ScriptTest):
     self.assertEqual(self.texts("arc_easy")[1][0][2], 1)
 
   def test_lm_eval_is_optional(self):
-    self.run_script("compare_lm_eval.py", self.dir, "piqa=y", code=2)
+    self.run_script("compare_lm_eval.py", self.folder, "piqa=y", code=2)
     self.assertRegex(self.errors, "pip install lm-eval|holds no tokenizer")

@@ -3,11 +3,9 @@ import html.parser
 import json
 import os
 import re
-import subprocess
-import sys
 
-from support.scripts import SCRIPTS, ScriptTest
-from scripts.test_plot import DAMAGED, drawing_python
+from support.scripts import ScriptTest
+from scripts.test_plot import DAMAGED
 
 CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"}, "optimizer": {"lr": 0.01, "grad_clip": 1},
           "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
@@ -58,25 +56,15 @@ class Checker(html.parser.HTMLParser):
 
 
 class Report(ScriptTest):
-  def setUp(self):
-    super().setUp()
-    self.python = drawing_python()
-    if not self.python:
-      self.skipTest("no matplotlib")
-
   def make_run(self, name, content):
     os.makedirs(self.path(name))
     self.write(os.path.join(name, "metrics.jsonl"), "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content))
     return name
 
-  def report(self, *flags, code=0):
-    done = subprocess.run([self.python, os.path.join(SCRIPTS, "report.py"), *flags], cwd=self.dir, capture_output=True, text=True, timeout=120)
-    self.errors = done.stderr
-    self.assertEqual(done.returncode, code, done.stderr)
-    self.assertNotIn("Traceback", done.stderr)
+  def report(self, *flags, code=0, **options):
+    self.draw("report.py", *flags, code=code, **options)
     if code == 0:
-      with open(self.path("report.html"), encoding="utf-8") as file:
-        self.source = file.read()
+      self.source = self.text_of("report.html")
       self.page = Checker(self.source)
       self.said = "\n".join(self.page.text)
 
@@ -103,18 +91,16 @@ class Report(ScriptTest):
   def test_stands_alone(self):
     self.make_run("a", lines())
     self.make_run("b", lines(2.0))
-    self.report("a", "b")
+    self.report("a", "b", alone=True)
     first = self.source
-    self.report("a", "b", "--markdown", "md/x")
+    self.report("a", "b", "--markdown", "md/x", alone=True)
     self.assertEqual(first, self.source)  # equal inputs, equal pages
     self.assertNotRegex(self.source, r"<script|<link|@import|url\(|https?://")
     for tag, key, value in self.page.attributes:
       if key in ("src", "href"):
         self.assertEqual((tag, value[:22]), ("img", "data:image/png;base64,"))
     self.assertLess(len(self.source), 3e6)
-    with open(self.path("md/x/report.md"), encoding="utf-8") as file:
-      markdown = file.read()
-    pictures = re.findall(r"!\[.*?\]\((\w+\.png)\)", markdown)
+    pictures = re.findall(r"!\[.*?\]\((\w+\.png)\)", self.text_of("md/x/report.md"))
     self.assertEqual(sorted([*pictures, "report.md"]), sorted(os.listdir(self.path("md/x"))))
     self.assertEqual(len(pictures), self.source.count("<img"))
 
@@ -220,8 +206,7 @@ class Report(ScriptTest):
     self.report("a", "w")
     row = self.summary()["w"]
     self.assertEqual((row["passkey at 16, compact"], row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
-    with open(self.path("md/report.md"), encoding="utf-8") as file:
-      self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", file.read())
+    self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", self.text_of("md/report.md"))
 
   def test_answers_of_other_weights_or_questions_do_not_mix(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5, "acc_norm": 0.75, "weights": "runs/a"}

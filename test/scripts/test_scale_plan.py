@@ -9,7 +9,7 @@ from support.scripts import ScriptTest
 class ScalePlan(ScriptTest):
   def tables(self, *flags, code=0):
     """The cells of each row of each table."""
-    text = self.run_script("scale_plan.py", "--train", TRAIN, *flags, code=code, cwd=self.dir)
+    text = self.run_script("scale_plan.py", "--train", TRAIN, *flags, code=code, cwd=self.folder)
     if code == 0:
       self.assertTrue(text.startswith("On paper, not measured:"))
     blocks = [block for block in text.split("\n\n") if block.startswith("|")]

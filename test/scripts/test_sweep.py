@@ -7,9 +7,7 @@ import sys
 import time
 import unittest
 
-from support.scripts import SCRIPTS, ScriptTest
-from support.workspace import default_signals
-from scripts.test_plot import drawing_python
+from support.scripts import ScriptTest, start
 
 import metrics  # from SCRIPTS
 import sweep
@@ -87,9 +85,8 @@ class Series(ScriptTest):
     """Returns the first table and which members ./train was called for."""
     environment = {**os.environ, "TRAIN": "./train", **behaviour}
     self.write("calls", "")
-    output = self.said = self.run_script("sweep.py", "s.json", *flags, code=code, cwd=self.dir, env=environment)
-    with open(self.path("calls")) as file:
-      return output.partition("\n\n")[0] + "\n" * bool(output), file.read().split("\n")[:-1]
+    output = self.said = self.run_script("sweep.py", "s.json", *flags, code=code, cwd=self.folder, env=environment)
+    return output.partition("\n\n")[0] + "\n" * bool(output), self.text_of("calls").splitlines()
 
   def test_a_run_that_fails_does_not_end_the_series(self):
     table, calls = self.sweep("--results", "r.json", code=1, a2="1")
@@ -97,8 +94,7 @@ class Series(ScriptTest):
     self.assertEqual(table, HEAD + ONE + "| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
     self.assertIn("\n2 seeds, ", self.said)
     self.assertIn("| difference in nats, one seed |", self.said)
-    with open(self.path("r.json")) as file:
-      failed, = (entry for entry in json.load(file)["runs"] if entry["state"] == "failed")
+    failed, = (entry for entry in self.json_of("r.json")["runs"] if entry["state"] == "failed")
     self.assertRegex(failed["name"], "^s_a_2_")
     self.assertEqual(failed["why"], "exit code 1: loss is not finite")
     self.assert_error(f"runs/{failed['name']} failed: {failed['why']}")
@@ -153,16 +149,14 @@ class Series(ScriptTest):
         self.assertEqual(self.sweep(code=2), ("", []))
         self.assert_error("s.json", part)
 
-  @unittest.skipUnless(drawing_python(), "no matplotlib")
   def test_refuses_the_name_of_no_picture(self):
-    done = subprocess.run([drawing_python(), os.path.join(SCRIPTS, "sweep.py"), "s.json", "--picture", "x.doc"], cwd=self.dir, text=True,
-                          env={**os.environ, "TRAIN": "./train"}, stderr=subprocess.PIPE)
-    self.assertEqual((done.returncode, os.path.exists(self.path("calls"))), (2, False))
-    self.assertIn("--picture x.doc: no picture is called .doc; use one of", done.stderr)
+    self.draw("sweep.py", "s.json", "--picture", "x.doc", code=2, alone=True, env={**os.environ, "TRAIN": "./train"})
+    self.assertFalse(os.path.exists(self.path("calls")))
+    self.assert_error("--picture x.doc: no picture is called .doc; use one of")
 
   def test_several_lengths_of_training(self):
     self.sweep_file(axes={"train.steps": [4, 2]}, set={"attention.variant": "a"})
-    self.assertIn("2 seeds, 2 or 4 steps of 64 tokens", self.run_script("sweep.py", "s.json", cwd=self.dir, env={**os.environ, "TRAIN": "./train"}))
+    self.assertIn("2 seeds, 2 or 4 steps of 64 tokens", self.run_script("sweep.py", "s.json", cwd=self.folder, env={**os.environ, "TRAIN": "./train"}))
 
   def test_refuses_equal_runs(self):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
@@ -181,8 +175,7 @@ class Series(ScriptTest):
     self.assertEqual(calls, evaluations)
     self.assertIn("| loss of the last targets at length | 16 | 32 |\n|---|---|---|\n| wide | 11.500", table)
     self.assertEqual(self.sweep("--set", "eval.mode=suffix")[1], evaluations)  # of plain: those of wide are there
-    with open(self.path("runs/s_suffix.json")) as file:
-      self.assertEqual(json.load(file)["mode"], "suffix")
+    self.assertEqual(self.json_of("runs/s_suffix.json")["mode"], "suffix")
     calls = self.sweep("--set", "x=1", "--axis", "what=wide")[1]
     self.assertEqual([call.partition("_1_")[0] for call in calls], ["a1 --resume", "a1 runs/s_plain", "a2 --resume", calls[3].partition("_1_")[0]])
     table, calls = self.sweep("--set", "x=2", "--seeds", "1", a1="diverges")
@@ -190,7 +183,7 @@ class Series(ScriptTest):
     self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
   def plan(self, *flags):
-    return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.dir).splitlines()]
+    return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder).splitlines()]
 
   def test_plan(self):
     named = {"plain": {"attention.variant": "a"}, "with, more": {"attention.variant": "b", "y": [1, True]}}
@@ -201,7 +194,7 @@ class Series(ScriptTest):
     self.assertEqual([name for name, _ in self.plan()], names)
     self.assertEqual([name for name, _ in self.plan("--axis", "which=plain", "--seeds", "1")], [names[0], names[2]])
     self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")], ["s_5_plain_7"])
-    self.run_script("sweep.py", "s.json", "--plan", "--axis", "which=other", cwd=self.dir, code=2)
+    self.run_script("sweep.py", "s.json", "--plan", "--axis", "which=other", cwd=self.folder, code=2)
     self.assert_error("other is not one of plain, with, more")
     self.write("c.json", "{ }")
     self.assertFalse(set(names) & {name for name, _ in self.plan()})  # another configuration
@@ -215,8 +208,7 @@ class Series(ScriptTest):
     table, calls = self.sweep("--results", "r.json", a1="diverges")
     self.assertEqual(len(calls), 4)
     self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
-    with open(self.path("r.json")) as file:
-      entry = json.load(file)["runs"][0]
+    entry = self.json_of("r.json")["runs"][0]
     self.assertEqual((entry["state"], entry["why"], entry["loss"], entry["losses"], entry["initial"]),
                      ("diverged", "step 3: loss nan, gradient norm nan", None, {}, 4.0))
     self.assertEqual(self.sweep(), (table, []))
@@ -258,9 +250,8 @@ class Series(ScriptTest):
     self.interrupt(signal.SIGINT, "busy", "tried")
 
   def start_waiting(self, what="wait", until="waiting"):
-    process = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "s.json"], cwd=self.dir, text=True,
-                               env={**os.environ, "TRAIN": "./train", "b1": what}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               preexec_fn=default_signals)
+    process = start("sweep.py", "s.json", cwd=self.folder, text=True, env={**os.environ, "TRAIN": "./train", "b1": what},
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and not os.path.exists(self.path(until)):
       time.sleep(0.01)
     return process
@@ -283,7 +274,7 @@ class Judgement(ScriptTest):
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
     lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
     self.write("metrics.jsonl", "\n".join(map(json.dumps, lines)))
-    return metrics.Run(self.dir)
+    return metrics.Run(self.folder)
 
   def test_divergence(self):
     for losses, last, why in (([3.0] * 100, 3.0, ""), ([3.0] * 99, 5.9, ""), ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),

@@ -5,16 +5,19 @@ FULL=1 kills more often. Standard library only.
 """
 import hashlib
 import json
+import math
 import os
 import random
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
+from unittest import mock
 
-from support.workspace import CONFIG, CRASH, TRAIN, Workspace, default_signals, merged
+from support.workspace import CRASH, TRAIN, Workspace, default_signals, read_safetensors, write_safetensors
 
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
 # 13 MB a checkpoint: long enough under way to be met there.
@@ -43,10 +46,9 @@ class Runs(Workspace):
 
   def start(self, *flags, before=(), **changes):
     """./train in the background, with a configuration of its own: it reads it when it wants."""
-    changes = {key.replace("__", "."): value for key, value in {**self.changes, **changes}.items()}
     self.started += 1
     config = f"config{self.started}.json"
-    self.write(config, json.dumps(merged(CONFIG, changes)))
+    self.write_config(config, **{**self.changes, **changes})
     process = subprocess.Popen([*before, TRAIN, config, *flags], cwd=self.folder, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, preexec_fn=default_signals)
     self.addCleanup(lambda: (process.kill(), process.communicate()))
@@ -64,7 +66,7 @@ class Runs(Workspace):
   def lines(self, kind="train", run="tiny"):
     """Of a run under way: the last line may be half written."""
     try:
-      text = self.bytes_of(self.path("runs", run, "metrics.jsonl")).decode()
+      text = self.text_of("runs", run, "metrics.jsonl")
     except FileNotFoundError:
       return []
     entries = [json.loads(line) for line in text.split("\n")[:-1]]
@@ -74,13 +76,11 @@ class Runs(Workspace):
     return sorted(int(name[5:]) for name in os.listdir(self.path("runs", run)) if name.startswith("step_"))
 
   def state(self, step, run="tiny"):
-    with open(self.path("runs", run, f"step_{step:08d}", "state.json")) as file:
-      return json.load(file)
+    return self.json_of(self.checkpoint(step, "state.json", run=run))
 
   def outcome(self, step=40, run="tiny"):
     """What must be the same however often a run was interrupted."""
-    folder = self.path("runs", run, f"step_{step:08d}")
-    return self.steady(run), [self.digest(os.path.join(folder, name)) for name in FILES[:3]]
+    return self.steady(run), [self.digest(self.checkpoint(step, name, run=run)) for name in FILES[:3]]
 
   def digest(self, path):
     return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
@@ -93,11 +93,32 @@ class Runs(Workspace):
     self.run_ok(*flags, name="straight", **changes)
     return self.outcome(step, "straight")
 
+  def under_way(self, *flags, lines=10, **changes):
+    """As start, and waits until the run has written more than so many lines of training."""
+    process = self.start(*flags, **changes)
+    self.wait_for(process, lambda: len(self.lines(run=changes.get("name", "tiny"))) > lines)
+    return process
+
   def ended(self, process, seconds=20):
     """The exit code of a process that must end by itself or has been killed, and what it has said."""
     output, errors = process.communicate(timeout=seconds)
     self.assertNotRegex(errors, CRASH)
     return process.returncode, output, errors
+
+  def stop(self, process, sign=signal.SIGTERM):
+    """Sends the signal, of which the run must end without an error; returns its output."""
+    process.send_signal(sign)
+    code, output, errors = self.ended(process)
+    self.assertEqual((code, errors), (-sign, ""))
+    return output
+
+  def write_start_with_nan(self):
+    """Leaves start/model.safetensors, the weights of a step but for one number of h.1.ln_2.weight."""
+    self.run_ok(name="first", train__steps=1)
+    tensors = read_safetensors(self.model("first", 1))
+    dtype, shape, data = tensors["h.1.ln_2.weight"]
+    tensors["h.1.ln_2.weight"] = (dtype, shape, data[:8] + struct.pack("<f", math.nan) + data[12:])
+    write_safetensors(self.path("start/model.safetensors"), tensors)
 
   def kill_while_saving(self, *flags, **changes):
     """Leaves runs/tiny as it is when a run is killed while it writes step 20."""
@@ -155,10 +176,6 @@ class RankRuns(Runs):
       for key in {"loss", "grad_norm"} & mine.keys():
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
 
-  def set(self, variable, value):
-    os.environ[variable] = str(value)
-    self.addCleanup(os.environ.pop, variable, None)
-
   def impatient(self, seconds):
     self.set("PLUSGPT_PATIENCE", seconds)
 
@@ -187,14 +204,8 @@ class RankRuns(Runs):
             if not re.match("RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|OMPI_|PMIX_|SLURM_|TORCHELASTIC_", key)}
     processes = []
     for environment in environments:
-      before = dict(os.environ)
-      os.environ.clear()
-      os.environ.update({**keep, **environment})
-      try:
+      with mock.patch.dict(os.environ, {**keep, **environment}, clear=True):
         processes.append(self.start(*flags, **changes))
-      finally:
-        os.environ.clear()
-        os.environ.update(before)
     return processes
 
 

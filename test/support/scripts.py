@@ -1,17 +1,20 @@
 """For the tests of scripts/: a folder for each test, and ways to run a script and to look. Standard library only."""
 import array
+import functools
+import importlib
+import io
 import os
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
-import unittest
+from unittest import mock
 
-from support.workspace import ROOT, default_signals
+from support.workspace import CRASH, ROOT, Folder, default_signals
 
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)  # for tests that import one
+
+import common  # noqa: E402
 
 
 def start(script, *args, **options):
@@ -20,27 +23,57 @@ def start(script, *args, **options):
                           preexec_fn=default_signals, **options)
 
 
-class ScriptTest(unittest.TestCase):
+@functools.cache
+def drawing_python():
+  """A Python with matplotlib, or None."""
+  for python in (sys.executable, "/usr/bin/python3"):
+    if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
+      return python
+  return None
+
+
+class ScriptTest(Folder):
   def setUp(self):
-    self.dir = tempfile.mkdtemp(prefix="plusgpt_test_")
-    self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-    self.out = os.path.join(self.dir, "out")
+    super().setUp()
+    self.out = self.path("out")
 
-  def path(self, name):
-    return os.path.join(self.dir, name)
-
-  def write(self, name, data):
-    with open(self.path(name), "wb") as file:
-      file.write(data if isinstance(data, bytes) else data.encode())
-    return self.path(name)
-
-  def run_script(self, script, *args, code=0, **options):
-    done = subprocess.run([sys.executable, os.path.join(SCRIPTS, script)] + [str(a) for a in args],
+  def run_script(self, script, *args, code=0, python=sys.executable, **options):
+    done = subprocess.run([python, os.path.join(SCRIPTS, script)] + [str(a) for a in args],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, **options)
     self.output, self.errors = done.stdout.decode(), done.stderr.decode()
     self.assertEqual(done.returncode, code, self.errors)
-    self.assertNotIn("Traceback", self.errors)
+    self.assertNotRegex(self.errors, CRASH)
     return self.output
+
+  def run_module(self, module, *args, code=0):
+    """As run_script, in this process: that spares the start of Python and of large packages."""
+    said, errors = io.StringIO(), io.StringIO()
+    command = mock.patch("sys.argv", [module.__file__, *map(str, args)])
+    with command, mock.patch("sys.stdout", said), mock.patch("sys.stderr", errors):
+      try:
+        common.run(module.main, "")
+        ended = 0
+      except SystemExit as end:
+        ended = end.code
+    self.output, self.errors = said.getvalue(), errors.getvalue()
+    self.assertEqual(ended, code, self.errors)
+    return self.output
+
+  def draw(self, script, *args, alone=False, **options):
+    """As run_script, in the test's folder, with matplotlib. alone: in a process of its own in any case."""
+    python = drawing_python()
+    if not python:
+      self.skipTest("no matplotlib")
+    if alone or python != sys.executable:
+      return self.run_script(script, *args, python=python, cwd=self.folder, **options)
+    before = os.getcwd()
+    os.chdir(self.folder)
+    try:
+      return self.run_module(importlib.import_module(script.removesuffix(".py")), *args, **options)
+    finally:
+      os.chdir(before)
+      if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
   def assert_error(self, *parts):
     for part in parts:
@@ -50,8 +83,7 @@ class ScriptTest(unittest.TestCase):
     return sorted(os.listdir(self.out)) if os.path.isdir(self.out) else []
 
   def tokens(self, name):
-    with open(os.path.join(self.out, name), "rb") as file:
-      data = file.read()
+    data = self.bytes_of(self.out, name)
     header = struct.unpack("<256i", data[:1024])
     self.assertEqual(header[:2], (20240520, 1))
     self.assertEqual(set(header[3:]), {0})

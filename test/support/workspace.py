@@ -1,4 +1,5 @@
-"""For the tests of ./train: a working directory for every test, a tiny model, helpers that run it and read its files.
+"""For the tests: a working directory for every test; for those of ./train, a tiny model, and helpers that run it and
+read its files.
 
 TRAIN=build/cpu/train names another program than ./train. Standard library only.
 """
@@ -79,53 +80,96 @@ def write_safetensors(path, tensors):
     file.write(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
 
 
-def tiny_vocabulary():
-  """GPT-2's vocabulary files, in small: the object and the merges. Bytes are 0 to 255 in byte order, then the merges, then <|endoftext|>."""
-  others = iter(range(256, 512))
-  letters = [chr(b) if 33 <= b <= 126 or (b >= 161 and b != 173) else chr(next(others)) for b in range(256)]
-  merges = ["h e", "l l", "he ll", "hell o", "\u0120 w", "o r", "\u0120w or", "l d", "\u0120wor ld",
-            "\u0120 \u0120", "\u010a \u010a"]
-  tokens = letters + [merge.replace(" ", "") for merge in merges] + ["<|endoftext|>"]
-  return {token: i for i, token in enumerate(tokens)}, "#version: 0.2\n" + "\n".join(merges) + "\n"
-
-
 def floats(data):
   return array.array("f", data)
 
 
-class Workspace(unittest.TestCase):
+class Folder(unittest.TestCase):
+  """A folder of its own for each test. Paths of files are relative to it."""
+
   def setUp(self):
-    if not os.access(TRAIN, os.X_OK):
-      self.fail(f"{TRAIN} is not there; build it with make")
-    self.folder = tempfile.mkdtemp(prefix="plusgpt_cli_")
-    self.addCleanup(shutil.rmtree, self.folder)
-    self.write("train_000000.bin", shard(TEXT * 6))
-    self.write("train_000001.bin", shard(TEXT[10:] * 3))
-    self.write("val.bin", shard(TEXT[30:] * 10))
+    self.folder = tempfile.mkdtemp(prefix="plusgpt_test_")
+    self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
   def path(self, *parts):
     return os.path.join(self.folder, *parts)
 
-  def choosing(self):
-    """From here on ./train has algorithms to choose from for its matrix products, and keeps what it chose in a file of
-    this test; each process chooses by its own number. (It is for the CPU build; on a GPU all this is so anyway.)"""
-    for name, value in (("PLUSGPT_MATMUL", "choose"), ("XDG_CACHE_HOME", self.path("cache"))):
-      os.environ[name] = value
-      self.addCleanup(os.environ.pop, name, None)
-
-  def choices(self):
-    """The lines of that file, split into fields: device, library, shape, algorithm, date."""
-    return [line.split("\t") for line in self.bytes_of(self.path("cache/plusgpt/matmul.txt")).decode().splitlines()]
-
   def write(self, name, content):
     with open(self.path(name), "wb") as file:
       file.write(content if isinstance(content, bytes) else content.encode())
+    return self.path(name)
+
+  def bytes_of(self, *parts):
+    with open(self.path(*parts), "rb") as file:
+      return file.read()
+
+  def text_of(self, *parts):
+    return self.bytes_of(*parts).decode()
+
+  def json_of(self, *parts):
+    return json.loads(self.bytes_of(*parts))
+
+  def train(self, *arguments, code=0, within="."):
+    """Runs ./train with these arguments and no configuration but what they name."""
+    done = subprocess.run([TRAIN, *arguments], cwd=self.path(within), capture_output=True, text=True, timeout=300)
+    self.assertEqual(done.returncode, code, done.stderr)
+    self.assertNotRegex(done.stderr, CRASH)
+    return done
+
+  def write_vocabulary(self, folder):
+    """GPT-2's vocabulary files, in small. Returns token -> number: bytes in their order, the merges, <|endoftext|>."""
+    others = iter(range(256, 512))
+    letters = [chr(b) if 33 <= b <= 126 or (b >= 161 and b != 173) else chr(next(others)) for b in range(256)]
+    merges = ["h e", "l l", "he ll", "hell o", "\u0120 w", "o r", "\u0120w or", "l d", "\u0120wor ld",
+              "\u0120 \u0120", "\u010a \u010a"]
+    tokens = letters + [merge.replace(" ", "") for merge in merges] + ["<|endoftext|>"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    os.makedirs(self.path(folder), exist_ok=True)
+    self.write(os.path.join(folder, "encoder.json"), json.dumps(vocabulary))
+    self.write(os.path.join(folder, "vocab.bpe"), "#version: 0.2\n" + "\n".join(merges) + "\n")
+    return vocabulary
+
+  def needs_pcre2(self, folder):
+    """Skips the test if ./train cannot encode with the vocabulary there."""
+    done = subprocess.run([TRAIN, "--encode", self.path(folder)], input=b"x", capture_output=True)
+    if b"without PCRE2" in done.stderr:
+      self.skipTest("./train was built without PCRE2")
+
+
+class Workspace(Folder):
+  def setUp(self):
+    super().setUp()
+    if not os.access(TRAIN, os.X_OK):
+      self.fail(f"{TRAIN} is not there; build it with make")
+    self.write("train_000000.bin", shard(TEXT * 6))
+    self.write("train_000001.bin", shard(TEXT[10:] * 3))
+    self.write("val.bin", shard(TEXT[30:] * 10))
+
+  def set(self, variable, value):
+    os.environ[variable] = str(value)
+    self.addCleanup(os.environ.pop, variable, None)
+
+  def choosing(self):
+    """From here on ./train has algorithms to choose from for its matrix products, and keeps what it chose in a file of
+    this test; each process chooses by its own number. (It is for the CPU build; on a GPU all this is so anyway.)"""
+    self.set("PLUSGPT_MATMUL", "choose")
+    self.set("XDG_CACHE_HOME", self.path("cache"))
+
+  def choices(self):
+    """The lines of that file, split into fields: device, library, shape, algorithm, date."""
+    return [line.split("\t") for line in self.text_of("cache/plusgpt/matmul.txt").splitlines()]
+
+  def write_config(self, file, /, **changes):
+    """CONFIG with changes: a__b=x changes a.b."""
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    self.write(file, json.dumps(merged(CONFIG, changes), indent=1))
 
   def call(self, *flags, config=None, **changes):
-    """Runs ./train config.json FLAGS...; the config is CONFIG with changes (a__b=x changes a.b), or the text given."""
+    """Runs ./train config.json FLAGS...; the config is CONFIG with changes, or the text given."""
     if config is None:
-      config = json.dumps(merged(CONFIG, {key.replace("__", "."): value for key, value in changes.items()}), indent=1)
-    self.write("config.json", config)
+      self.write_config("config.json", **changes)
+    else:
+      self.write("config.json", config)
     return subprocess.run([TRAIN, "config.json", *flags], cwd=self.folder, capture_output=True, text=True, timeout=300)
 
   def ok(self, *flags, **arguments):
@@ -149,8 +193,7 @@ class Workspace(unittest.TestCase):
     return done
 
   def metrics(self, run="tiny", kind=None):
-    with open(self.path("runs", run, "metrics.jsonl")) as lines:
-      entries = [json.loads(line) for line in lines]
+    entries = [json.loads(line) for line in self.bytes_of("runs", run, "metrics.jsonl").splitlines()]
     return [entry for entry in entries if kind in (None, entry["type"])]
 
   def steady(self, run="tiny"):
@@ -161,16 +204,19 @@ class Workspace(unittest.TestCase):
       line.get("of", {}).pop("weights", None)
     return lines
 
-  def model(self, run="tiny", step=4):
-    return self.path("runs", run, f"step_{step:08d}", "model.safetensors")
+  def checkpoint(self, step, *names, run="tiny"):
+    return self.path("runs", run, f"step_{step:08d}", *names)
 
-  def bytes_of(self, path):
-    with open(path, "rb") as file:
-      return file.read()
+  def remove_checkpoints(self, *steps, run="tiny"):
+    for step in steps:
+      shutil.rmtree(self.checkpoint(step, run=run))
+
+  def model(self, run="tiny", step=4):
+    return self.checkpoint(step, "model.safetensors", run=run)
 
   def run_files(self):
     """Path -> content of everything below runs/ except the lock."""
-    return {name: self.bytes_of(self.path(name)) for name in self.files()
+    return {name: self.bytes_of(name) for name in self.files()
             if name.startswith("runs") and not name.endswith("lock")}
 
   def files(self):
