@@ -18,8 +18,7 @@ class Ends(RankRuns):
     for victim in (2, 0):
       with self.subTest(victim=victim):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
-        process = self.start("--gpus", "4", **ENDLESS)
-        self.wait_for(process, lambda: len(self.lines()) > 10)
+        process = self.under_way("--gpus", "4", **ENDLESS)
         os.kill(self.ranks()[victim], signal.SIGKILL)
         code, _, errors = self.ended(process)
         self.assertEqual(code, 1)
@@ -38,8 +37,7 @@ class Ends(RankRuns):
         self.assertRegex(errors, rf"^rank {victim} has died")
 
   def test_the_parent_is_killed(self):
-    process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
     self.assertEqual(sorted(self.ranks()), [0, 1, 2])
     process.kill()
     end = time.monotonic() + 2
@@ -48,14 +46,11 @@ class Ends(RankRuns):
     self.assertEqual(self.ended(process)[0], -signal.SIGKILL)
 
   def test_signals(self):
-    process = self.start("--gpus", "2", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "2", **ENDLESS)
     process.send_signal(signal.SIGUSR1)
     self.wait_for(process, lambda: len(self.steps()) == 1)
     self.wait_for(process, lambda: len(self.lines()) > self.steps()[0] + 5)
-    process.terminate()
-    code, output, errors = self.ended(process)
-    self.assertEqual((code, errors), (-signal.SIGTERM, ""))
+    output = self.stop(process)
     last = self.lines()[-1]["step"]
     self.assertEqual(self.steps()[-1], last)
     self.assertEqual(len(self.steps()), 2)
@@ -73,8 +68,7 @@ class Ends(RankRuns):
         for one in (process.pid, *self.ranks().values()):
           os.kill(one, signal.SIGUSR1)
         self.assertIsNone(process.poll())
-      process.terminate()
-      self.assertEqual(self.ended(process)[::2], (-signal.SIGTERM, ""))
+      self.stop(process)
 
   def test_a_signal_to_any_rank_stops_all(self):
     processes = self.started_by_hand(torchrun(2), **{**ENDLESS, **LARGE})
@@ -86,21 +80,17 @@ class Ends(RankRuns):
     for process in processes:
       self.assertEqual(process.wait(20), -signal.SIGTERM)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
-    process = self.start("--gpus", "2", name="other", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines(run="other")) > 10)
+    process = self.under_way("--gpus", "2", name="other", **ENDLESS)
     os.kill(self.ranks()[1], signal.SIGINT)
     self.assertEqual(self.ended(process)[::2], (-signal.SIGINT, ""))
 
   def test_a_closed_terminal(self):
-    process = self.start("--gpus", "2", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines()) > 10)
-    process.send_signal(signal.SIGHUP)
-    self.assertEqual(self.ended(process)[::2], (-signal.SIGHUP, ""))
+    process = self.under_way("--gpus", "2", **ENDLESS)
+    self.stop(process, signal.SIGHUP)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
   def test_second_signal_aborts(self):
-    process = self.start("--gpus", "2", **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
-    self.wait_for(process, lambda: len(self.lines()) > 2)
+    process = self.under_way("--gpus", "2", lines=2, **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     os.kill(self.ranks()[0], signal.SIGSTOP)  # only its parent can end it now
     process.send_signal(signal.SIGINT)
     time.sleep(AGAIN)
@@ -109,8 +99,7 @@ class Ends(RankRuns):
 
   def test_one_request_to_all_processes(self):
     """As `timeout`, scancel and service managers send it, and repeated while the run is ending."""
-    process = self.start("--gpus", "2", **{**ENDLESS, **LARGE})
-    self.wait_for(process, lambda: len(self.lines()) > 2)
+    process = self.under_way("--gpus", "2", lines=2, **{**ENDLESS, **LARGE})
     for _ in range(3):
       for one in [*self.ranks().values(), process.pid]:
         try:
@@ -124,8 +113,7 @@ class Ends(RankRuns):
 
   def test_ctrl_z(self):
     self.impatient(2)
-    process = self.start("--gpus", "2", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "2", **ENDLESS)
     process.send_signal(signal.SIGTSTP)
     for one in [process.pid, *self.ranks().values()]:
       self.wait_for(process, lambda: b"State:\tT" in self.bytes_of(f"/proc/{one}/status"))
@@ -134,13 +122,11 @@ class Ends(RankRuns):
     self.assertEqual(len(self.lines()), steps)
     process.send_signal(signal.SIGCONT)
     self.wait_for(process, lambda: len(self.lines()) > steps + 10)
-    process.terminate()
-    self.assertEqual(self.ended(process)[0], -signal.SIGTERM)
+    self.stop(process)
 
   def test_a_stopped_rank(self):
     self.impatient(2)
-    process = self.start("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
     os.kill(self.ranks()[1], signal.SIGSTOP)
     process.terminate()  # a run that hangs does not react to it either
     code, _, errors = self.ended(process)
@@ -150,8 +136,7 @@ class Ends(RankRuns):
 
   def test_rank_0_is_stopped(self):
     self.impatient(2)
-    process = self.start("--gpus", "2", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "2", **ENDLESS)
     os.kill(self.ranks()[0], signal.SIGSTOP)
     end = time.monotonic() + 12
     while process.poll() is None and time.monotonic() < end:  # signals that are not handled do not keep the run alive
@@ -180,8 +165,7 @@ class Ends(RankRuns):
 
   def test_a_job_that_was_stopped_as_a_whole_continues(self):
     self.impatient(2)
-    process = self.start("--gpus", "2", **ENDLESS)
-    self.wait_for(process, lambda: len(self.lines()) > 10)
+    process = self.under_way("--gpus", "2", **ENDLESS)
     everyone = [*self.ranks().values(), process.pid]
     for sign, pause in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
       for one in everyone:
@@ -189,8 +173,7 @@ class Ends(RankRuns):
       time.sleep(pause)
     before = len(self.lines())
     self.wait_for(process, lambda: len(self.lines()) > before + 10)
-    process.terminate()
-    self.assertEqual(self.ended(process)[::2], (-signal.SIGTERM, ""))
+    self.stop(process)
 
   def test_a_rank_ends_before_the_others(self):
     self.impatient(2)

@@ -231,43 +231,27 @@ class Download(ScriptTest):
     self.download(shards=2, code=2)
     self.assert_error(ONE, "403")
 
-  def assert_damaged(self, *parts):
-    self.download(code=1)
-    self.assert_error(VAL, *parts)
-    self.assertNotIn(VAL, self.files())
-    self.assertEqual(len(self.requests(VAL)), 1)  # trying again would not help
-    self.server.content[VAL] = shard([1, 2, 3])
-    self.download()                               # and it leaves nothing that is in the way
-    self.assert_files(VAL)
-
-  def test_wrong_magic(self):
-    self.server.content[VAL] = shard([1] * 20000, magic=1)
-    self.assert_damaged("not a token shard", "--base-url")
-
-  def test_wrong_version(self):
-    self.server.content[VAL] = shard([1] * 20000, version=2)
-    self.assert_damaged("not a token shard")
-
-  def test_a_web_page_instead(self):
-    self.server.content[VAL] = b"<html>Please log in</html>" * 100
-    self.assert_damaged("not a token shard", "<html>Please")
-
-  def test_a_short_web_page_instead(self):
-    self.server.content[VAL] = b"<html>Please log in</html>"
-    self.assert_damaged("only 26 bytes")
-
-  def test_a_file_cut_short_on_the_server(self):
-    self.server.content[VAL] = shard([1] * 20000)[:-100]
-    self.assert_damaged("has 40924 bytes", "promises 41024")
-
-  def test_a_file_too_long_on_the_server(self):
-    self.server.content[VAL] = shard([1] * 20000) + b"x"
-    self.assert_damaged("has 41025 bytes", "promises 41024")
-
-  def test_a_file_too_long_without_a_length(self):
-    self.server.content[VAL] = shard([1] * 20000) + b"x"
-    self.server.faults[VAL] = ["no length"]
-    self.assert_damaged("more bytes than the 41024")
+  def test_damaged_files_are_not_kept(self):
+    whole, page = shard([1] * 20000), b"<html>Please log in</html>"
+    for content, fault, *parts in (
+        (shard([1] * 20000, magic=1), None, "not a token shard", "--base-url"),
+        (shard([1] * 20000, version=2), None, "not a token shard"),
+        (page * 100, None, "not a token shard", "<html>Please"),
+        (page, None, "only 26 bytes"),
+        (whole[:-100], None, "has 40924 bytes", "promises 41024"),
+        (whole + b"x", None, "has 41025 bytes", "promises 41024"),
+        (whole + b"x", "no length", "more bytes than the 41024")):
+      with self.subTest(parts[0], fault=fault):
+        self.server.content[VAL], self.server.faults[VAL] = content, [fault]
+        self.download(code=1)
+        self.assert_error(VAL, *parts)
+        self.assertNotIn(VAL, self.files())
+        self.assertEqual(self.server.log, [(VAL, None)])  # trying again would not help
+        self.server.content[VAL] = shard([1, 2, 3])
+        self.download()                                   # and it leaves nothing that is in the way
+        self.assert_files(VAL)
+        self.server.log.clear()
+        os.remove(os.path.join(self.out, VAL))
 
   def test_two_downloads_at_once(self):
     with open(os.path.join(self.out, VAL + ".part"), "wb") as file:
