@@ -37,10 +37,10 @@ class Interrupted(Runs):
                     {"precision": "bf16", "attention__variant": "lssar_softplus_gated"}, {"data__shuffle": False},
                     {"train__recompute": "block"}):
       with self.subTest(**changes):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
         expected = self.straight(step=18, train__steps=18, **changes)
         self.remove_checkpoints(18, run="straight")
         self.assertEqual(self.straight("--resume", step=18, train__steps=18, **changes), expected)
-        shutil.rmtree(self.path("runs"))
 
   def test_metrics_are_rewound(self):
     expected = self.straight()

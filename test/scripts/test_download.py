@@ -118,11 +118,27 @@ class Download(ScriptTest):
     self.assertIn("2 of 3 files are complete", self.output)
     self.assert_files(VAL, ONE, TWO)
 
-  def test_a_connection_that_breaks_is_continued(self):
-    self.server.faults[VAL] = [("cut", 500), ("cut", 10000), None]
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.requests(VAL), [None, "bytes=500-", "bytes=10500-"])
+  def test_what_is_there_is_continued(self):
+    whole, part = self.server.content[VAL], VAL + ".part"
+    for what, have, faults, requests in (
+        ("a connection that breaks", {}, [("cut", 500), ("cut", 10000)], [None, "bytes=500-", "bytes=10500-"]),
+        ("a silent connection", {}, [("stall", 3000)], [None, "bytes=3000-"]),
+        ("a server without lengths", {}, ["no length"], [None]),
+        ("a server that sends another range", {part: whole[:7000]}, ["wrong range"], ["bytes=7000-", None]),
+        ("an interrupted run", {part: whole[:7777]}, [], ["bytes=7777-"]),
+        ("a file cut short by others", {VAL: whole[:5001]}, [], ["bytes=5001-"]),
+        ("a part that needs only its name", {part: whole}, [], []),
+        ("a longer part of another version", {part: shard([1] * 50000)[:90000]}, [], ["bytes=90000-", None])):
+      with self.subTest(what):
+        shutil.rmtree(self.out)
+        os.mkdir(self.out)
+        self.server.log.clear()
+        self.server.faults[VAL] = faults
+        for name, content in have.items():
+          self.have(name, content)
+        self.download()
+        self.assert_files(VAL)
+        self.assertEqual(self.server.log, [(VAL, wanted) for wanted in requests])
 
   def test_progress_renews_the_patience(self):
     self.server.faults[VAL] = [("cut", 2000)] * 12
@@ -130,42 +146,12 @@ class Download(ScriptTest):
     self.assert_files(VAL)
     self.assertEqual(len(self.requests(VAL)), 13)
 
-  def test_a_silent_connection_is_continued(self):
-    self.server.faults[VAL] = [("stall", 3000), None]
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.requests(VAL), [None, "bytes=3000-"])
-
-  def test_an_interrupted_run_is_continued_by_the_next(self):
-    self.have(VAL + ".part", self.server.content[VAL][:7777])
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.requests(VAL), ["bytes=7777-"])
-
-  def test_a_part_that_is_complete_only_needs_its_name(self):
-    self.have(VAL + ".part", self.server.content[VAL])
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.server.log, [])
-
-  def test_a_file_cut_short_by_others_is_continued(self):
-    self.have(VAL, self.server.content[VAL][:5001])
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.requests(VAL), ["bytes=5001-"])
-
   def test_garbage_in_the_way_is_fetched_anew(self):
     self.have(VAL + ".part", b"<html>" * 1000)
     self.have(ONE, self.server.content[ONE] + b"too long")
     self.download(shards=1)
     self.assert_files(VAL, ONE)
     self.assertEqual(self.server.log, [(VAL, None), (ONE, None)])
-
-  def test_a_part_beyond_the_servers_file_is_fetched_anew(self):
-    self.have(VAL + ".part", shard([1] * 50000)[:90000])  # of another version of the file
-    self.download()
-    self.assert_files(VAL)
-    self.assertEqual(self.requests(VAL), ["bytes=90000-", None])
 
   def test_a_server_without_ranges(self):
     self.server.ranges = False
@@ -180,17 +166,6 @@ class Download(ScriptTest):
     self.download("--retries", "3", code=1)
     self.assertEqual(len(self.requests(VAL)), 4)
     self.assert_error("gave up after 4 tries")
-
-  def test_a_server_that_sends_another_range(self):
-    self.have(VAL + ".part", self.server.content[VAL][:7000])
-    self.server.faults[VAL] = ["wrong range", None]
-    self.download()
-    self.assert_files(VAL)
-
-  def test_a_server_without_lengths(self):
-    self.server.faults[VAL] = ["no length"]
-    self.download()
-    self.assert_files(VAL)
 
   def test_redirects_keep_the_range(self):
     self.have(VAL + ".part", self.server.content[VAL][:7000])
