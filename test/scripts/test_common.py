@@ -1,14 +1,12 @@
 """scripts/common.py: what it reads from ./train's output. Standard library only."""
 import contextlib
 import io
-import os
 import re
-import sys
 
-from support.workspace import ROOT, TRAIN, Workspace
+from support.scripts import SCRIPTS  # noqa: F401: on the path
+from support.workspace import TRAIN, Workspace
 
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-import common  # noqa: E402
+import common  # from SCRIPTS
 
 
 class Train(Workspace):
