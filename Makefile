@@ -68,7 +68,8 @@ endif
 of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES)))
 TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
 override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
-OBJECTS := $(patsubst %,$(BUILD)/%.o,$(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)) $(TOGETHER:%=%/room.cu))
+# rooms first: they take longest
+OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cu) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)))
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
@@ -115,7 +116,7 @@ ifeq ($(BACKEND),cpu)
   # So do tests, and what only they run; but not the references of attention: running them takes longer than compiling. eval/
   # does under a sanitizer alone: the last digits of its statistics would change.
   # private: not for what they depend on, the list of flags
-  LESS_SOURCES := main.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
+  LESS_SOURCES := main.cu train_gpt2.cu parameters.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
     $(filter test/%.cu,$(TEST_SOURCES)) \
     $(if $(SAN),,attention/instances/tensor_%.cu attention/instances/hopper_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
