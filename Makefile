@@ -32,10 +32,12 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
+TEST_ROOMS := data settings checkpoint eval training
 UNUSED :=
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   # none of THREADED needs these
   HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))
+  TEST_ROOMS :=
   UNUSED := attention/instances/tensor_% attention/instances/hopper_%
 endif
 ROOMS := kernels attention attention/instances $(HOST_ROOMS)
@@ -65,7 +67,7 @@ endif
 # The files of a host room are compiled as one. Most of the time goes into templates of nlohmann and the standard library,
 # which each file would compile anew: this takes half. File by file, with TOGETHER= or FULL=1, a missing include shows. What
 # a file keeps for itself needs a name of its own in the room.
-of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES)))
+of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES) $(TEST_SOURCES)))
 TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
 override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
 # rooms first: they take longest
@@ -73,7 +75,12 @@ OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cu) $(filter-out $(call
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
-TESTS := $(foreach t,$(TEST_SOURCES),$(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $(t)))))
+# The tests of a host room are one program, test_ROOM, and compiled as the room is; elsewhere test/ROOM/NAME_test.cu is the
+# program test_NAME.
+test_room = $(filter $(TEST_ROOMS),$(word 2,$(subst /, ,$(1))))
+test_object = $(BUILD)/$(if $(filter $(TOGETHER),$(test_room)),$(dir $(1))room.cu,$(1)).o
+test_program = $(BUILD)/test_$(or $(test_room),$(patsubst %_test,%,$(basename $(notdir $(1)))))
+TESTS := $(sort $(foreach t,$(TEST_SOURCES),$(call test_program,$(t))))
 
 # ---- flags
 HAVE_PCRE2 := $(shell printf '\#define PCRE2_CODE_UNIT_WIDTH 8\n\#include <pcre2.h>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0)
@@ -114,11 +121,12 @@ ifeq ($(BACKEND),cpu)
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
   # So do tests, and what only they run; but not the references of attention: running them takes longer than compiling. eval/
-  # does under a sanitizer alone: the last digits of its statistics would change.
+  # does under a sanitizer alone: the last digits of its statistics would change; Hopper's kernels do there too, where
+  # compiling them takes longest.
   # private: not for what they depend on, the list of flags
   LESS_SOURCES := main.cu train_gpt2.cu parameters.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
-    $(filter test/%.cu,$(TEST_SOURCES)) \
-    $(if $(SAN),,attention/instances/tensor_%.cu attention/instances/hopper_%.cu)
+    $(filter test/%.cu,$(TEST_SOURCES)) $(TEST_ROOMS:%=test/%/room.cu) \
+    attention/instances/hopper_%.cu $(if $(SAN),,attention/instances/tensor_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE)
   LIBRARIES += -lopenblas
@@ -197,9 +205,8 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-# test/ROOM/NAME_test.cu makes the program test_NAME
 REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
-$(foreach t,$(TEST_SOURCES),$(eval $(BUILD)/test_$(patsubst %_test,%,$(basename $(notdir $t))): $(BUILD)/$t.o \
+$(foreach t,$(TEST_SOURCES),$(eval $(call test_program,$t): $(call test_object,$t) \
   $(if $(shell grep -lE '(attention|model)_reference.h' $t),$(REFERENCE))))
 $(TESTS): $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
@@ -225,8 +232,7 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 TWO_KINDS := ATTN="softmax lssar"
 FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
-UNWATCHED := $(if $(FULL),,config config_errors schedule training device_info matmul_choices run_dir tile_sizes masks \
-  attention_reference reference hopper_ways)
+UNWATCHED := $(if $(FULL),,settings training matmul_choices tile_sizes masks attention_reference reference hopper_ways)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
@@ -269,8 +275,8 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel,
 	@python3 scripts/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-cuda-subset:                       ## compile the CUDA build for one target, with two kinds of attention and one head size (all with FULL=1)
-	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(FEW_KINDS) build/cuda/train
+cuda-subset:                       ## compile the CUDA build for one target, with one kind of attention and one head size (all with FULL=1)
+	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(if $(FULL),,ATTN=lssar HEAD_DIM=64) build/cuda/train
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
