@@ -32,7 +32,7 @@ endif
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
-TEST_ROOMS := data settings checkpoint eval training
+TEST_ROOMS := data settings checkpoint eval training  # of them, those whose tests are compiled together
 UNUSED :=
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   # none of THREADED needs these

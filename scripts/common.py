@@ -124,7 +124,7 @@ def output_folder(folder, flag="--out"):
 def whole_files(folder, pattern, overwrite, what="files of this name, or another folder (--out)"):
   """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
   `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
-  if some match and overwrite is false, or if the folder cannot be used. what: ends its advice."""
+  if some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
   with output_folder(folder):
     try:
       old = sorted(filter(pattern.fullmatch, os.listdir(folder)))

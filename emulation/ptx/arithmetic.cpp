@@ -102,7 +102,7 @@ float fma_rounded(float a, float b, float c, int rounding) {
 }
 float with_sign(float a, float of) { return float_of((bits_of(a) & 0x7fffffff) | (bits_of(of) & 0x80000000)); }
 
-// Operations on integers of so many bits: U is the unsigned type, S the signed one.
+// Operations on integers of one width: U is the unsigned type, S the signed one.
 template <class U, class S> void add_integers(std::map<std::string, Handler>& all, const std::string& bits) {
   const std::string s = ".s" + bits, u = ".u" + bits, untyped = ".b" + bits;
   all["add" + s] = all["add" + u] = each<[](U a, U b) { return a + b; }>;

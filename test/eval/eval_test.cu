@@ -14,7 +14,7 @@
 namespace {
 
 struct Evaluation : ShardFiles {
-  // Shards of so many random tokens each.
+  // Shards of random tokens; sizes: the tokens of each.
   std::vector<Shard> shards_of(const std::vector<int>& sizes) {
     std::vector<std::string> names;
     for (int size : sizes) {

@@ -94,7 +94,7 @@ class Runs(Workspace):
     return self.outcome(step, "straight")
 
   def under_way(self, *flags, lines=10, **changes):
-    """As start, and waits until the run has written more than so many lines of training."""
+    """As start, then waits until the run has written more than `lines` lines of training."""
     process = self.start(*flags, **changes)
     self.wait_for(process, lambda: len(self.lines(run=changes.get("name", "tiny"))) > lines)
     return process
