@@ -16,10 +16,11 @@
 inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <class Real> struct LayerActivations {
-  Real* x;        // [N, C]  the residual stream that enters the layer
-  Real* ln1;      // [N, C]
-  Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
-  Real* att;      // [N, A]  output of attention, after its norm
+  Real* x;             // [N, C]  the residual stream that enters the layer
+  Real* ln1;           // [N, C]
+  Real* qkv;           // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
+  QkvColumns columns;  // of qkv
+  Real* att;           // [N, A]  output of attention, after its norm
   Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
@@ -52,40 +53,54 @@ template <class Real> struct Activations {
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    const AttentionSettings& attention = config.attention;
-    const GateSettings& gate = attention.gate;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
+    std::vector<AttentionSettings> attention;
+    for (int l = 0; l < m.layers; l++) attention.push_back(config.layer(l).attention);
+    auto has_gate = [&](int l) { return attention[l].gate.activation != GateActivation::none; };
+    GatePosition gate_position = config.attention.gate.position;
     bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
     layers.assign(m.layers, {});
+    for (int l = 0; l < m.layers; l++) layers[l].columns = qkv_columns(config, l);
+    auto by_layer = [&](auto member, const std::function<size_t(int l)>& count, bool kept) {
+      size_t most = 0;
+      for (int l = 0; l < m.layers; l++) most = std::max(most, count(l));
+      for (int l = 0, owner = -1; l < m.layers; l++)
+        if (count(l) == 0) continue;
+        else if (kept) plan.add(&(layers[l].*member), count(l), category);
+        else if (owner >= 0) plan.alias(&(layers[l].*member), &(layers[owner].*member));
+        else plan.add(&(layers[owner = l].*member), most, category);
+    };
     auto per_layer = [&](auto member, size_t count, bool kept) {
-      for (size_t l = 0; l < layers.size(); l++)
-        if (kept || l == 0) plan.add(&(layers[l].*member), count, category);
-        else plan.alias(&(layers[l].*member), &(layers[0].*member));
+      by_layer(
+          member, [=](int) { return count; }, kept);
     };
     using Layer = LayerActivations<Real>;
     per_layer(&Layer::x, N * C, training);
     for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
     for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
-    per_layer(&Layer::qkv, N * Q, keep);
-    per_layer(&Layer::qk_norms, attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
+    by_layer(
+        &Layer::qkv, [&](int l) { return N * layers[l].columns.Q; }, keep);
+    per_layer(&Layer::qk_norms, config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
     per_layer(&Layer::att, N * A, keep);
-    per_layer(&Layer::att_norms, attention.norm_of_output() == QkNorm::none ? 0 : N * m.heads, keep);
-    bool gated_att = gate.activation != GateActivation::none && gate.position == GatePosition::sdpa;
-    if (gated_att)
-      for (Layer& layer : layers) plan.alias(&layer.ungated, &layer.att);
-    else
-      per_layer(&Layer::ungated,
-                gate.activation == GateActivation::none ? 0 : N * (gate.position == GatePosition::output ? C : A),
-                keep);
-    per_layer(&Layer::att_stats, N * m.heads * attention_statistics(attention, m.head_dim), keep);
-    per_layer(&Layer::bias, attention.bias == Bias::none ? 0 : N * m.heads, keep);
+    by_layer(
+        &Layer::att_norms, [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; },
+        keep);
+    size_t gated_att = 0, ungated = N * (gate_position == GatePosition::output ? C : A);
+    if (gate_position != GatePosition::sdpa)
+      by_layer(
+          &Layer::ungated, [&](int l) { return has_gate(l) ? ungated : 0; }, keep);
+    for (int l = 0; l < m.layers && gate_position == GatePosition::sdpa; l++)
+      if (has_gate(l)) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
+    by_layer(
+        &Layer::att_stats, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }, keep);
+    per_layer(&Layer::bias, config.attention.bias == Bias::none ? 0 : N * m.heads, keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
     plan.add(&x_final, N * C, category);
     plan.add(&lnf, N * C, category);
     plan.add(&meanf, N, category);
     plan.add(&rstdf, N, category);
-    plan.add(&gated, gated_att ? N * A : 0, category);
+    plan.add(&gated, gated_att, category);
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
@@ -117,8 +132,8 @@ template <class Real> struct Buffers {
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = qkv_width(config);
-    size_t context = m.context;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = 0, context = m.context;
+    for (int l = 0; l < m.layers; l++) Q = std::max(Q, size_t(qkv_columns(config, l).Q));
     bool rotates = m.position == "rope";
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");

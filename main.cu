@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -107,16 +108,15 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
   config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
-  AttentionSettings evaluated = config.attention;
-  evaluated.window = config.eval.key_window;
   bool elsewhere = config.plan.elsewhere();
   if (elsewhere && !flags.dry_run)
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config.plan.memory.c_str(),
                source_tag(source_of(config, {"plan.memory"})).c_str());
   if (elsewhere && config.precision.empty()) config.precision = "bf16";
-  for (const AttentionSettings& attention : {config.attention, evaluated})
-    attention_check(attention, config.model.head_dim, config.precision == "fp32", config.diagnoses,
-                    !planned_for_cpu(config));
+  for (int length : {config.model.context, std::numeric_limits<int>::max()})
+    for (int l = 0; l < config.model.layers; l++)
+      attention_check(config.layer(l, length).attention, config.model.head_dim, config.precision == "fp32",
+                      config.diagnoses, !planned_for_cpu(config));
   if (elsewhere) return plan_elsewhere(config, evaluates, ranks.size);
   if (generates)  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,

@@ -17,11 +17,15 @@ static size_t elements(const std::vector<int>& shape) {
   return count;
 }
 
-ParameterLayout::ParameterLayout(const std::vector<ParameterRow>& table, int layers, int ranks, bool zero_stage_1)
-    : offsets(table.size()), zero(ranks > 1 && zero_stage_1) {
-  std::vector<Tensor> latest(table.size());  // the last tensor so far of each row
-  auto place = [&](const ParameterRow& row, const std::string& name) {
+ParameterLayout::ParameterLayout(const std::function<std::vector<ParameterRow>(int l)>& table, int layers, int ranks,
+                                 bool zero_stage_1)
+    : zero(ranks > 1 && zero_stage_1) {
+  const std::vector<ParameterRow> first_layer = table(0);
+  offsets.assign(first_layer.size(), std::vector<size_t>(layers, ABSENT));
+  std::vector<Tensor> latest(first_layer.size());  // the last tensor so far of each row
+  auto place = [&](const ParameterRow& row, int l) {
     if (elements(row.shape) == 0) return;
+    std::string name = row.per_layer ? format("h.%d.%s", l, row.name) : row.name;
     Tensor tensor = {name, row.shape, row.init, row.decays, total, elements(row.shape), 0};
     if (row.continues != NOTHING) {
       const Tensor& left = latest[row.continues];
@@ -33,18 +37,19 @@ ParameterLayout::ParameterLayout(const std::vector<ParameterRow>& table, int lay
       blocks.push_back({total, elements(in_memory), row.decays});
       total += (elements(in_memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
-    offsets[row.id].push_back(tensor.offset);
+    offsets[row.id][l] = tensor.offset;
     tensors.push_back(tensor);
     latest[row.id] = tensor;
   };
-  auto first = std::ranges::find(table, true, &ParameterRow::per_layer);
-  auto last = std::find_if_not(first, table.end(), [](const ParameterRow& row) { return row.per_layer; });
-  for (auto row = table.begin(); row != first; ++row) place(*row, row->name);
+  auto first = std::ranges::find(first_layer, true, &ParameterRow::per_layer);
+  auto last = std::find_if_not(first, first_layer.end(), [](const ParameterRow& row) { return row.per_layer; });
+  for (auto row = first_layer.begin(); row != first; ++row) place(*row, 0);
   for (int l = 0; l < layers; l++) {
     layer_begin.push_back(total);
-    for (auto row = first; row != last; ++row) place(*row, format("h.%d.%s", l, row->name));
+    for (const ParameterRow& row : table(l))
+      if (row.per_layer) place(row, l);
   }
-  for (auto row = last; row != table.end(); ++row) place(*row, row->name);
+  for (auto row = last; row != first_layer.end(); ++row) place(*row, 0);
   buckets = Buckets(total, layer_begin, ranks, NORM_BLOCK);
   allocated = ranks > 1 ? buckets.padded() : total;
   own = zero ? allocated / size_t(ranks) : allocated;

@@ -8,6 +8,8 @@
 // stage 1 a rank has moments and masters of its shares only (ranks/buckets.h), updates these, and gathers the others'.
 #pragma once
 #include <array>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -25,7 +27,7 @@ struct Init {
 enum Parameter : int;  // the model lists them, in the order of its table
 inline constexpr Parameter NOTHING{-1};
 
-// A row of the model's table. A shape that holds a 0 means that this configuration has no such parameter.
+// A row of the model's table, for one layer. A shape that holds a 0 means that there is no such parameter.
 struct ParameterRow {
   Parameter id;
   const char* name;  // after "h.LAYER." if it is per layer
@@ -59,7 +61,7 @@ struct ParameterLayout {
   };
   std::vector<Tensor> tensors;
   std::vector<Block> blocks;
-  std::vector<std::vector<size_t>> offsets;  // [parameter][layer]: one entry if not per layer, none if absent
+  std::vector<std::vector<size_t>> offsets;  // [parameter][layer]: [0] if not per layer; ABSENT: there is none
   std::vector<size_t> layer_begin;           // [layers]
   size_t total = 0;                          // elements of all blocks and the gaps between them
   Buckets buckets;                           // a layer each; what comes before the first layer is one more
@@ -67,7 +69,11 @@ struct ParameterLayout {
   size_t allocated;                          // elements of an array: total, padded to equal shares for several ranks
   size_t own;                                // elements of what ranks may share: allocated, or with ZeRO a rank's part
 
-  ParameterLayout(const std::vector<ParameterRow>& table, int layers, int ranks, bool zero_stage_1);
+  static constexpr size_t ABSENT = SIZE_MAX;
+
+  // table: of layer l; what is not per layer is in each of them, and the same.
+  ParameterLayout(const std::function<std::vector<ParameterRow>(int l)>& table, int layers, int ranks,
+                  bool zero_stage_1);
   size_t snapshot_bytes() const { return 3 * total * sizeof(float); }  // parameters and moments
 };
 
@@ -119,7 +125,8 @@ class ParameterStore {
 
  private:
   template <class T> T* at(T* array, Parameter id, int layer) const {
-    return array && !layout_.offsets[id].empty() ? array + layout_.offsets[id][layer] : nullptr;
+    size_t offset = layout_.offsets[id][layer];
+    return array && offset != ParameterLayout::ABSENT ? array + offset : nullptr;
   }
   float* array(Part part) const { return std::array{masters_, gradients_, moment1_, moment2_}[size_t(part)]; }
   bool shared(Part part) const {

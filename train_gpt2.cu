@@ -49,25 +49,19 @@ int padded_vocab(const Config& config) { return int(round_up(config.model.vocab,
 
 int padded_outputs(const Config& config) { return int(round_up(config.model.head.outputs, 8)); }
 
-int gate_logits(const Config& config) {
-  const GateSettings& gate = config.attention.gate;
-  const Config::Model& m = config.model;
-  if (gate.activation == GateActivation::none) return 0;
-  if (gate.granularity == GateGranularity::headwise) return m.heads;
-  return gate.position == GatePosition::output ? m.channels : m.heads * m.head_dim;
+// Q is 3A, the bias's and the gate's logits, padded to whole heads (TMA requires it), or to a multiple of 8 where TMA
+// cannot be used anyway.
+QkvColumns qkv_columns(const Config& config, int l) {
+  const AttentionSettings a = config.layer(l).attention;
+  int C = config.model.channels, H = config.model.heads, D = config.model.head_dim, A = H * D;
+  int Z = bias_is_learned(a.bias) ? H : 0, G = a.gate.position == GatePosition::output ? C : A;
+  if (a.gate.granularity == GateGranularity::headwise) G = H;
+  if (a.gate.activation == GateActivation::none) G = 0;
+  return {Z, G, Z + G ? int(round_up(3 * A + Z + G, D % 8 == 0 ? D : 8)) : 3 * A};
 }
 
-// Columns of the bias in the q,k,v product: 0 unless it is learned.
-static int decay_logits(const Config& config) { return bias_is_learned(config.attention.bias) ? config.model.heads : 0; }
-
-// Q, the columns of the q,k,v product: 3A, the bias's and the gate's logits, padded to whole heads (TMA requires it), or
-// to a multiple of 8 where TMA cannot be used anyway.
-int qkv_width(const Config& config) {
-  int D = config.model.head_dim, A = config.model.heads * D, G = decay_logits(config) + gate_logits(config);
-  return G ? int(round_up(3 * A + G, D % 8 == 0 ? D : 8)) : 3 * A;
-}
-
-// THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it.
+// THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It is
+// layer l's: layers may differ in their gate and sink.
 // Its columns: id, name, shape, initial values, whether weight decay applies, whether it is per layer; then the shape
 // in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
 //
@@ -77,11 +71,12 @@ int qkv_width(const Config& config) {
 //           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads, D columns each
 //           |           |           |           | by head | or by head   | zero    |
 //           | c_attn.weight, c_attn.bias        | c_decay | c_gate.*     |         |  the parameters of these columns
-static std::vector<ParameterRow> parameter_table(const Config& config) {
+static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   const Config::Model& m = config.model;
-  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), G = gate_logits(config),
-      Q = qkv_width(config), Z = decay_logits(config), K = m.head.outputs, Kp = padded_outputs(config);
-  const AttentionSettings& a = config.attention;
+  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), K = m.head.outputs,
+      Kp = padded_outputs(config);
+  auto [Z, G, Q] = qkv_columns(config, l);
+  const AttentionSettings a = config.layer(l).attention;
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
@@ -116,7 +111,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config) {
 
 // ranks, training: what the arrays are for.
 static ParameterLayout parameter_layout(const Config& config, int ranks = 1, bool training = false) {
-  return {parameter_table(config), config.model.layers, ranks, training && config.train.zero_stage == 1};
+  return {[&](int l) { return parameter_table(config, l); }, config.model.layers, ranks,
+          training && config.train.zero_stage == 1};
 }
 
 size_t snapshot_bytes(const Config& config) { return parameter_layout(config).snapshot_bytes(); }
@@ -133,7 +129,7 @@ double flops_per_token(const Config& config) {
   double seen = 0, context = 0;  // keys of all rows of a sequence
   if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
   for (int i = 1; i <= m.context; i++) seen += config.attention.keys_seen(i);
-  for (int l = 0; l < m.layers; l++) context += m.context * (config.layer(l).windowed ? seen / full : 1);
+  for (int l = 0; l < m.layers; l++) context += m.context * (config.layer(l).attention.window ? seen / full : 1);
   return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
 }
 
@@ -160,16 +156,14 @@ class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
       : config_(config),
-        settings_{config.attention, config.model.context, qkv_width(config)},
+        shared_{config.attention, config.model.context},
         gate_(config.attention.gate),
         comm_(comm),
         stream(new_stream()),
         store_(parameter_layout(config, comm.size(), training), std::is_same_v<Real, bf16>, comm, stream) {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
-    Vp = padded_vocab(config);
-    Q = qkv_width(config), G = gate_logits(config), Z = decay_logits(config), K = m.head.outputs,
-    Kp = padded_outputs(config);
+    Vp = padded_vocab(config), K = m.head.outputs, Kp = padded_outputs(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
@@ -222,20 +216,23 @@ class Gpt2 final : public Model {
   float* gradient(Parameter id, int layer = 0) const { return store_.gradient(id, layer); }
   bool last_micro_step() const { return rows_seen_ + rows_of_micro() == config_.batch.tokens / comm_.size(); }
   int64_t rows_of_micro() const { return int64_t(config_.batch.micro) * config_.model.context; }
-  bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
-  Matrix<const Real> decay_of(const Layer& a) const { return {a.qkv + 3 * A, Q}; }  // the bias's logits
-  Matrix<const Real> logits_of(const Layer& a) const { return {a.qkv + 3 * A + Z, Q}; }  // the gate's
-  Matrix<Real> dlogits_of(Real* dqkv) const { return {dqkv + 3 * A + Z, Q}; }
-  // The settings and the rotation of a layer, by config.layers.
-  const float2* rope(int l) const { return config_.layer(l).rotated ? b.rope : nullptr; }
-  AttentionSetup setup(int l) const {
-    AttentionSetup setup = settings_;
-    if (!config_.layer(l).windowed) setup.window = setup.sink_tokens = 0;
-    if (!config_.layer(l).rotated) setup.scale_factor = 1;
-    return setup;
+  bool gated(const Layer& a, GatePosition position) const { return a.columns.G > 0 && gate_.position == position; }
+  int gated_part(const Layer& a) const {  // of a row of qkv: 0 queries, 1 keys, 2 values; -1: the gate acts on none
+    return gated(a, GatePosition::query) ? 0 : gated(a, GatePosition::key) ? 1 : gated(a, GatePosition::value) ? 2 : -1;
   }
-  int gated_part() const {  // of a row of qkv: 0 queries, 1 keys, 2 values; -1: the gate acts on none of them
-    return gated(GatePosition::query) ? 0 : gated(GatePosition::key) ? 1 : gated(GatePosition::value) ? 2 : -1;
+  Matrix<const Real> decay_of(const Layer& a) const { return {a.qkv + 3 * A, a.columns.Q}; }  // the bias's logits
+  Matrix<const Real> logits_of(const Layer& a) const {  // the gate's
+    return {a.qkv + 3 * A + a.columns.Z, a.columns.Q};
+  }
+  Matrix<Real> dlogits_of(Real* dqkv, const Layer& a) const { return {dqkv + 3 * A + a.columns.Z, a.columns.Q}; }
+  // The rotation and the settings of a layer, by config.layers.
+  const float2* rope(int l) const { return layers_[l].rotated ? b.rope : nullptr; }
+  AttentionSetup setup(const Layer& a, int l) const {
+    AttentionSetup setup = shared_;
+    static_cast<AttentionSettings&>(setup) = layers_[l].attention;
+    setup.qkv_stride = a.columns.Q;
+    if (!layers_[l].rotated) setup.scale_factor = 1;
+    return setup;
   }
   // What attention learns beyond the matrices, and where its gradients go; and the bias.
   AttentionLearned<Real> learned(const Layer& a, int l) const {
@@ -255,12 +252,13 @@ class Gpt2 final : public Model {
   void reduce_from(size_t offset);
 
   Config config_;
-  AttentionSetup settings_;
-  GateSettings gate_;
+  AttentionSetup shared_;              // by all layers; what differs is in
+  std::vector<Config::Layer> layers_;  // [L], at the length of set_rope()
+  GateSettings gate_;                  // of the layers that have one
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, F, V, Vp, Q, G, Z, K, Kp;
+  int L, C, H, D, A, F, V, Vp, K, Kp;
   Buffers<Real> b{};
   DeviceBlock memory_;
   struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
@@ -297,8 +295,9 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
 // The gate on queries, keys or values, in place in a.qkv; a.ungated = what it acts on.
 template <class Real>
 void Gpt2<Real>::gate_qkv(Layer& a, int N) {
-  if (gated_part() < 0) return;
-  Real* x = a.qkv + gated_part() * A;
+  if (gated_part(a) < 0) return;
+  int Q = a.columns.Q;
+  Real* x = a.qkv + gated_part(a) * A;
   CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
                                cudaMemcpyDeviceToDevice, stream));
   gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
@@ -308,7 +307,7 @@ void Gpt2<Real>::gate_qkv(Layer& a, int N) {
 // compute rather than store.
 template <class Real>
 const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
-  if (!gated(GatePosition::sdpa)) return a.att;
+  if (!gated(a, GatePosition::sdpa)) return a.att;
   gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
   return act.gated;
 }
@@ -321,19 +320,19 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 1  ln1 = the layernorm of x
   layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
   // 2  queries, keys, values and the gate's logits
-  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = Q, .k = C,
+  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = a.columns.Q, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
   // 3  the gate, if it acts on queries, keys or values
   gate_qkv(a, N);
   // 4  queries and keys rotated by their positions, normalised, scaled
-  prepare_forward(a.qkv, a.qk_norms, rope(l), setup(l), {B, T, H, D}, stream, learned(a, l));
+  prepare_forward(a.qkv, a.qk_norms, rope(l), setup(a, l), {B, T, H, D}, stream, learned(a, l));
   // 5  attention, with the bias of its scores and the norm of its output
-  bias_forward(a.bias, decay_of(a), settings_, {B, T, H, D}, stream);
-  attention_forward(a.att, a.att_stats, a.qkv, setup(l), {B, T, H, D}, training, stream, learned(a, l));
-  if (a.att_norms) norm_output(a.att, a.att_norms, settings_, {B, T, H, D}, stream);
+  bias_forward(a.bias, decay_of(a), setup(a, l), {B, T, H, D}, stream);
+  attention_forward(a.att, a.att_stats, a.qkv, setup(a, l), {B, T, H, D}, training, stream, learned(a, l));
+  if (a.att_norms) norm_output(a.att, a.att_norms, setup(a, l), {B, T, H, D}, stream);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
   // 7  mid = x + the projection of all heads
-  bool gate_follows = gated(GatePosition::output);
+  bool gate_follows = gated(a, GatePosition::output);
   matmul<Real, Real>({.d = gate_follows ? a.ungated : a.mid, .a = projection_input(a, act, N),
                       .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A, .epilogue = Epilogue::bias,
                       .bias = weight(ATT_PROJ_B, l), .c = gate_follows ? nullptr : a.x}, stream);
@@ -398,10 +397,11 @@ void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, flo
 // In place in dqkv: the gradient of what the gate acted on, and of its logits.
 template <class Real>
 void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
-  if (gated_part() < 0) return;
-  Real* dx = dqkv + gated_part() * A;
-  gate_backward<Real>({dx, Q}, dlogits_of(dqkv), Q - 3 * A - Z, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D,
-                      stream);
+  if (gated_part(a) < 0) return;
+  auto [Z, G, Q] = a.columns;
+  Real* dx = dqkv + gated_part(a) * A;
+  gate_backward<Real>({dx, Q}, dlogits_of(dqkv, a), Q - 3 * A - Z, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N,
+                      H, D, stream);
 }
 
 // For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
@@ -425,6 +425,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                      act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
+    auto [Z, G, Q] = a.columns;
     if (config_.train.recompute == "block") compute_activations(a, act, l, B, T, true);
     else if (config_.train.recompute == "gelu") gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
@@ -433,30 +434,30 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     // 10  the MLP's hidden layer
     linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
     // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
-    bool gate_follows = gated(GatePosition::output);
+    bool gate_follows = gated(a, GatePosition::output);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
                        dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
     // 8  the gate at the output; its logits are columns 3A+Z.. of qkv, so their gradients are columns 3A+Z.. of dqkv
-    Matrix<Real> dlogits = dlogits_of(dqkv);
+    Matrix<Real> dlogits = dlogits_of(dqkv, a);
     Real* dprojected = b.dx;
     if (gate_follows) {
       dprojected = b.dnorm;
-      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - Z, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_, N,
-                          1, C, stream);
+      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - Z, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_,
+                          N, 1, C, stream);
     }
     // 7  the projection
     linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C,
                     gate_follows ? C : 0);
     // 6  the gate at sdpa
-    if (gated(GatePosition::sdpa))
-      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N, H,
-                          D, stream);
+    if (gated(a, GatePosition::sdpa))
+      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N,
+                          H, D, stream);
     // 5 and 4  the norm of attention's output; attention; rotation, norms, scale; the bias, whose logits' gradients are
     //          columns 3A .. 3A+Z of dqkv
-    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, settings_, {B, T, H, D}, stream);
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(l), {B, T, H, D}, stream,
+    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, setup(a, l), {B, T, H, D}, stream);
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(a, l), {B, T, H, D}, stream,
                        learned(a, l), Prepared{rope(l), a.qk_norms});
-    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, settings_, {B, T, H, D},
+    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, setup(a, l), {B, T, H, D},
                         stream);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
@@ -477,7 +478,7 @@ template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (!last_micro_step()) return;
   store_.reduce_from(offset);
-  settings_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
+  shared_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -514,7 +515,7 @@ template <class Real>
 StepResult Gpt2<Real>::finish(float grad_clip) {
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
-  settings_.spare_multiprocessors = 0;
+  shared_.spare_multiprocessors = 0;
   const float* norm = store_.clip(grad_clip);
   CUDA_CHECK(cudaMemcpyAsync(report_, b.loss_sum, sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaMemcpyAsync(report_ + 1, norm, sizeof(float), cudaMemcpyDeviceToHost, stream));
@@ -534,12 +535,13 @@ void Gpt2<Real>::update(const AdamW& settings) {
 template <class Real>
 void Gpt2<Real>::set_rope(int length) {
   const Config::Model& m = config_.model;
-  static_cast<AttentionSettings&>(settings_) = config_.attention_at(length);
+  layers_.clear();
+  for (int l = 0; l < L; l++) layers_.push_back(config_.layer(l, length));
   if (!b.rope) return;
   RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);
   std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor, m.rope_fraction);
-  settings_.scale_factor = rope_scale_factor(scaling, factor);
+  shared_.scale_factor = rope_scale_factor(scaling, factor);
   CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
@@ -578,21 +580,22 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
   upload(act, inputs, inputs, B * T);
-  settings_.kernels = Kernels::general;  // they save what attention_diagnose() reads
+  shared_.kernels = Kernels::general;  // they save what attention_diagnose() reads
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
-    int heads = gated(GatePosition::output) ? 1 : H, width = gated(GatePosition::output) ? C : A;
+    int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
     figures.layer = l;
-    gate_figures<Real>(b.figures, {G ? a.ungated : a.att, width}, logits_of(a), gate_, N, heads, width / heads, stream);
+    gate_figures<Real>(b.figures, {a.ungated ? a.ungated : a.att, width}, logits_of(a), layers_[l].attention.gate, N,
+                       heads, width / heads, stream);
     download(figures.gate, b.figures);
-    attention_diagnose(b.figures, a.att_stats, a.qkv, setup(l), {B, T, H, D}, stream, learned(a, l));
+    attention_diagnose(b.figures, a.att_stats, a.qkv, setup(a, l), {B, T, H, D}, stream, learned(a, l));
     download(figures.rows, b.figures);
     download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
     figures.x.clear();
     for (Real value : x) figures.x.push_back(to_float(value));
     see(figures);
   });
-  settings_.kernels = Kernels::automatic;
+  shared_.kernels = Kernels::automatic;
 }
 
 template <class Real>

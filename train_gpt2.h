@@ -108,5 +108,9 @@ double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as l
 
 int padded_vocab(const Config& config);
 int padded_outputs(const Config& config);  // the head's K, padded for matrix products; 0 without a head
-int gate_logits(const Config& config);     // columns of the gate in the q,k,v product: 0 without a gate
-int qkv_width(const Config& config);       // columns of the q,k,v product, padded
+
+// Columns of a layer's q,k,v product: the logits of a learned bias and of the gate, 0 without; and all of them, padded.
+struct QkvColumns {
+  int Z, G, Q;
+};
+QkvColumns qkv_columns(const Config& config, int l);

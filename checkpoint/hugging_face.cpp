@@ -70,10 +70,12 @@ static const char PYTHON[] =
 
 static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
-  const AttentionSettings& a = config.attention;
-  return m.position == "learned" && m.head_dim * m.heads == m.channels && a.kind == Kind::softmax &&
-         a.qk_norm == QkNorm::none && a.scale == Scale::rsqrt_d && a.sink == Sink::none && a.window == 0 &&
-         a.bias == Bias::none && a.gate.activation == GateActivation::none && m.head.outputs == 0;
+  auto differs = [](const AttentionSettings& a) {
+    return a.kind != Kind::softmax || a.qk_norm != QkNorm::none || a.scale != Scale::rsqrt_d || a.sink != Sink::none ||
+           a.window > 0 || a.bias != Bias::none || a.gate.activation != GateActivation::none;
+  };
+  return m.position == "learned" && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
+         m.head.outputs == 0;
 }
 
 std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }

@@ -112,7 +112,8 @@ static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) <
 // Adds the figures of the first `count` windows of a batch.
 static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int batch, int count, int T,
                 int rank) {
-  int H = config.model.heads, free_rows = config.attention.kind == Kind::lssar ? config.attention.offset_free_rows : 0;
+  bool lssar = config.layer(figures.layer).attention.kind == Kind::lssar;
+  int H = config.model.heads, free_rows = lssar ? config.attention.offset_free_rows : 0;
   int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
   double* largest = &sums.largest[size_t(rank) * (LARGEST + H)];
   for (int b = 0; b < count; b++)
@@ -213,9 +214,9 @@ static ordered_json head_json(const double* head, int bins, int T, double larges
           {"d90", rounded(distance_of(head + REACH, bins, T, 0.9))}};
 }
 
-static ordered_json layer_json(const LayerSums& sums, const Config& config, int T) {
+static ordered_json layer_json(const LayerSums& sums, const Config& config, int l, int T) {
   int bins = reach_bins(T), H = config.model.heads;
-  bool gated = config.attention.gate.activation != GateActivation::none;
+  bool gated = config.layer(l).attention.gate.activation != GateActivation::none;
   double elements = std::accumulate(sums.sizes.begin(), sums.sizes.end(), 0.0), massive = 0;
   double median = size_of_bin(quantile(sums.sizes, 0.5)), limit = std::max(100.0, 1000 * median);
   for (int bin = 0; bin < SIZES; bin++) massive += size_of_bin(bin) > limit ? sums.sizes[bin] : 0;
@@ -257,13 +258,13 @@ static double mean(const ordered_json& layers, const char* field) {
 static ordered_json report_of(const std::vector<LayerSums>& all, const Config& config, int length, int64_t sequences,
                               const Weights& weights) {
   ordered_json layers = ordered_json::array();
-  double sinks = 0, largest = 0, gate = 0, count = double(all.size());
+  double sinks = 0, largest = 0, gate = 0, gates = 0, count = double(all.size());
   size_t fields = REACH + size_t(reach_bins(length));
   for (const LayerSums& sums : all) {
-    layers.push_back(layer_json(sums, config, length));
+    layers.push_back(layer_json(sums, config, int(layers.size()), length));
     for (int h = 0; h < config.model.heads; h++) sinks += sums.heads[h * fields + SINKS];
     largest += sums.largest[0] / count;
-    gate += layers.back()["gate"].is_null() ? NAN : layers.back()["gate"].get<double>() / count;
+    if (layers.back()["gate"].is_number()) gate += layers.back()["gate"].get<double>(), gates++;
   }
   return {{"step", weights.step},
           {"tokens", weights.tokens},
@@ -276,7 +277,7 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
           {"entropy", rounded(mean(layers, "entropy"))},
           {"entropy_norm", rounded(mean(layers, "entropy_norm"))},
           {"m_act", rounded(largest)},
-          {"gate", rounded(gate)},
+          {"gate", rounded(gate / gates)},
           {"zeros", rounded(mean(layers, "zeros"))},
           {"layers", layers}};
 }

@@ -156,10 +156,18 @@ class Attention(nn.Module):
     self.settings = SimpleNamespace(**attention)
     self.gate = SimpleNamespace(**attention["gate"])
     self.rope_base = model["rope_base"] if model["position"] == "rope" else None
-    if pattern := attention.get("layers"):
-      pattern = pattern[layer % len(pattern)]
-      self.settings.window *= pattern.startswith("window")
-      self.rope_base = None if pattern.endswith("unrotated") else self.rope_base
+    pattern = attention.get("layers") or [""]
+    for word in filter(None, pattern[layer % len(pattern)].split("_")):
+      if word == "full":
+        self.settings.window = 0
+      elif word == "unrotated":
+        self.rope_base = None
+      elif word == "ungated":
+        self.gate.activation = "none"
+      elif word not in ("window", "rotated", "gated"):
+        self.settings.kind = word
+    if self.settings.kind != "softmax":
+      self.settings.sink = "none"
     self.rope_fraction = model.get("rope_fraction", 1)
     sums_to_1 = self.settings.kind in ("softmax", "lssa", "lssar")  # such an output is not normalised
     self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")

@@ -41,6 +41,43 @@ int Config::Eval::targets(int length) const {
   return mode == EvalMode::suffix ? std::min(1024, *std::min_element(lengths.begin(), lengths.end())) : length;
 }
 
+// The words of attention.layers beside the kinds' names; the first of two is what holds without either.
+static constexpr const char* LAYER_WORDS[][2] = {{"window", "full"}, {"rotated", "unrotated"}, {"gated", "ungated"}};
+
+Config::Layer Config::layer(int l, int length) const {
+  Layer layer = {attention_at(length), model.position == "rope"};
+  AttentionSettings& a = layer.attention;
+  for (const std::string& word : split(layers.empty() ? "" : layers[size_t(l) % layers.size()], '_')) {
+    for (size_t kind = 0; kind < std::size(kind_names); kind++)
+      if (word == kind_names[kind]) a.kind = Kind(kind);
+    if (word == "full") a.window = a.sink_tokens = 0;
+    if (word == "unrotated") layer.rotated = false;
+    if (word == "ungated") a.gate.activation = GateActivation::none;
+  }
+  if (a.kind != Kind::softmax) a.sink = Sink::none;
+  return layer;
+}
+
+// What is wrong with an entry of attention.layers, or "".
+static std::string layer_problem(const Config& c, const std::string& entry) {
+  std::vector<std::string> groups;  // a word of each
+  for (const std::string& word : split(entry, '_')) {
+    std::string group;
+    if (std::ranges::find(kind_names, word) != std::end(kind_names)) group = "kind";
+    for (auto& [usual, other] : LAYER_WORDS)
+      if (word == usual || word == other) group = usual;
+    if (group.empty() || std::ranges::count(groups, group))
+      return "must list words joined by _, at most one of each: a kind, window or full, rotated or unrotated, gated or "
+             "ungated";
+    groups.push_back(group);
+  }
+  if (std::ranges::count(groups, "rotated") && c.model.position != "rope")
+    return "names rotation, and needs model.position = \"rope\"";
+  if (std::ranges::count(groups, "gated") && c.attention.gate.activation == GateActivation::none)
+    return "names gates, and needs an attention.gate.activation";
+  return "";
+}
+
 static void complete(Config& c) {
   auto& m = c.model;
   if (c.name.empty()) {
@@ -97,23 +134,21 @@ static const Rule RULES[] = {
      if (c.model.position != "rope" || c.model.head_dim % 2 == 0 || c.model.channels % 8 != 0) return "";
      return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
    }},
-  {"attention.sink", {"attention.kind", "attention.variant"}, [](const Config& c) -> std::string {
-     if (c.attention.sink == Sink::none || c.attention.kind == Kind::softmax) return "";
-     return format("needs attention.kind = \"softmax\", not \"%s\"; use sink \"none\"",
-                   kind_names[int(c.attention.kind)]);
+  {"attention.sink", {"attention.kind", "attention.variant", "attention.layers"}, [](const Config& c) -> std::string {
+     auto is_softmax = [](const AttentionSettings& a) { return a.kind == Kind::softmax; };
+     if (c.attention.sink == Sink::none || c.some_layer(is_softmax)) return "";
+     return "needs attention.kind = \"softmax\"; use sink \"none\"";
    }},
   {"attention.scale", {"model.context"}, [](const Config& c) -> std::string {
      if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";
      return "divides by ln(model.context) and needs a context of at least 2";
    }},
-  {"attention.layers", {"model.position"}, [](const Config& c) -> std::string {
-     for (const std::string& layer : c.layers) {
-       if (layer != "window" && layer != "full" && layer != "window_unrotated" && layer != "full_unrotated")
-         return "must be a list of window, full, window_unrotated and full_unrotated";
-       if (layer.ends_with("unrotated") && c.model.position != "rope")
-         return "has layers without rope, and needs model.position = \"rope\"";
-     }
-     return "";
+  {"attention.layers", {"model.position", "attention.gate.activation", "attention.variant"},
+   [](const Config& c) -> std::string {
+     std::string problem;
+     for (const std::string& entry : c.layers)
+       if (problem.empty()) problem = layer_problem(c, entry);
+     return problem;
    }},
   {"attention.gate.granularity", {"attention.gate.position"}, [](const Config& c) -> std::string {
      const GateSettings& gate = c.attention.gate;

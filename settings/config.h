@@ -45,19 +45,22 @@ struct Config {
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
   AttentionSettings attention;
   std::vector<std::string> layers;  // attention.layers: repeated over the layers; empty: all as the other keys say
-  struct LayerPattern {
-    bool windowed, rotated;
-  };
-  LayerPattern layer(int l) const {
-    std::string pattern = layers.empty() ? "window" : layers[size_t(l) % layers.size()];
-    return {pattern.starts_with("window"), !pattern.ends_with("unrotated")};
-  }
   // At this length: beyond the trained one eval.window takes the place of attention.window.
   bool has_eval_window(int length) const { return length > model.context && eval.key_window > 0; }
   AttentionSettings attention_at(int length) const {
     AttentionSettings a = attention;
     if (has_eval_window(length)) a.window = eval.key_window, a.sink_tokens = eval.sink_tokens;
     return a;
+  }
+  struct Layer {
+    AttentionSettings attention;
+    bool rotated;
+  };
+  Layer layer(int l, int length = 0) const;  // what `layers` makes of that in layer l
+  template <class F> bool some_layer(F holds) const {
+    for (int l = 0; l < model.layers; l++)
+      if (holds(layer(l).attention)) return true;
+    return false;
   }
 
   struct Data {

@@ -23,17 +23,22 @@ static std::string alternatives(const Choice& choice, const std::string& interva
   return choice.number ? list + " | a number in " + interval : list;
 }
 
+static bool some_layer_is(const Config& c, Kind kind) {
+  return c.some_layer([&](const AttentionSettings& a) { return a.kind == kind; });
+}
+
 // clang-format off
 static const Needs
     OFFSET = {"attention.kind = \"lssar\" with an attention.offset other than 0",
-              [](const Config& c) { return c.attention.kind == Kind::lssar && c.attention.offset != 0; }},
-    LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return c.attention.kind == Kind::lssar; }},
-    THRESHOLD = {"attention.kind = \"threshold\"",
-                 [](const Config& c) { return c.attention.kind == Kind::threshold; }},
+              [](const Config& c) { return some_layer_is(c, Kind::lssar) && c.attention.offset != 0; }},
+    LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return some_layer_is(c, Kind::lssar); }},
+    THRESHOLD = {"attention.kind = \"threshold\"", [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
     NO_SUM = {"an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
-              [](const Config& c) { return !c.attention.sums_to_1(); }},
+              [](const Config& c) { return c.some_layer([](const auto& a) { return !a.sums_to_1(); }); }},
     GATE = {"an attention.gate.activation",
-            [](const Config& c) { return c.attention.gate.activation != GateActivation::none; }},
+            [](const Config& c) {
+              return c.some_layer([](const auto& a) { return a.gate.activation != GateActivation::none; });
+            }},
     GATE_BIAS = {"a gate with attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
     ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
@@ -110,7 +115,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
                        "first keys that every row sees beside its window"}),
     {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
     {"attention.layers", &c.layers, "", no,
-     "pattern repeated over the layers, of: window (as the keys say), full (no window), window_unrotated, full_unrotated (no rope)"},
+     "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), unrotated (no rope), "
+     "ungated; window, rotated and gated: as the keys say"},
     {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "what the gate applies to its logits; none: no gate"},
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),

@@ -70,7 +70,7 @@ class Interchange(Trained):
     for changes in ({"model__position": "rope"}, {"model__position": "none"}, {"model__head_dim": 4},
                     {"attention__qk_norm": "rms"}, {"attention__scale": "logn"}, {"attention__scale": 0.5},
                     {"attention__kind": "relu"}, {"attention__sink": "one"},
-                    {"attention__gate__activation": "tanh"}):
+                    {"attention__gate__activation": "tanh"}, {"attention__layers": ["softmax", "lssa"]}):
       with self.subTest(**changes):
         folder, config = self.trained(**changes)
         self.assertEqual(config["model_type"], "plusgpt")

@@ -35,6 +35,7 @@ class Interrupted(Runs):
     for changes in ({"model__position": "learned", "attention__sink": "learned"},
                     {"attention__variant": "ssmax", "attention__gate__activation": "sigmoid"},
                     {"precision": "bf16", "attention__variant": "lssar_softplus_gated"}, {"data__shuffle": False},
+                    {"attention__sink": "learned", "attention__gate__activation": "silu", "attention__layers": ["lssar", "ungated"]},
                     {"train__recompute": "block"}):
       with self.subTest(**changes):
         shutil.rmtree(self.path("runs"), ignore_errors=True)

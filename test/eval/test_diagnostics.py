@@ -102,6 +102,15 @@ class Diagnostics(Workspace):
       self.assertAlmostEqual(sum(layer["gate_shares"]), 1, delta=1e-5)
       self.assertTrue(1 <= layer["survivors"][0] <= 16)
 
+  def test_layers_that_differ(self):
+    self.ok("--diagnostics", attention__variant="lssar_softplus_gated", attention__layers=["window", "softmax_ungated"])
+    line, = self.metrics(kind="diagnostics")
+    self.assertEqual(line["gate"], 1)  # of the layer that has one
+    gated, ungated = line["layers"]
+    self.assertEqual((gated["gate"], ungated["gate"]), (1, None))
+    self.assertTrue(all(head["zeros"] > 0 for head in gated["heads"]))
+    self.assertTrue(all(head["zeros"] == 0 for head in ungated["heads"]))  # softmax has none
+
   def test_every_gate_position(self):
     for position in ("sdpa", "value", "key", "query", "output"):
       self.ok("--diagnostics", name=position, attention__gate={"activation": "sigmoid", "position": position, "weight_init": "zero"})

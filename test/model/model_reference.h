@@ -29,8 +29,9 @@ template <class P> class ReferenceModel {
   explicit ReferenceModel(const Config& config) : config_(config), settings_{config.attention, config.model.context} {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
-    G = gate_logits(config), K = m.head.outputs;
+    K = m.head.outputs;
     gate_ = config.attention.gate;
+    G = gate_.granularity == GateGranularity::headwise ? H : gate_.position == GatePosition::output ? C : A;
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
@@ -65,17 +66,18 @@ template <class P> class ReferenceModel {
       std::string h = format("h.%d.", l);
       a.ln1 = layernorm(h + "ln_1");
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
-      if (G)
+      a.gated = gate_.activation != GateActivation::none && !says(l, "ungated");
+      if (a.gated)
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
-        if (gated(part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
+        if (gated(a, part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
       settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
       if (settings_.bias != Bias::none) a.bias = bias(a.ln1.out, h, B, T, a.decay);
       a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
       a.att = ref_attention<P>(setup(l), {B, T, H, D}, a.prepared, {}, 0, a.bias);
-      a.gated_att = ref_norm_output<P>(settings_, {B, T, H, D}, a.att);
-      if (gated(GatePosition::sdpa)) a.ungated = a.gated_att, a.gated_att = gate(a.ungated, a.logits, N);
-      if (gated(GatePosition::output)) {
+      a.gated_att = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att);
+      if (gated(a, GatePosition::sdpa)) a.ungated = a.gated_att, a.gated_att = gate(a.ungated, a.logits, N);
+      if (gated(a, GatePosition::output)) {
         a.ungated = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
         add(x, gate(a.ungated, a.logits, N));
       } else {
@@ -106,6 +108,7 @@ template <class P> class ReferenceModel {
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .x is the residual stream that they normalise
     Array qkv, prepared, att, gated_att, logits, ungated, decay;
+    bool gated;
     Numbers<Exact> bias;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
   };
@@ -115,7 +118,7 @@ template <class P> class ReferenceModel {
   }
 
   // ---- the gate
-  bool gated(GatePosition position) const { return G > 0 && gate_.position == position; }
+  bool gated(const Layer& a, GatePosition position) const { return a.gated && gate_.position == position; }
   static GatePosition part_position(int part) {
     return part == 0 ? GatePosition::query : part == 1 ? GatePosition::key : GatePosition::value;
   }
@@ -172,19 +175,24 @@ template <class P> class ReferenceModel {
     return d;
   }
 
-  // By attention.layers.
+  // Whether attention.layers has this word for layer l.
+  bool says(int l, const std::string& word) const {
+    std::string entry = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
+    return ("_" + entry + "_").find("_" + word + "_") != std::string::npos;
+  }
   AttentionSetup setup(int l) const {
     AttentionSetup s = settings_;
-    std::string pattern = config_.layers.empty() ? "window" : config_.layers[l % config_.layers.size()];
-    if (pattern == "full" || pattern == "full_unrotated") s.window = 0;
+    if (says(l, "full")) s.window = 0;
+    for (size_t kind = 0; kind < std::size(kind_names); kind++)
+      if (says(l, kind_names[kind])) s.kind = Kind(kind);
+    if (s.kind != Kind::softmax) s.sink = Sink::none;
     return s;
   }
 
   RopeScaling scaling() const { return config_.eval.rope_scaling; }
   double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
   std::vector<float2> rope(int T, int l) const {
-    std::string pattern = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
-    if (config_.model.position != "rope" || pattern.find("_unrotated") != std::string::npos) return {};
+    if (config_.model.position != "rope" || says(l, "unrotated")) return {};
     auto table = rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
     for (size_t i = 0; i < table.size(); i++)
       if (i % (D / 2) >= std::round(config_.model.rope_fraction * (D / 2))) table[i] = {1, 0};
@@ -237,20 +245,20 @@ template <class P> class ReferenceModel {
       std::string h = format("h.%d.", l);
       Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, a.mlp.aux);
       layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F), a.ln2, h + "ln_2", N);
-      Array dprojected = gated(GatePosition::output) ? gate_backward(dx, a, N) : dx;
+      Array dprojected = gated(a, GatePosition::output) ? gate_backward(dx, a, N) : dx;
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C);
-      if (gated(GatePosition::sdpa)) datt = gate_backward(datt, a, N);
-      datt = ref_norm_output<P>(settings_, {B, T, H, D}, a.att, datt);
+      if (gated(a, GatePosition::sdpa)) datt = gate_backward(datt, a, N);
+      datt = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att, datt);
       Array dbias(a.bias.size());
       Array dprepared =
           ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0, a.bias, &dbias);
       Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
       for (int part = 0; part < 3; part++)
-        if (gated(part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
+        if (gated(a, part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
       Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A);
       if (!a.decay.empty())
         add(dln, linear_backward(bias_backward(dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N, C, H));
-      if (G) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
+      if (a.gated) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
       layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }
     ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);

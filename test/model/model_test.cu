@@ -12,6 +12,10 @@ namespace {
 
 const AdamW ADAMW = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = 1};
 
+// A gate, a window and lssar in the second layer, none of these in the first.
+const std::vector<std::string> MIXED_LAYERS = {"attention.variant=lssar_softplus_gated", "attention.power=3",
+                                               "attention.window=4", "attention.layers=softmax_full_ungated,window"};
+
 std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 
 // Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
@@ -20,6 +24,7 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   std::vector<std::vector<std::string>> cases = {{"attention.variant=fox", "attention.window=4"},
                                                  {"attention.variant=cable", "attention.kind=lssa"},
                                                  {"attention.window=3", "attention.layers=window,full_unrotated"},
+                                                 MIXED_LAYERS,
                                                  {"data.labels=x"},
                                                  {"model.head.outputs=1", "data.labels=x"},
                                                  {"model.head.outputs=7", "data.labels=x"}};
@@ -202,7 +207,9 @@ TEST(Model, RecomputationChangesNoBit) {
   for (std::string precision : {"fp32", "bf16"}) {
     std::vector<std::vector<float>> all;
     for (std::string recompute : {"none", "gelu", "block"}) {
-      Config config = small_config(precision, {"train.recompute=" + recompute});
+      std::vector<std::string> sets = MIXED_LAYERS;
+      sets.push_back("train.recompute=" + recompute);
+      Config config = small_config(precision, sets);
       auto model = small_model(config);
       gradients(*model, TestBatch(config));
       all.push_back(read_all(*model, Part::gradients));
@@ -362,12 +369,17 @@ TEST(Settings, VariantsMatchTheReference) {
     fp32.add({"attention.variant=" + variant}, variant);
 }
 
-// Windows, biases and patterns of layers, alone and together.
-TEST(Settings, MasksMatchTheReference) {
+// Windows, biases and layers that differ, alone and together.
+TEST(Settings, MasksAndLayersMatchTheReference) {
   const std::vector<std::string> cases[] = {
       {"attention.window=3"},
       {"attention.window=3", "attention.sink_tokens=2", "attention.scale=logn"},
       {"attention.window=4", "attention.layers=window,full_unrotated"},
+      MIXED_LAYERS,
+      {"attention.variant=threshold", "attention.layers=lssa,gated", "attention.gate.activation=silu",
+       "attention.gate.position=output"},
+      {"attention.layers=ungated_relu,sigmoid", "attention.gate.activation=tanh", "attention.gate.position=key",
+       "attention.gate.granularity=headwise", "attention.bias=cable"},
       {"model.rope_fraction=0.7"},
       {"attention.variant=alibi"},
       {"attention.variant=fox"},
@@ -384,14 +396,41 @@ TEST(Settings, MasksMatchTheReference) {
   }
 }
 
+// What attention.layers says of every layer is what the other keys say, and only layers with softmax have a sink.
+TEST(Settings, EqualLayersAreTheModelOfThatSort) {
+  const std::vector<std::string> gated = {"attention.gate.activation=sigmoid", "attention.window=3"};
+  auto gradients_of = [](std::vector<std::string> sets, const std::vector<std::string>& more) {
+    sets.insert(sets.end(), more.begin(), more.end());
+    Config config = small_config("fp32", sets);
+    auto model = small_model(config);
+    gradients(*model, TestBatch(config));
+    return read_all(*model, Part::gradients);
+  };
+  const std::map<std::string, std::vector<std::string>> cases = {
+      {"lssa_full", {"attention.kind=lssa", "attention.window=0"}},
+      {"ungated_unrotated", {"attention.gate.activation=none", "model.position=none"}},
+      {"gated_window_rotated", {}}};
+  for (auto& [layers, same] : cases)
+    expect_same_bits(layers, gradients_of(gated, {"attention.layers=" + layers}), gradients_of(gated, same));
+
+  auto model = small_model(small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax"}));
+  auto has = [&](const std::string& name) { return std::ranges::count(model->tensors(), name, &Tensor::name) == 1; };
+  EXPECT_FALSE(has("h.0.attn.sink"));
+  EXPECT_TRUE(has("h.1.attn.sink"));
+}
+
 // ---- snapshots
 
 // A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
-    for (std::string variant : {"softmax", "lssar_softplus_gated", "softmax_sink", "ssmax"}) {
-      SCOPED_TRACE(precision + " " + variant);
-      Config config = small_config(precision, {"attention.variant=" + variant, "model.position=learned"});
+    for (std::vector<std::string> sets : {MIXED_LAYERS,
+                                          {"attention.variant=lssar_softplus_gated"},
+                                          {"attention.variant=softmax_sink"},
+                                          {"attention.variant=ssmax"}}) {
+      SCOPED_TRACE(precision + " " + sets.back());
+      sets.push_back("model.position=learned");
+      Config config = small_config(precision, sets);
       TestBatch batch(config);
       auto model = small_model(config),
            continued = make_model(config, config.model.context, config.model.context, true);
@@ -411,7 +450,7 @@ TEST(Snapshot, ContinuesBitForBit) {
         }
       train_steps(*continued, batch, 4, 6, ADAMW, 0);
       for (Part part : {Part::parameters, Part::moment1, Part::moment2})
-        expect_same_bits(variant, read_all(*continued, part), read_all(*model, part));
+        expect_same_bits(precision, read_all(*continued, part), read_all(*model, part));
     }
 }
 

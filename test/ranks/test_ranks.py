@@ -119,7 +119,8 @@ class Products(RankRuns):
 
   def test_cold_and_warm(self):
     combinations = [{"train__zero_stage": zero, "checkpoint__every": every} for zero in (0, 1) for every in (0, 4)]
-    for shape in ({"batch__micro": 4}, {"batch__micro": 2, "train__recompute": "block", "precision": "bf16"}):
+    layers = {"attention__gate__activation": "silu", "attention__layers": ["lssa_ungated", "gated"]}  # two widths of qkv
+    for shape in ({"batch__micro": 4}, {"batch__micro": 2, "train__recompute": "block", "precision": "bf16", **layers}):
       for first, other in zip(combinations, combinations[::-1]):
         with self.subTest(**shape, **first):
           shutil.rmtree(self.path("cache"), ignore_errors=True)

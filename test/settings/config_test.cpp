@@ -179,6 +179,8 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             Sets{"config: attention.offset_free_rows = 10 has no effect: it needs attention.kind = \"lssar\" with an "
                  "attention.offset other than 0  [--set]"});
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.offset=0"}).empty());
+  EXPECT_TRUE(warnings({"attention.layers=window,full_lssar", "attention.power=3"}).empty());
+  EXPECT_EQ(warnings({"attention.layers=lssar", "attention.threshold=2"}).size(), 1u);
   for (auto& [set, other] : {std::pair("generate.prompt=x", "generate.every=1"),
                              std::pair("eval.rope_scaling=yarn", "eval.lengths=1024,1025")}) {
     EXPECT_EQ(warnings({set}).size(), 1u) << set;
@@ -304,6 +306,27 @@ TEST(Config, SetParsesByType) {
   EXPECT_EQ(json.eval.lengths, (std::vector<int>{5, 6}));
   EXPECT_EQ(json.data.val, (std::vector<std::string>{"a,b", "[c]"}));
   EXPECT_EQ(parse_config("{}", "", {"data.val=[ab]*"}).data.val, (std::vector<std::string>{"[ab]*"}));
+}
+
+TEST(Config, LayersSayWhatTheirsIs) {
+  Config c =
+      parse_config("{}", "",
+                   {"attention.layers=window,lssar_full_ungated,unrotated", "attention.sink=one", "attention.window=64",
+                    "attention.gate.activation=silu", "model.layers=5", "eval.window=256", "eval.sink_tokens=4"});
+  auto is = [&](int l, int length, Kind kind, int window, int sink_tokens, bool gated, bool rotated) {
+    Config::Layer layer = c.layer(l, length);
+    EXPECT_EQ(layer.attention.kind, kind) << l;
+    EXPECT_EQ(layer.attention.sink, kind == Kind::softmax ? Sink::one : Sink::none) << l;
+    EXPECT_EQ(layer.attention.window, window) << l;
+    EXPECT_EQ(layer.attention.sink_tokens, sink_tokens) << l;
+    EXPECT_EQ(layer.attention.gate.activation, gated ? GateActivation::silu : GateActivation::none) << l;
+    EXPECT_EQ(layer.rotated, rotated) << l;
+  };
+  is(0, 1024, Kind::softmax, 64, 0, true, true);
+  is(3, 1025, Kind::softmax, 256, 4, true, true);
+  is(4, 1025, Kind::lssar, 0, 0, false, true);
+  is(2, 1024, Kind::softmax, 64, 0, true, false);
+  EXPECT_FALSE(parse_config("{}", "", {"model.position=none"}).layer(0).rotated);
 }
 
 TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
