@@ -99,6 +99,8 @@ bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses, bool gpu) {
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
   int most = kernels_for(settings, true).tensor_D;
+  if (most == 0 && on_cpu)
+    most = LARGEST_TENSOR_D;  // ./train for the CPU lacks them, and plans for a GPU that has them
   bool biased = settings.bias != Bias::none;
   if (!gpu || !(biased || settings.window > 0) || !(fp32 || D > most || diagnoses)) return;
   std::string mask = biased ? format("attention.bias = \"%s\"", bias_names[int(settings.bias)])

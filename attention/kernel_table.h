@@ -69,9 +69,11 @@ template <class T> struct Launchers {
   void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // of the general kernels alone
 };
 
+constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
+
 struct KindKernels {
   int saved = -1, vectors = 0;     // per row: floats, and vectors of D floats; -1: this build lacks the kind
-  int tensor_D = 0, hopper_D = 0;  // the largest heads of the tensor-core kernels and of Hopper's
+  int tensor_D = 0, hopper_D = 0;  // the largest heads of the tensor-core kernels and of Hopper's; 0: none
   Launchers<float> general_float;
   Launchers<bf16> general_bf16, tensor_bf16, hopper_bf16;
 };

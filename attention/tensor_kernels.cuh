@@ -315,7 +315,7 @@ template <class Tile> dim3 tensor_grid(const Shape& s, int B) {
 
 // The widths that are built, in rising order; make HEAD_DIM=64 builds just one.
 #ifndef TENSOR_WIDTHS
-#define TENSOR_WIDTHS 32, 64, 96, 128
+#define TENSOR_WIDTHS 32, 64, 96, LARGEST_TENSOR_D
 #endif
 constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 
