@@ -60,21 +60,25 @@ Config::Layer Config::layer(int l, int length) const {
 
 // What is wrong with an entry of attention.layers, or "".
 static std::string layer_problem(const Config& c, const std::string& entry) {
-  std::vector<std::string> groups;  // a word of each
-  for (const std::string& word : split(entry, '_')) {
+  std::vector<std::string> groups, words(std::begin(kind_names), std::end(kind_names));
+  for (auto& [usual, other] : LAYER_WORDS) words.insert(words.end(), {usual, other});
+  std::string named = "has " + json_quote(shortened(entry)) + ": ", kinds;
+  for (const char* kind : kind_names) append_item(kinds, kind);
+  for (const std::string& word : split(entry, '_')) {  // a group has one word at most
     std::string group;
-    if (std::ranges::find(kind_names, word) != std::end(kind_names)) group = "kind";
+    if (std::ranges::count(kind_names, word)) group = "kind";
     for (auto& [usual, other] : LAYER_WORDS)
       if (word == usual || word == other) group = usual;
     if (group.empty() || std::ranges::count(groups, group))
-      return "must list words joined by _, at most one of each: a kind, window or full, rotated or unrotated, gated or "
-             "ungated";
+      return named + "an entry is words joined by _, at most one of each: a kind (" + kinds +
+             "), window or full, rotated or unrotated, gated or ungated" +
+             (group.empty() ? did_you_mean(word, words) : "");
     groups.push_back(group);
   }
   if (std::ranges::count(groups, "rotated") && c.model.position != "rope")
-    return "names rotation, and needs model.position = \"rope\"";
+    return named + "rotated and unrotated need model.position = \"rope\"";
   if (std::ranges::count(groups, "gated") && c.attention.gate.activation == GateActivation::none)
-    return "names gates, and needs an attention.gate.activation";
+    return named + "gated and ungated need an attention.gate.activation";
   return "";
 }
 
@@ -137,7 +141,7 @@ static const Rule RULES[] = {
   {"attention.sink", {"attention.kind", "attention.variant", "attention.layers"}, [](const Config& c) -> std::string {
      auto is_softmax = [](const AttentionSettings& a) { return a.kind == Kind::softmax; };
      if (c.attention.sink == Sink::none || c.some_layer(is_softmax)) return "";
-     return "needs attention.kind = \"softmax\"; use sink \"none\"";
+     return "needs a layer of the kind softmax (attention.kind, attention.layers); use sink \"none\"";
    }},
   {"attention.scale", {"model.context"}, [](const Config& c) -> std::string {
      if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";

@@ -29,17 +29,18 @@ static bool some_layer_is(const Config& c, Kind kind) {
 
 // clang-format off
 static const Needs
-    OFFSET = {"attention.kind = \"lssar\" with an attention.offset other than 0",
+    OFFSET = {"layers with attention.kind = \"lssar\" and an attention.offset other than 0",
               [](const Config& c) { return some_layer_is(c, Kind::lssar) && c.attention.offset != 0; }},
-    LSSAR = {"attention.kind = \"lssar\"", [](const Config& c) { return some_layer_is(c, Kind::lssar); }},
-    THRESHOLD = {"attention.kind = \"threshold\"", [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
-    NO_SUM = {"an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
+    LSSAR = {"layers with attention.kind = \"lssar\"", [](const Config& c) { return some_layer_is(c, Kind::lssar); }},
+    THRESHOLD = {"layers with attention.kind = \"threshold\"",
+                 [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
+    NO_SUM = {"layers with an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
               [](const Config& c) { return c.some_layer([](const auto& a) { return !a.sums_to_1(); }); }},
-    GATE = {"an attention.gate.activation",
+    GATE = {"layers with an attention.gate.activation",
             [](const Config& c) {
               return c.some_layer([](const auto& a) { return a.gate.activation != GateActivation::none; });
             }},
-    GATE_BIAS = {"a gate with attention.gate.bias",
+    GATE_BIAS = {"layers with a gate and attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
     ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
     SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
@@ -50,6 +51,15 @@ static const Needs
                 return std::any_of(c.eval.lengths.begin(), c.eval.lengths.end(),
                                    [&](int length) { return length > c.model.context; });
               }},
+    KIND = {"an entry of attention.layers without another kind",
+            [](const Config& c) { return some_layer_is(c, c.attention.kind); }},
+    NOT_FULL = {"an entry of attention.layers without \"full\"",
+                [](const Config& c) {
+                  return c.attention.window == 0 || c.some_layer([](const auto& a) { return a.window > 0; });
+                }},
+    NOT_UNGATED = {"an entry of attention.layers without \"ungated\"", [](const Config& c) {
+                     return GATE.met(c) || c.attention.gate.activation == GateActivation::none;
+                   }},
     WINDOW = {"attention.window > 0", [](const Config& c) { return c.attention.window > 0; }},
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
     LABELS = {"data.labels or data.val_labels",
@@ -99,7 +109,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "what a row's scores are multiplied by"},
-    {"attention.kind", choice(a.kind, kind_names), "", no, "how scores become weights"},
+    only_with(KIND, {"attention.kind", choice(a.kind, kind_names), "", no, "how scores become weights"}),
     only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
     only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
                       "subtracted in lssar's second stage, in units of the mean weight"}),
@@ -110,14 +120,15 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
                        "normalises each head's output"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
-    {"attention.window", &a.window, "[0, 16777216]", no, "keys that a row sees: its last ones; 0 = all"},
+    only_with(NOT_FULL, {"attention.window", &a.window, "[0, 16777216]", no, "keys that a row sees: its last ones; 0 = all"}),
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
                        "first keys that every row sees beside its window"}),
     {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
     {"attention.layers", &c.layers, "", no,
      "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), unrotated (no rope), "
      "ungated; window, rotated and gated: as the keys say"},
-    {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no, "what the gate applies to its logits; none: no gate"},
+    only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
+                      "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
     only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),

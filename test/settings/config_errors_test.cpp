@@ -167,7 +167,8 @@ TEST(ConfigErrors, SeveralAreReportedTogether) {
                "config: model.layers = 0 must be an integer in [1, 1000]  [x.json]\n"
                "config: optimizer.lr = \"fast\" must be a number in [0, 1000]  [--set]");
   expect_error(R"({"attention": {"sink": "one"}})", {"attention.kind=relu", "batch.tokens=1000"},
-               "attention.sink = \"one\" needs attention.kind = \"softmax\"; use sink \"none\"  [--set]\n"
+               "attention.sink = \"one\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
+               "sink \"none\"  [--set]\n"
                "config: batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [--set]");
   std::string many;
   for (int i = 0; i < 100; i++) many += format("\"zzz%d\": 1, ", i);
@@ -249,19 +250,31 @@ TEST(ConfigErrors, CrossChecks) {
                shown, width));
   EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
-               "attention.sink = \"learned\" needs attention.kind = \"softmax\"; use sink \"none\"  [x.json]");
-  for (std::string layer : {"global", "lssar_lssa", "full_window", "lssar full", "gated_", "softmax_qknorm"})
+               "attention.sink = \"learned\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
+               "sink \"none\"  [x.json]");
+  for (auto& [layer, hint] : {std::pair<std::string, std::string>{"global", ""},
+                              {"lssar_lssa", ""},
+                              {"full_window", ""},
+                              {"lssar full", ""},
+                              {"gated_", ""},
+                              {"softmax_qknorm", ""},
+                              {"ful_lssa", "; did you mean \"full\"?"}})
     expect_error(
         format("{\"attention\": {\"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
-        "attention.layers = [\"window\",\"" + layer +
-            "\"] must list words joined by _, at most one of each: a kind, window or full, rotated or unrotated, "
-            "gated or ungated  [x.json]");
-  expect_error(R"({"attention": {"layers": ["full_unrotated"]}, "model": {"position": "none"}})", {},
-               "attention.layers = [\"full_unrotated\"] names rotation, and needs model.position = \"rope\"  [x.json]");
+        "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
+            "\": an entry is words joined by _, at most one of each: a kind (softmax, lssa, lssar, sigmoid, relu, "
+            "relu2, threshold), window or full, rotated or unrotated, gated or ungated" +
+            hint + "  [x.json]");
+  expect_error(
+      R"({"attention": {"layers": ["full_unrotated"]}, "model": {"position": "none"}})", {},
+      "attention.layers = [\"full_unrotated\"] has \"full_unrotated\": rotated and unrotated need model.position "
+      "= \"rope\"  [x.json]");
   expect_error(R"({"attention": {"layers": ["lssa_ungated"]}})", {},
-               "attention.layers = [\"lssa_ungated\"] names gates, and needs an attention.gate.activation  [x.json]");
+               "attention.layers = [\"lssa_ungated\"] has \"lssa_ungated\": gated and ungated need an "
+               "attention.gate.activation  [x.json]");
   expect_error(R"({"attention": {"sink": "one", "layers": ["lssa"]}})", {"model.layers=1"},
-               "attention.sink = \"one\" needs attention.kind = \"softmax\"; use sink \"none\"  [x.json]");
+               "attention.sink = \"one\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
+               "sink \"none\"  [x.json]");
   expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
                "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
   expect_error(

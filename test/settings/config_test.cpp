@@ -160,27 +160,37 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
 TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   auto warnings = [](const std::vector<std::string>& sets) { return parse_config("{}", "x.json", sets).warnings; };
   EXPECT_EQ(warnings({"attention.power=3"}),
-            std::vector<std::string>{"config: attention.power = 3 has no effect: it needs attention.kind = \"lssar\"  "
-                                     "[--set]"});
+            std::vector<std::string>{
+                "config: attention.power = 3 has no effect: it needs layers with attention.kind = \"lssar\"  "
+                "[--set]"});
   EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
             std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
                                      "\"rope\"  [x.json]"});
   EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(),
             3u);
-  EXPECT_EQ(warnings({"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
-                      "optimizer.schedule=constant", "optimizer.final_lr_fraction=0.5"}),
-            (std::vector<std::string>{"config: attention.gate.bias_init = 1 has no effect: it needs a gate with "
-                                      "attention.gate.bias  [--set]",
-                                      "config: optimizer.final_lr_fraction = 0.5 has no effect: it needs a schedule "
-                                      "other than \"constant\"  [--set]"}));
+  EXPECT_EQ(
+      warnings({"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
+                "optimizer.schedule=constant", "optimizer.final_lr_fraction=0.5"}),
+      (std::vector<std::string>{"config: attention.gate.bias_init = 1 has no effect: it needs layers with a gate and "
+                                "attention.gate.bias  [--set]",
+                                "config: optimizer.final_lr_fraction = 0.5 has no effect: it needs a schedule "
+                                "other than \"constant\"  [--set]"}));
   EXPECT_TRUE(warnings({"attention.power=15", "attention.variant=lssar_softplus_gated"}).empty());
   EXPECT_TRUE(warnings({"attention.variant=sigmoid_gated", "attention.gate.op=add"}).empty());
   EXPECT_EQ(warnings({"attention.variant=lssar", "attention.offset=0", "attention.offset_free_rows=10"}),
-            Sets{"config: attention.offset_free_rows = 10 has no effect: it needs attention.kind = \"lssar\" with an "
+            Sets{"config: attention.offset_free_rows = 10 has no effect: it needs layers with attention.kind = "
+                 "\"lssar\" and an "
                  "attention.offset other than 0  [--set]"});
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.offset=0"}).empty());
   EXPECT_TRUE(warnings({"attention.layers=window,full_lssar", "attention.power=3"}).empty());
   EXPECT_EQ(warnings({"attention.layers=lssar", "attention.threshold=2"}).size(), 1u);
+  EXPECT_EQ(
+      warnings({"attention.layers=lssar_full", "attention.window=2", "attention.kind=relu"}),
+      (Sets{"config: attention.kind = \"relu\" has no effect: it needs an entry of attention.layers without another "
+            "kind  [--set]",
+            "config: attention.window = 2 has no effect: it needs an entry of attention.layers without \"full\"  "
+            "[--set]"}));
+  EXPECT_EQ(warnings({"attention.layers=ungated", "attention.gate.activation=silu"}).size(), 1u);
   for (auto& [set, other] : {std::pair("generate.prompt=x", "generate.every=1"),
                              std::pair("eval.rope_scaling=yarn", "eval.lengths=1024,1025")}) {
     EXPECT_EQ(warnings({set}).size(), 1u) << set;
