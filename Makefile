@@ -120,12 +120,12 @@ ifeq ($(BACKEND),cpu)
   COMPILE_CU := $(CXX_CU) -include $(BUILD)/common.h -x c++
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  # So do tests, and what only they run; but not the references of attention: running them takes longer than compiling. eval/
-  # does under a sanitizer alone: the last digits of its statistics would change; Hopper's kernels do there too, where
-  # compiling them takes longest.
+  # So do tests, and what only they run; but not those whose references take longer to run than to compile: attention's,
+  # and under a sanitizer two more. eval/ does under a sanitizer alone: the last digits of its statistics would change;
+  # Hopper's kernels do there too, where compiling them takes longest.
   # private: not for what they depend on, the list of flags
   LESS_SOURCES := main.cu train_gpt2.cu parameters.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
-    $(filter test/%.cu,$(TEST_SOURCES)) $(TEST_ROOMS:%=test/%/room.cu) \
+    $(filter-out $(if $(SAN),test/kernels/kernels_test.cu test/kernels/matmul_test.cu),$(filter test/%.cu,$(TEST_SOURCES))) $(TEST_ROOMS:%=test/%/room.cu) \
     attention/instances/hopper_%.cu $(if $(SAN),,attention/instances/tensor_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE)
@@ -249,7 +249,8 @@ FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
   checkpoint/safetensors data/shards data/task_file)
-FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -I.
+FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
+  -fno-sanitize=null,object-size,pointer-overflow,vptr -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@
@@ -276,7 +277,7 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)   ## speed of the machine, of every kernel,
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
 cuda-subset:                       ## compile the CUDA build for one target, with one kind of attention and one head size (all with FULL=1)
-	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(if $(FULL),,ATTN=lssar HEAD_DIM=64) build/cuda/train
+	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(if $(FULL),,ATTN=lssar HEAD_DIM=64 OPTIMIZE=-O0) build/cuda/train
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
