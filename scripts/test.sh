@@ -78,11 +78,11 @@ phase "build for the CPU"
 make BACKEND=cpu
 
 export TRAIN=$PWD/build/cpu/train
-suite "C++ tests" make BACKEND=cpu test
-# The Python tests wait more than they compute: they run while the programs with AddressSanitizer are compiled. A second
-# thread of theirs would mostly wait for its turn; tests of several threads name their number.
+# The Python tests wait more than they compute: they run beside those of C++ and AddressSanitizer, which leave a core idle
+# while they link. A second thread of theirs would mostly wait for its turn; tests of several threads name their number.
 OMP_NUM_THREADS=1 "$python" -m unittest discover -s test -p 'test_*.py' > "$logs/python_output" 2>&1 &
 python_tests=$!
+suite "C++ tests" make BACKEND=cpu test
 suite "AddressSanitizer" make check-asan
 python_status=0
 wait $python_tests || python_status=$?

@@ -18,6 +18,10 @@ inline Config small_config(const std::string& precision, const std::vector<std::
   return parse_config("{}", "test", all);
 }
 
+inline bool is_built(const Config& config) {
+  return !config.some_layer([](const AttentionSettings& a) { return !attention_is_built(a.kind); });
+}
+
 // Random tokens: one batch, [batch.tokens] inputs and targets.
 // With data.labels a third of the rows has a target, and weights from 0.5 to 3; with a regression head a target is K
 // values, of which some are missing.
