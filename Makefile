@@ -220,11 +220,11 @@ $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
 
 tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
-	@bash test/support/run.sh $(BUILD)
+	@bash test/support/run.sh $(BUILD) $(TESTS)
 check-asan:                        ## the kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
-	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests && bash test/support/run.sh build/cpu-asan
+	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests
 check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
-	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests && bash test/support/run.sh build/cpu-tsan
+	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests
 # What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; all but one of the
 # attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own, and of
 # the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests but for the ranks', the
@@ -235,6 +235,7 @@ ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
 UNWATCHED := $(if $(FULL),,settings training matmul_choices tile_sizes masks attention_reference reference hopper_ways)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
+	@bash test/support/run.sh $(BUILD) $(filter $(BUILD)/test_%,$^)
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))

@@ -2,8 +2,8 @@
 # Builds for this GPU and runs every test program.
 . scripts/gpu/part.sh
 make BUILD="$build" tests train || { note "the build failed"; exit 1; }
-bash test/support/run.sh "$build" 2>&1 | tee "$work/log"
+make BUILD="$build" test 2>&1 | tee "$work/log"
 status=${PIPESTATUS[0]}
-note "$(grep -c '^=== ' "$work/log") programs, $(awk '/^\[  PASSED  \]/ { n += $4 } END { print n + 0 }' \
-  "$work/log") tests passed"
+programs=$(sed -n 's/^=== \([^,]*\).*/\1/p' "$work/log" | sort -u | wc -l)
+note "$programs programs, $(awk '/^\[  PASSED  \]/ { n += $4 } END { print n + 0 }' "$work/log") tests passed"
 exit "$status"
