@@ -27,6 +27,10 @@ static bool some_layer_is(const Config& c, Kind kind) {
   return c.some_layer([&](const AttentionSettings& a) { return a.kind == kind; });
 }
 
+static bool has_windows(const Config& c) {
+  return c.some_layer([](const AttentionSettings& a) { return a.window > 0; });
+}
+
 // clang-format off
 static const Needs
     OFFSET = {"layers with attention.kind = \"lssar\" and an attention.offset other than 0",
@@ -51,16 +55,26 @@ static const Needs
                 return std::any_of(c.eval.lengths.begin(), c.eval.lengths.end(),
                                    [&](int length) { return length > c.model.context; });
               }},
-    KIND = {"an entry of attention.layers without another kind",
-            [](const Config& c) { return some_layer_is(c, c.attention.kind); }},
-    NOT_FULL = {"an entry of attention.layers without \"full\"",
+    // Whether another value of the key would reach a layer.
+    KIND = {"a layer whose kind attention.layers does not say",
+            [](const Config& c) {
+              Config other = c;
+              other.attention.kind = Kind(std::size(kind_names));
+              return some_layer_is(other, other.attention.kind);
+            }},
+    NOT_FULL = {"a layer that is not \"full\"",
                 [](const Config& c) {
-                  return c.attention.window == 0 || c.some_layer([](const auto& a) { return a.window > 0; });
+                  Config other = c;
+                  other.attention.window = 1;
+                  return has_windows(other);
                 }},
-    NOT_UNGATED = {"an entry of attention.layers without \"ungated\"", [](const Config& c) {
-                     return GATE.met(c) || c.attention.gate.activation == GateActivation::none;
+    NOT_UNGATED = {"a layer that is not \"ungated\"",
+                   [](const Config& c) {
+                     Config other = c;
+                     other.attention.gate.activation = GateActivation::sigmoid;
+                     return GATE.met(other);
                    }},
-    WINDOW = {"attention.window > 0", [](const Config& c) { return c.attention.window > 0; }},
+    WINDOW = {"layers with attention.window > 0", has_windows},
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
@@ -126,7 +140,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
     {"attention.layers", &c.layers, "", no,
      "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), unrotated (no rope), "
-     "ungated; window, rotated and gated: as the keys say"},
+     "ungated (no gate); window, rotated and gated: as the keys say"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,

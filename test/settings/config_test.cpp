@@ -186,10 +186,11 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_EQ(warnings({"attention.layers=lssar", "attention.threshold=2"}).size(), 1u);
   EXPECT_EQ(
       warnings({"attention.layers=lssar_full", "attention.window=2", "attention.kind=relu"}),
-      (Sets{"config: attention.kind = \"relu\" has no effect: it needs an entry of attention.layers without another "
-            "kind  [--set]",
-            "config: attention.window = 2 has no effect: it needs an entry of attention.layers without \"full\"  "
-            "[--set]"}));
+      (Sets{"config: attention.kind = \"relu\" has no effect: it needs a layer whose kind attention.layers does not "
+            "say  [--set]",
+            "config: attention.window = 2 has no effect: it needs a layer that is not \"full\"  [--set]"}));
+  EXPECT_EQ(warnings({"attention.layers=full", "attention.window=2", "attention.sink_tokens=1"}).size(), 2u);
+  EXPECT_TRUE(warnings({"attention.variant=softplus_gated", "attention.gate.activation=none"}).empty());
   EXPECT_EQ(warnings({"attention.layers=ungated", "attention.gate.activation=silu"}).size(), 1u);
   for (auto& [set, other] : {std::pair("generate.prompt=x", "generate.every=1"),
                              std::pair("eval.rope_scaling=yarn", "eval.lengths=1024,1025")}) {

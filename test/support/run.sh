@@ -7,23 +7,29 @@ shift
 # Much of a program's time is one thread's work on a reference: on a CPU programs run in parts, as many at once as there
 # are cores, whatever program they are of.
 shards=1 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$logs"' EXIT
 case "$build" in *cuda*) ;; *) shards=$(nproc) ;; esac
+
+# failed NAME STATUS: remembers it and says so.
+failed() { echo "FAILED: $1, exit status $2" | tee -a "$logs/failed"; }
 
 # run PROGRAM [FLAG]...: what a part says is printed when it ends.
 run() {
   local shard
   if [ "$shards" = 1 ]; then
     echo "=== $1"
-    "$@" --gtest_brief=1 || touch "$logs/failed"
+    "$@" --gtest_brief=1 || failed "$1" $?
     return
   fi
   for ((shard = 0; shard < shards; shard++)); do
     while (($(jobs -rp | wc -l) >= shards)); do wait -n; done
     (
-      log=$(mktemp -p "$logs")
-      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$@" --gtest_brief=1 > "$log" 2>&1 || touch "$logs/failed"
-      flock "$logs" bash -c 'echo "=== $1, part $2"; cat "$3"' - "$1" "$((shard + 1))/$shards" "$log"
+      log=$(mktemp -p "$logs") part="$1, part $((shard + 1))/$shards"
+      {
+        echo "=== $part"
+        GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$@" --gtest_brief=1 || failed "$part" $?
+      } > "$log" 2>&1
+      flock "$logs" cat "$log"
     ) &
   done
 }
@@ -45,5 +51,5 @@ case "$build" in */cpu)
   done ;;
 esac
 wait
-case "$build" in *-asan | *-tsan) bash test/emulation/planted_bugs.sh "$build" || touch "$logs/failed" ;; esac
-[ ! -e "$logs/failed" ]
+case "$build" in *-asan | *-tsan) bash test/emulation/planted_bugs.sh "$build" || failed planted_bugs $? ;; esac
+! cat "$logs/failed" 2>/dev/null
