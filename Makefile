@@ -95,11 +95,11 @@ WIDTHS := $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(call COMMAS,$(HEAD_DIM)) -DGENERAL_
 DEFINES := -I. -DHAVE_PCRE2=$(HAVE_PCRE2) $(WIDTHS) $(CPPFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
+# Without checks of pointers: AddressSanitizer notices when a wrong one is used, and these checks are a third of the time it
+# takes to compile a kernel.
+ADDRESS_CHECKS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=null,object-size,pointer-overflow,vptr
 ifeq ($(SAN),asan)
-  # Without checks of pointers: AddressSanitizer notices when a wrong one is used, and these checks are a third of the time
-  # it takes to compile a kernel.
-  OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-    -fno-sanitize=null,object-size,pointer-overflow,vptr
+  OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer $(ADDRESS_CHECKS)
 else ifeq ($(SAN),tsan)
   OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread
 else ifneq ($(SAN),)
@@ -250,8 +250,7 @@ FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
   checkpoint/safetensors data/shards data/task_file)
-FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
-  -fno-sanitize=null,object-size,pointer-overflow,vptr -I.
+FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(ADDRESS_CHECKS) -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@

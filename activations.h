@@ -16,11 +16,12 @@
 inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <class Real> struct LayerActivations {
-  Real* x;             // [N, C]  the residual stream that enters the layer
-  Real* ln1;           // [N, C]
-  Real* qkv;           // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
-  QkvColumns columns;  // of qkv
-  Real* att;           // [N, A]  output of attention, after its norm
+  QkvColumns columns;
+
+  Real* x;        // [N, C]  the residual stream that enters the layer
+  Real* ln1;      // [N, C]
+  Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
+  Real* att;      // [N, A]  output of attention, after its norm
   Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
@@ -54,13 +55,14 @@ template <class Real> struct Activations {
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
-    std::vector<AttentionSettings> attention;
-    for (int l = 0; l < m.layers; l++) attention.push_back(config.layer(l).attention);
-    auto has_gate = [&](int l) { return attention[l].gate.activation != GateActivation::none; };
     GatePosition gate_position = config.attention.gate.position;
     bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
     layers.assign(m.layers, {});
-    for (int l = 0; l < m.layers; l++) layers[l].columns = qkv_columns(config, l);
+    std::vector<AttentionSettings> attention;
+    for (int l = 0; l < m.layers; l++) {
+      attention.push_back(config.layer(l).attention);
+      layers[l].columns = qkv_columns(m, attention[l]);
+    }
     auto by_layer = [&](auto member, const std::function<size_t(int l)>& count, bool kept) {
       size_t most = 0;
       for (int l = 0; l < m.layers; l++) most = std::max(most, count(l));
@@ -88,9 +90,9 @@ template <class Real> struct Activations {
     size_t gated_att = 0, ungated = N * (gate_position == GatePosition::output ? C : A);
     if (gate_position != GatePosition::sdpa)
       by_layer(
-          &Layer::ungated, [&](int l) { return has_gate(l) ? ungated : 0; }, keep);
+          &Layer::ungated, [&](int l) { return layers[l].columns.G ? ungated : 0; }, keep);
     for (int l = 0; l < m.layers && gate_position == GatePosition::sdpa; l++)
-      if (has_gate(l)) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
+      if (layers[l].columns.G) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
     by_layer(
         &Layer::att_stats, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }, keep);
     per_layer(&Layer::bias, config.attention.bias == Bias::none ? 0 : N * m.heads, keep);
@@ -132,8 +134,7 @@ template <class Real> struct Buffers {
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), Q = 0, context = m.context;
-    for (int l = 0; l < m.layers; l++) Q = std::max(Q, size_t(qkv_columns(config, l).Q));
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), context = m.context;
     bool rotates = m.position == "rope";
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");
@@ -141,6 +142,8 @@ template <class Real> struct Buffers {
     size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
     if (train) {
       training.plan(plan, config, N, true, "activations");
+      size_t Q = 0;
+      for (const LayerActivations<Real>& layer : training.layers) Q = std::max(Q, size_t(layer.columns.Q));
       plan.add(&dx, N * C, "activation gradients");
       plan.add(&dnorm, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");

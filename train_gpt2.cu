@@ -51,12 +51,11 @@ int padded_outputs(const Config& config) { return int(round_up(config.model.head
 
 // Q is 3A, the bias's and the gate's logits, padded to whole heads (TMA requires it), or to a multiple of 8 where TMA
 // cannot be used anyway.
-QkvColumns qkv_columns(const Config& config, int l) {
-  const AttentionSettings a = config.layer(l).attention;
-  int C = config.model.channels, H = config.model.heads, D = config.model.head_dim, A = H * D;
+QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
+  int C = m.channels, H = m.heads, D = m.head_dim, A = H * D;
   int Z = bias_is_learned(a.bias) ? H : 0, G = a.gate.position == GatePosition::output ? C : A;
   if (a.gate.granularity == GateGranularity::headwise) G = H;
-  if (a.gate.activation == GateActivation::none) G = 0;
+  if (!a.gate.exists()) G = 0;
   return {Z, G, Z + G ? int(round_up(3 * A + Z + G, D % 8 == 0 ? D : 8)) : 3 * A};
 }
 
@@ -75,8 +74,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), K = m.head.outputs,
       Kp = padded_outputs(config);
-  auto [Z, G, Q] = qkv_columns(config, l);
   const AttentionSettings a = config.layer(l).attention;
+  auto [Z, G, Q] = qkv_columns(m, a);
   Init zero, one{.constant = 1}, normal{.std = 0.02f};
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};

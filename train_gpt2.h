@@ -113,4 +113,4 @@ int padded_outputs(const Config& config);  // the head's K, padded for matrix pr
 struct QkvColumns {
   int Z, G, Q;
 };
-QkvColumns qkv_columns(const Config& config, int l);
+QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& attention);

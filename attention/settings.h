@@ -40,6 +40,7 @@ struct GateSettings {
   GateWeights weight_init = GateWeights::normal;
   bool bias = true;
   double bias_init = 0;
+  bool exists() const { return activation != GateActivation::none; }
 };
 
 struct AttentionSettings {

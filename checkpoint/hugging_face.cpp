@@ -72,7 +72,7 @@ static bool is_gpt2(const Config& config) {
   const Config::Model& m = config.model;
   auto differs = [](const AttentionSettings& a) {
     return a.kind != Kind::softmax || a.qk_norm != QkNorm::none || a.scale != Scale::rsqrt_d || a.sink != Sink::none ||
-           a.window > 0 || a.bias != Bias::none || a.gate.activation != GateActivation::none;
+           a.window > 0 || a.bias != Bias::none || a.gate.exists();
   };
   return m.position == "learned" && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
          m.head.outputs == 0;

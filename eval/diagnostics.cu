@@ -216,7 +216,7 @@ static ordered_json head_json(const double* head, int bins, int T, double larges
 
 static ordered_json layer_json(const LayerSums& sums, const Config& config, int l, int T) {
   int bins = reach_bins(T), H = config.model.heads;
-  bool gated = config.layer(l).attention.gate.activation != GateActivation::none;
+  bool gated = config.layer(l).attention.gate.exists();
   double elements = std::accumulate(sums.sizes.begin(), sums.sizes.end(), 0.0), massive = 0;
   double median = size_of_bin(quantile(sums.sizes, 0.5)), limit = std::max(100.0, 1000 * median);
   for (int bin = 0; bin < SIZES; bin++) massive += size_of_bin(bin) > limit ? sums.sizes[bin] : 0;

@@ -77,7 +77,7 @@ static std::string layer_problem(const Config& c, const std::string& entry) {
   }
   if (std::ranges::count(groups, "rotated") && c.model.position != "rope")
     return named + "rotated and unrotated need model.position = \"rope\"";
-  if (std::ranges::count(groups, "gated") && c.attention.gate.activation == GateActivation::none)
+  if (std::ranges::count(groups, "gated") && !c.attention.gate.exists())
     return named + "gated and ungated need an attention.gate.activation";
   return "";
 }

@@ -27,8 +27,13 @@ static bool some_layer_is(const Config& c, Kind kind) {
   return c.some_layer([&](const AttentionSettings& a) { return a.kind == kind; });
 }
 
-static bool has_windows(const Config& c) {
-  return c.some_layer([](const AttentionSettings& a) { return a.window > 0; });
+static bool has_gate(const AttentionSettings& a) { return a.gate.exists(); }
+static bool has_window(const AttentionSettings& a) { return a.window > 0; }
+
+// Whether what `change` sets reaches a layer, or attention.layers hides it from all of them.
+static bool reaches_a_layer(Config c, void (*change)(AttentionSettings&), bool (*shows)(const AttentionSettings&)) {
+  change(c.attention);
+  return c.some_layer(shows);
 }
 
 // clang-format off
@@ -40,10 +45,7 @@ static const Needs
                  [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
     NO_SUM = {"layers with an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
               [](const Config& c) { return c.some_layer([](const auto& a) { return !a.sums_to_1(); }); }},
-    GATE = {"layers with an attention.gate.activation",
-            [](const Config& c) {
-              return c.some_layer([](const auto& a) { return a.gate.activation != GateActivation::none; });
-            }},
+    GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
     GATE_BIAS = {"layers with a gate and attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
     ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
@@ -55,26 +57,18 @@ static const Needs
                 return std::any_of(c.eval.lengths.begin(), c.eval.lengths.end(),
                                    [&](int length) { return length > c.model.context; });
               }},
-    // Whether another value of the key would reach a layer.
     KIND = {"a layer whose kind attention.layers does not say",
             [](const Config& c) {
-              Config other = c;
-              other.attention.kind = Kind(std::size(kind_names));
-              return some_layer_is(other, other.attention.kind);
+              constexpr Kind none{std::size(kind_names)};
+              return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& a) { return a.kind == none; });
             }},
     NOT_FULL = {"a layer that is not \"full\"",
-                [](const Config& c) {
-                  Config other = c;
-                  other.attention.window = 1;
-                  return has_windows(other);
-                }},
+                [](const Config& c) { return reaches_a_layer(c, [](auto& a) { a.window = 1; }, has_window); }},
     NOT_UNGATED = {"a layer that is not \"ungated\"",
                    [](const Config& c) {
-                     Config other = c;
-                     other.attention.gate.activation = GateActivation::sigmoid;
-                     return GATE.met(other);
+                     return reaches_a_layer(c, [](auto& a) { a.gate.activation = GateActivation::sigmoid; }, has_gate);
                    }},
-    WINDOW = {"layers with attention.window > 0", has_windows},
+    WINDOW = {"layers with attention.window > 0", [](const Config& c) { return c.some_layer(has_window); }},
     EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
