@@ -60,23 +60,24 @@ template <class Policy, class Tile> struct QueryRows {
       quad_max(top);
       for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
     }
+    weigh_row<KEYS>(policy, 0), weigh_row<KEYS>(policy, 1);  // a loop over both is too much for nvcc 12.4 to unroll
+  }
+  template <int KEYS> __device__ __forceinline__ void weigh_row(const Policy& policy, int half) {
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++) {
-        float low[OUTPUTS], high[OUTPUTS];
-        policy.weigh(z[n][2 * half], constants[half], sums[half], low);
-        policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-        if constexpr (OVERLAP && OUTPUTS == 1) {
-          z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
-        } else if constexpr (OVERLAP) {
-          z[n][2 * half] = __builtin_bit_cast(float, pack_pair<bf16>(low[0], low[1]));
-          z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
-        } else {
-          for (int output = 0; output < OUTPUTS; output++)
-            keep_weights(weights[output], n, half, low[output], high[output]);
-        }
+    for (int n = 0; n < KEYS / 8; n++) {
+      float low[OUTPUTS], high[OUTPUTS];
+      policy.weigh(z[n][2 * half], constants[half], sums[half], low);
+      policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
+      if constexpr (OVERLAP && OUTPUTS == 1) {
+        z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
+      } else if constexpr (OVERLAP) {
+        z[n][2 * half] = __builtin_bit_cast(float, pack_pair<bf16>(low[0], low[1]));
+        z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
+      } else {
+        for (int output = 0; output < OUTPUTS; output++)
+          keep_weights(weights[output], n, half, low[output], high[output]);
       }
+    }
   }
   template <int KEYS> __device__ __forceinline__ void pack() {
     if constexpr (OVERLAP && OUTPUTS == 1) {
