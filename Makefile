@@ -9,19 +9,49 @@ BACKEND ?= auto
 MARCH ?= native
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v nvcc || echo /usr/local/cuda/bin/nvcc))
 NVCC ?= $(CUDA_HOME)/bin/nvcc
-HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
+OLDEST_CUDA := 12.4
+# a comma would end an argument of a function
+COMMA := ,
+HAVE_NVCC := $(shell command -v $(NVCC))
+# Compute capabilities of the GPUs that are here. The kernels need 8.0 (Ampere) or newer; older cards are left out.
+TOO_OLD = $(filter 10 11 12 13 20 21 3% 5% 6% 7%,$(1))
+GPUS := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u))
+# a driver may be too old to name them
+GPUS := $(or $(GPUS),$(if $(shell nvidia-smi -L 2>/dev/null | grep ^GPU),unknown))
+USABLE_GPUS := $(filter-out $(call TOO_OLD,$(GPUS)),$(GPUS))
 ifeq ($(BACKEND),auto)
-  override BACKEND := $(if $(and $(wildcard $(NVCC)),$(filter-out 0,$(HAVE_GPU))),cuda,cpu)
+  WITHOUT_GPU := $(if $(USABLE_GPUS),$(if $(HAVE_NVCC),,a GPU$(COMMA) for lack of nvcc: install CUDA $(OLDEST_CUDA) or later and run make again),$(if \
+    $(GPUS),the GPU$(COMMA) of compute capability $(GPUS): the kernels need 80 (Ampere) or newer,$(if \
+    $(HAVE_NVCC),a GPU: nvidia-smi shows none here; make BACKEND=cuda builds for one elsewhere)))
+  override BACKEND := $(if $(USABLE_GPUS),$(if $(HAVE_NVCC),cuda,cpu),cpu)
 endif
 ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif
-GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*' | sort -u))
-ARCH ?= $(or $(filter-out 0,$(GPU_ARCH)),80 90)
+ifneq ($(if $(filter clean help,$(MAKECMDGOALS)),cpu,$(BACKEND)),cpu)
+  ifeq ($(HAVE_NVCC),)
+    $(error BACKEND=$(BACKEND) needs nvcc, and there is no $(NVCC): install CUDA $(OLDEST_CUDA) or later, or set CUDA_HOME)
+  endif
+  CUDA := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  ifneq ($(firstword $(shell printf '%s\n' $(OLDEST_CUDA) $(CUDA) | sort -V)),$(OLDEST_CUDA))
+    $(error $(NVCC) is of CUDA $(CUDA): install $(OLDEST_CUDA) or later (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME, or build with BACKEND=cpu)
+  endif
+  NVCC_FAILS := $(shell $(NVCC) -x cu -E /dev/null 2>&1 >/dev/null | grep -m 1 -o 'unsupported .* version.*supported' | cut -c 1-120)
+  ifneq ($(NVCC_FAILS),)
+    $(error nvcc of CUDA $(CUDA) does not take this compiler: $(NVCC_FAILS). Install an older g++ and name it: export NVCC_PREPEND_FLAGS="-ccbin g++-13")
+  endif
+  # A GPU newer than this nvcc gets the newest target that it knows.
+  KNOWN := $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$$/\1/p')
+  newest_for = $(lastword $(shell printf '%s\n' $(KNOWN) | sort -n | awk '$$1 <= $(1)'))
+endif
+ARCH ?= $(or $(sort $(foreach gpu,$(filter-out unknown,$(USABLE_GPUS)),$(call newest_for,$(gpu)))),80 90)
 # Hopper's own kernels need 90a.
 override ARCH := $(patsubst 90,90a,$(ARCH))
-ifneq ($(filter 10 11 12 13 2% 3% 5% 6% 7%,$(ARCH)),)
+ifneq ($(call TOO_OLD,$(ARCH)),)
   $(error ARCH=$(ARCH): the kernels need sm_80 (Ampere) or newer)
+endif
+ifneq ($(if $(KNOWN),$(filter-out $(KNOWN) $(KNOWN:=a) $(KNOWN:=f),$(ARCH))),)
+  $(error ARCH=$(ARCH): nvcc of CUDA $(CUDA) knows $(KNOWN); leave out what it does not know, or install a newer one)
 endif
 BUILD := build/$(BACKEND)$(addprefix -,$(SAN))
 # BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on emulation/ptx in place of libcudart
@@ -54,8 +84,11 @@ ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
 # what ranks say to each other: through NCCL, on the CPU through what stands in for it
-NCCL ?= $(if $(filter cpu,$(BACKEND)),1,$(shell echo 'int main() {}' | $(CXX) $(CPPFLAGS) -I$(CUDA_HOME)/include \
-  -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
+ifndef NCCL
+  NCCL := $(if $(filter cpu,$(BACKEND)),1,$(shell echo 'int main() {}' | $(CXX) $(CPPFLAGS) -I$(CUDA_HOME)/include \
+    -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
+  WITHOUT_NCCL := : no NCCL was found. Install libnccl-dev, or say where it is by CPPFLAGS=-I... LDFLAGS=-L...
+endif
 SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),ranks/comm.cu,ranks/comm_alone.cu),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/instances/%_$(kind).cu),$(SOURCES))
 TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cu),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
@@ -128,17 +161,16 @@ ifeq ($(BACKEND),cpu)
     $(filter-out $(if $(SAN),test/kernels/kernels_test.cu test/kernels/matmul_test.cu),$(filter test/%.cu,$(TEST_SOURCES))) $(TEST_ROOMS:%=test/%/room.cu) \
     attention/instances/hopper_%.cu $(if $(SAN),,attention/instances/tensor_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
-  LINK := $(CXX) $(OPTIMIZE)
+  LINK := $(CXX) $(OPTIMIZE) $(LDFLAGS)
   LIBRARIES += -lopenblas
 else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
-  # A program that is built without a GPU may run on one newer than its targets: it carries PTX of the last of them, which
-  # the driver compiles there. (PTX of 90a runs on 9.0 alone.)
-  WITH_PTX := $(if $(filter ptx,$(BACKEND))$(GPU_ARCH),,$(lastword $(filter-out %a %f,$(ARCH))))
+  # A program may run on a GPU newer than its targets: it carries PTX of the lowest, which the driver compiles there.
+  # (PTX of 90a runs on 9.0 alone.)
+  WITH_PTX := $(if $(filter ptx,$(BACKEND)),,$(firstword $(shell printf '%s\n' $(patsubst %a,%,$(ARCH:f=)) | sort -n)))
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
             $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
-  # nvcc takes a comma for the beginning of another macro
-  COMMA := ,
+  # nvcc takes a comma for the beginning of another macro, and of linker flags only what follows -Xlinker
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
@@ -151,26 +183,34 @@ else
   HOST_SOURCES := main.cu parameters.cu $(foreach room,$(HOST_ROOMS),$(room)/%.cu)
   $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
   $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
-  LINK := $(NVCC) $(TARGETS) -Xlinker -rpath -Xlinker $(CUDA_HOME)/lib64
+  LINK := $(NVCC) $(TARGETS) $(subst -Wl$(COMMA),-Xlinker ,-Wl$(COMMA)-rpath$(COMMA)$(CUDA_HOME)/lib64 $(LDFLAGS))
   LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 ifeq ($(BACKEND),ptx)
   NVCC_FLAGS += -no-compress
   # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
   $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -O3 -march=$(MARCH) -ffp-contract=off -frounding-math
-  LINK := $(CXX)
+  LINK := $(CXX) $(LDFLAGS)
   LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 endif
 
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
-.PHONY: all test tests fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all summary test tests fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
 all: train
+# What the program can do, and what it lacks for want of what.
+summary = echo './train is built for $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(COMMA) PTX of compute_$(WITH_PTX))'
+summary += $(if $(WITHOUT_GPU),&& echo '  without $(WITHOUT_GPU)')
+summary += $(if $(filter 0,$(NCCL)),&& echo '  without several GPUs$(or $(WITHOUT_NCCL),: NCCL=0)')
+summary += $(if $(filter 0,$(HAVE_PCRE2)),&& echo '  without text in GPT-2 tokens: install libpcre2-dev and run make again')
 train: $(BUILD)/train
 	@ln -sfn $(BUILD)/train train
+	@$(summary)
+summary:
+	@$(summary)
 
 $(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
-	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
 IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
@@ -209,11 +249,11 @@ REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach t,$(TEST_SOURCES),$(eval $(call test_program,$t): $(call test_object,$t) \
   $(if $(shell grep -lE '(attention|model)_reference.h' $t),$(REFERENCE))))
 $(TESTS): $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
 $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) $(LDFLAGS) -o $@ $^ $(LIBRARIES)
+	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
 .DELETE_ON_ERROR:
 .PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o $(BUILD)/%/room.cu
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)

@@ -9,19 +9,35 @@ from support.workspace import ROOT
 
 
 class Targets(unittest.TestCase):
-  def make(self, *settings, gpu=None):
-    """What make says of one object of the CUDA build, and of what the program is made of. gpu: nvidia-smi's answer."""
+  def make(self, *settings, gpu=None, nvcc=None, goals=("-nB", "BACKEND=cuda", "NCCL=0", "build/cuda/train")):
+    """What make says of one object of the CUDA build, and of what the program is made of. gpu: nvidia-smi's answer, nvcc:
+    a script in place of the compiler."""
     with tempfile.TemporaryDirectory() as folder:
-      with open(os.path.join(folder, "nvidia-smi"), "w", encoding="utf-8") as program:
-        program.write(f"#!/bin/sh\n{'exit 9' if gpu is None else 'echo ' + gpu}\n")
-      os.chmod(program.name, 0o755)
-      others = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARCH")}
-      return subprocess.run(["make", "-nB", "BACKEND=cuda", "NCCL=0", *settings, "build/cuda/train"], cwd=ROOT,
+      os.mkdir(f"{folder}/bin")
+      programs = {"nvidia-smi": "exit 9" if gpu is None else f"printf '{gpu}\\n'", **({"bin/nvcc": nvcc} if nvcc else {})}
+      for name, script in programs.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as program:
+          program.write(f"#!/bin/sh\n{script}\n")
+        os.chmod(program.name, 0o755)
+      others = {key: value for key, value in os.environ.items()
+                if key not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARCH", "BACKEND", "NCCL", "CUDA_HOME")}
+      return subprocess.run(["make", *goals, *settings, *([f"CUDA_HOME={folder}"] if nvcc else [])], cwd=ROOT,
                             text=True, capture_output=True, timeout=100,
                             env={**others, "PATH": folder + ":" + os.environ["PATH"]})
 
+  NVCC = """case $1 in
+  --version) echo "Cuda compilation tools, release %s, V1";;
+  --list-gpu-arch) printf 'compute_%%s\\n' 75 80 89 90 100 120;;
+  -x) %s;;
+esac"""
+
+  def summary(self, *settings, release="13.0", works="true", **arguments):
+    """The lines that end a build, or the error that ends make, with a compiler of this release."""
+    done = self.make(*settings, goals=("-s", "summary"), nvcc=self.NVCC % (release, works), **arguments)
+    return done.stdout if done.returncode == 0 else done.stderr
+
   def targets(self, *settings, source="kernels/gelu.cu", **arguments):
-    done = self.make("V=1", *settings, **arguments)
+    done = self.make("V=1", *settings, nvcc=self.NVCC % ("13.0", "true"), **arguments)
     self.assertEqual(done.returncode, 0, done.stderr)
     line, = [line for line in done.stdout.split("\n") if f"-c {source} " in line]
     return re.findall(r"-gencode arch=compute_\w+,code=(\w+)", line)
@@ -32,16 +48,52 @@ class Targets(unittest.TestCase):
       self.assertEqual(self.targets(gpu=gpu, source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
 
   def test_of_the_gpu_present(self):
-    self.assertEqual(self.targets(gpu="9.0"), ["sm_90a"])
-    self.assertEqual(self.targets(gpu="12.0"), ["sm_120"])
-    self.assertEqual(self.targets("ARCH=80 100", gpu="9.0"), ["sm_80", "sm_100"])
+    """With PTX of the lowest target, so that the program also runs on GPUs that are newer than the one here."""
+    self.assertEqual(self.targets(gpu="9.0"), ["sm_90a", "compute_90"])
+    self.assertEqual(self.targets(gpu="12.0"), ["sm_120", "compute_120"])
+    self.assertEqual(self.targets("ARCH=80 100", gpu="9.0"), ["sm_80", "sm_100", "compute_80"])
+
+  def test_of_a_gpu_that_nvcc_does_not_know(self):
+    self.assertEqual(self.targets(gpu="10.3"), ["sm_100", "compute_100"])
+    self.assertEqual(self.targets(gpu="12.1\\n8.9"), ["sm_120", "sm_89", "compute_89"])
 
   def test_by_hand(self):
-    self.assertEqual(self.targets("ARCH=90"), ["sm_90a"])
+    self.assertEqual(self.targets("ARCH=90"), ["sm_90a", "compute_90"])
     self.assertEqual(self.targets("ARCH=90", source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
-    self.assertEqual(self.targets("ARCH=80 90a 110"), ["sm_80", "sm_90a", "sm_110", "compute_110"])
+    self.assertEqual(self.targets("ARCH=80 90a 120"), ["sm_80", "sm_90a", "sm_120", "compute_80"])
     for arch in ("13", "75"):
       self.assertIn(f"ARCH={arch}: the kernels need sm_80", self.make(f"ARCH={arch}").stderr)
+    self.assertIn("ARCH=110: nvcc of CUDA 13.0 knows 75 80 89 90 100 120", self.summary("BACKEND=cuda", "ARCH=110"))
+
+  def test_flags_of_the_linker(self):
+    done = self.make("V=1", "LDFLAGS=-L/nccl/lib -Wl,-rpath,/nccl/lib", nvcc=self.NVCC % ("13.0", "true"))
+    link, = [line for line in done.stdout.split("\n") if " -o build/cuda/train " in line]
+    self.assertIn(" -L/nccl/lib -Xlinker -rpath,/nccl/lib ", link)
+    self.assertNotIn("-Wl,", link)
+
+  def test_summary(self):
+    """A build says at its end for what it is, and what was left out for want of what."""
+    self.assertEqual(self.summary("BACKEND=cpu", "HAVE_PCRE2=1"), "./train is built for the CPU\n")
+    self.assertIn("without text in GPT-2 tokens: install libpcre2-dev", self.summary("BACKEND=cpu", "HAVE_PCRE2=0"))
+    self.assertIn("without a GPU: nvidia-smi shows none here; make BACKEND=cuda", self.summary())
+    without_nvcc = self.make("NVCC=/none", goals=("-s", "summary"), gpu="9.0").stdout
+    self.assertIn("without a GPU, for lack of nvcc: install CUDA 12.4", without_nvcc)
+    self.assertIn("CUDA: sm_80 sm_90a, PTX of compute_80\n", self.summary("BACKEND=cuda"))
+    self.assertIn("without several GPUs: NCCL=0\n", self.summary("BACKEND=cuda", "NCCL=0"))
+    self.assertIn("without several GPUs: no NCCL was found. Install", self.summary("BACKEND=cuda", "LDFLAGS=-no-such-flag"))
+
+  def test_old_cards(self):
+    self.assertIn("CUDA: sm_80, PTX", self.summary(gpu="8.0\\n7.5"))
+    self.assertIn("for the CPU\n  without the GPU, of compute capability 75", self.summary(gpu="7.5"))
+    self.assertIn("for the CPU\n", self.summary("BACKEND=cpu", gpu="7.5"))
+
+  def test_compilers_that_cannot_build_it(self):
+    self.assertIn("is of CUDA 11.5: install 12.4 or later", self.summary("BACKEND=cuda", release="11.5"))
+    self.assertIn("is of CUDA 11.5: install 12.4 or later", self.summary(release="11.5", gpu="8.0"))
+    self.assertIn("for the CPU\n", self.summary("BACKEND=cpu", release="11.5"))
+    refuses = "echo 'error: -- unsupported GNU version! gcc versions later than 13 are not supported!' >&2; exit 1"
+    self.assertIn('NVCC_PREPEND_FLAGS="-ccbin g++-13"', self.summary("BACKEND=cuda", works=refuses))
+    self.assertIn("BACKEND=cuda needs nvcc", self.make("BACKEND=cuda", "NVCC=/none", goals=("-s", "summary")).stderr)
 
 
 class WithoutNccl(unittest.TestCase):
