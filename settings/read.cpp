@@ -79,11 +79,15 @@ std::string choice_problem(const json& value, const std::vector<std::string>& na
                               : did_you_mean(value.get<std::string>(), names));
 }
 
+// Where a value is among names. The value is on the left: nlohmann compares from there in every version.
+auto find_name(const auto& names, const json& value) {
+  return std::find_if(names.begin(), names.end(), [&](auto& name) { return value == name; });
+}
+
 std::string assign(const ConfigRow& row, std::string& target, const json& value) {
   auto names = choices(row.allowed);
   bool automatic = row.automatic && value == "";
-  if (!names.empty() && !automatic && std::find(names.begin(), names.end(), value) == names.end())
-    return choice_problem(value, names);
+  if (!names.empty() && !automatic && find_name(names, value) == names.end()) return choice_problem(value, names);
   if (std::string problem = text_problem(value); !problem.empty()) return problem;
   target = value.get<std::string>();
   return "";
@@ -97,7 +101,7 @@ std::string assign(const ConfigRow& row, const Choice& target, const json& value
     target.set(target.names.size());
     return "";
   }
-  auto name = std::find(target.names.begin(), target.names.end(), value);
+  auto name = find_name(target.names, value);
   if (name == target.names.end()) return choice_problem(value, choices(row.allowed));
   target.set(size_t(name - target.names.begin()));
   return "";
