@@ -75,8 +75,8 @@ static void describe_place(std::string_view text, size_t at, std::string& place,
 // nlohmann says "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing object
 // key - invalid literal; last read: '{x'": users need the reason; the last token can be huge and hold any byte.
 static std::string reason(std::string text) {
-  size_t start = text.find("syntax error ");
-  if (start != std::string::npos) text = text.substr(start + 13);
+  text.erase(0, text.find(": ") + 2);
+  if (text.starts_with("syntax error ")) text.erase(0, 13);
   return shortened(text.substr(0, text.find("; last read:")), 200);
 }
 

@@ -177,33 +177,25 @@ TEST(ConfigErrors, SeveralAreReportedTogether) {
   EXPECT_TRUE(error.ends_with("\nand 93 more")) << error;
 }
 
+// The reason, between the place and the file, is nlohmann's and differs by its version.
+static void expect_malformed(const std::string& json, const std::string& place, const std::string& shown) {
+  std::string error = error_in(json);
+  EXPECT_TRUE(error.starts_with("user: config: not valid JSON at " + place + ": ")) << error;
+  EXPECT_TRUE(error.ends_with("  [x.json]\n" + shown)) << error;
+  for (auto* part : {"json.exception", "last read", ": parse error"}) EXPECT_EQ(error.find(part), error.npos) << error;
+}
+
 TEST(ConfigErrors, MalformedJsonIsShownWithItsPlace) {
-  expect_error(
-      "{\n  \"name\": \"x\",\n  \"model\": {\"layers\": 4,,}\n}", {},
-      "not valid JSON at line 3, column 25: while parsing object key - unexpected ','; expected string literal  "
-      "[x.json]\n"
-      "      \"model\": {\"layers\": 4,,}\n"
-      "                            ^");
-  expect_error("", {},
-               "not valid JSON at line 1, column 1: while parsing value - unexpected end of input; expected '[', '{', "
-               "or a literal  [x.json]\n    \n    ^");
-  expect_error("{\"name\": \"ä\", x}", {},
-               "not valid JSON at line 1, column 15: while parsing object key - invalid literal  [x.json]\n"
-               "    {\"name\": \"ä\", x}\n"
-               "                  ^");
-  expect_error("{\"seed\": NaN}", {},
-               "not valid JSON at line 1, column 10: while parsing value - invalid literal  [x.json]\n"
-               "    {\"seed\": NaN}\n             ^");
+  expect_malformed("{\n  \"name\": \"x\",\n  \"model\": {\"layers\": 4,,}\n}", "line 3, column 25",
+                   "      \"model\": {\"layers\": 4,,}\n                            ^");
+  expect_malformed("", "line 1, column 1", "    \n    ^");
+  expect_malformed("{\"name\": \"ä\", x}", "line 1, column 15", "    {\"name\": \"ä\", x}\n                  ^");
+  expect_malformed("{\"seed\": NaN}", "line 1, column 10", "    {\"seed\": NaN}\n             ^");
   expect_error("{\"optimizer\": {\"lr\": 1e999}}", {},
                "not valid JSON at line 1, column 22: the number 1e999 is too large  [x.json]\n"
                "    {\"optimizer\": {\"lr\": 1e999}}\n                         ^");
-  expect_error(
-      "{\"name\": \"\xff\"}", {},
-      "not valid JSON at line 1, column 11: while parsing value - invalid string: ill-formed UTF-8 byte  [x.json]\n"
-      "    {\"name\": \"?\"}\n              ^");
-  expect_error("{} {}", {},
-               "not valid JSON at line 1, column 4: while parsing value - unexpected '{'; expected end of input  "
-               "[x.json]\n    {} {}\n       ^");
+  expect_malformed("{\"name\": \"\xff\"}", "line 1, column 11", "    {\"name\": \"?\"}\n              ^");
+  expect_malformed("{} {}", "line 1, column 4", "    {} {}\n       ^");
   expect_error("[1]", {}, "the file must hold one JSON object: {...}  [x.json]");
   expect_error(R"({"model": {"layers": 1, "heads": 1, "layers": 2}})", {},
                "the key \"layers\" is given twice in one object; remove one  [x.json]");
