@@ -256,7 +256,7 @@ TEST(Background, RethrowsInTheThreadThatWaits) {
 }
 
 TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT((exit_after({SIGUSR1, SIGUSR1}, [] { return save_requested() && !save_requested(); })),
               testing::ExitedWithCode(11), "");
   EXPECT_EXIT((exit_after({SIGTERM}, [] { return stop_requested() && !save_requested(); })),
@@ -282,7 +282,7 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
 }
 
 TEST(Signals, OneRequestMayArriveSeveralTimes) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT((exit_after({SIGTERM, SIGINT, SIGTERM, SIGINT, SIGTERM}, stop_requested)), testing::ExitedWithCode(11),
               "");
 }
