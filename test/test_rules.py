@@ -68,6 +68,12 @@ class Rules(unittest.TestCase):
              for match in re.finditer(r"if constexpr [^\n{;]*\)\n\s*(#pragma|for\b)", text)]
     self.assertEqual(found, [])
 
+  def test_lists_that_a_loop_goes_through_name_their_types(self):
+    # nvcc 12.4 to 12.8 deduce nothing from for (x : {T{..}, {..}})
+    found = [f"{path}:{text[:match.start()].count(chr(10)) + 1}" for path, text in sources(".h", ".cuh", ".cu", ".cpp")
+             for match in re.finditer(r"for \([^;(){}]*: \{(?:[^;{}]|\{[^{}]*\})*[,{]\s*\{", text)]
+    self.assertEqual(found, [])
+
   def test_one_way_to_launch(self):
     self.nothing("<<<", sources(".cuh", ".cu"), lambda path: path == "kernels/gpu.cuh")
 

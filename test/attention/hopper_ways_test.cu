@@ -34,7 +34,8 @@ void expect_same(Kind kind, int D, const Launchers<bf16>& plain, const Launchers
   if (!attention_is_built(kind)) GTEST_SKIP() << "built without " << kind_names[int(kind)];
   Launchers<bf16>& launchers = kernels_of(kind).hopper_bf16;
   const Launchers<bf16> usual = launchers;
-  for (AttentionShape shape : {AttentionShape{1, 1, 1, D}, {1, 70, 2, D}, {2, 300, 1, D}, {1, 449, 1, D}}) {
+  for (AttentionShape shape :
+       std::vector<AttentionShape>{{1, 1, 1, D}, {1, 70, 2, D}, {2, 300, 1, D}, {1, 449, 1, D}}) {
     launchers = plain;
     Results expected = run(kind, shape);
     launchers = changed;

@@ -235,7 +235,8 @@ TEST_F(Checkpoints, TheNewestIntactIsTaken) {
 
 TEST_F(Checkpoints, FilesForTransformersMayChange) {
   std::string folder = write(20);
-  for (auto& [name, text] : {std::pair{"modeling_plusgpt.py", content(20).modelling}, {"vocab.json", "{}"}}) {
+  for (auto& [name, text] :
+       {std::pair{"modeling_plusgpt.py", content(20).modelling}, std::pair{"vocab.json", std::string("{}")}}) {
     std::string path = folder + "/" + name;
     EXPECT_EQ(bytes_of(path), text);
     write_file(path, "class Mine: pass\n");

@@ -347,7 +347,7 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   EXPECT_EQ(evaluated_lengths(path, 19, {}), std::set<int>{});
   Config::Eval suffix;
   suffix.mode = EvalMode::suffix;
-  for (std::vector<int> lengths : {std::vector<int>{8, 16}, {8, 16, 32}, {4, 8, 16}, {16}}) {
+  for (auto& lengths : std::vector<std::vector<int>>{{8, 16}, {8, 16, 32}, {4, 8, 16}, {16}}) {
     suffix.lengths = lengths;
     EXPECT_EQ(evaluated_lengths(path, 20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
   }

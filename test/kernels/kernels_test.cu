@@ -466,7 +466,7 @@ TYPED_TEST(KernelTest, CrossEntropyReproducible) {
 
 TYPED_TEST(KernelTest, SquaredError) {
   using T = TypeParam;
-  for (auto [n, K] : {std::pair(1, 1), {37, 2}, {300, 7}, {130, 8}, {20, 33}})
+  for (auto [n, K] : std::vector<std::pair<int, int>>{{1, 1}, {37, 2}, {300, 7}, {130, 8}, {20, 33}})
     for (float dloss : {0.0f, 1.0f / n}) {
       int Kp = (K + 7) / 8 * 8;
       Pool all_losses(shape("squared_error losses", {n, K}), u32), outputs(shape("squared_error y", {n, K}), u32, 1);

@@ -425,10 +425,10 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
 // A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
-    for (std::vector<std::string> sets : {MIXED_LAYERS,
-                                          {"attention.variant=lssar_softplus_gated"},
-                                          {"attention.variant=softmax_sink"},
-                                          {"attention.variant=ssmax"}}) {
+    for (auto& sets : std::vector<std::vector<std::string>>{MIXED_LAYERS,
+                                                            {"attention.variant=lssar_softplus_gated"},
+                                                            {"attention.variant=softmax_sink"},
+                                                            {"attention.variant=ssmax"}}) {
       SCOPED_TRACE(precision + " " + sets.back());
       sets.push_back("model.position=learned");
       Config config = small_config(precision, sets);

@@ -246,7 +246,7 @@ TEST(Comm, MultiprocessorsAreSparedWhileGradientsAreReduced) {
 TEST(Buckets, CoverEverythingOnceAndCutNoBlock) {
   for (size_t total : {1, 10, 95, 96, 100, 1000})
     for (int ranks : {1, 2, 3, 8})
-      for (const std::vector<size_t>& starts : {std::vector<size_t>{}, {0, 40, 70}, {33, 34, 35, 90}, {1, 500, 999}}) {
+      for (auto& starts : std::vector<std::vector<size_t>>{{}, {0, 40, 70}, {33, 34, 35, 90}, {1, 500, 999}}) {
         Buckets buckets(total, starts, ranks, 10);
         EXPECT_GE(buckets.padded(), total);
         EXPECT_LT(buckets.padded(), total + 10 * size_t(ranks));

@@ -234,7 +234,8 @@ TEST(ConfigErrors, CrossChecks) {
       "[x.json]");
   EXPECT_EQ(error_in(R"({"model": {"head_dim": 63, "position": "learned"}})"), "");
   expect_error(R"({"model": {"channels": 36}})", {}, "model.channels = 36 must be a multiple of 8  [x.json]");
-  for (auto& [ratio, shown, width] : {std::tuple("3.3", "3.3", 2534), {"1e-9", "1e-09", 0}, {"3.501", "3.501", 2689}})
+  for (auto& [ratio, shown, width] :
+       {std::tuple("3.3", "3.3", 2534), std::tuple("1e-9", "1e-09", 0), std::tuple("3.501", "3.501", 2689)})
     expect_error(
         format("{\"model\": {\"mlp_ratio\": %s}}", ratio), {},
         format("the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x 768) "
@@ -244,13 +245,13 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
                "attention.sink = \"learned\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
                "sink \"none\"  [x.json]");
-  for (auto& [layer, hint] : {std::pair<std::string, std::string>{"global", ""},
-                              {"lssar_lssa", ""},
-                              {"full_window", ""},
-                              {"lssar full", ""},
-                              {"gated_", ""},
-                              {"softmax_qknorm", ""},
-                              {"ful_lssa", "; did you mean \"full\"?"}})
+  for (auto& [layer, hint] : std::vector<std::pair<std::string, std::string>>{{"global", ""},
+                                                                              {"lssar_lssa", ""},
+                                                                              {"full_window", ""},
+                                                                              {"lssar full", ""},
+                                                                              {"gated_", ""},
+                                                                              {"softmax_qknorm", ""},
+                                                                              {"ful_lssa", "; did you mean \"full\"?"}})
     expect_error(
         format("{\"attention\": {\"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
         "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
