@@ -196,7 +196,7 @@ endif
 
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
-.PHONY: all summary test tests fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
+.PHONY: all summary test tests headers fuzz sanitizer-tests check-asan check-tsan ptx-tests check-ptx check-full bench quickstart cuda-subset clean help FORCE
 all: train
 # What the program can do, and what it lacks for want of what.
 summary = echo './train is built for $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(COMMA) PTX of compute_$(WITH_PTX))'
@@ -244,6 +244,13 @@ $(BUILD)/%/room.cu.o: $(BUILD)/%/room.cu $(BUILD)/flags $(COMMON:=.gch)
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+# Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
+HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h))
+headers: $(HEADERS:%=$(BUILD)/%.alone)
+$(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
+	@mkdir -p $(@D)
+	$(call SAY,compile,$<)$(CXX_CU) -I$(BUILD) -MMD -MP -MF $@.d -MT $@ -fsyntax-only -x c++ -include $< /dev/null && touch $@
 
 REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach t,$(TEST_SOURCES),$(eval $(call test_program,$t): $(call test_object,$t) \

@@ -2,6 +2,7 @@
 // backward kernels read besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart, out, dout
 // [B, T, H, D].
 #pragma once
+#include <cstdint>
 #include <initializer_list>
 
 #include "attention/masks.cuh"

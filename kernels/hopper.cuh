@@ -8,6 +8,8 @@
 // rows take several tiles, one after the other. A *warpgroup* is 128 threads, and its first thread's number is
 // divisible by 128.
 #pragma once
+#include <cstdint>
+
 #include "kernels/gpu.cuh"
 
 constexpr int WARPGROUP = 4 * WARP, TILE_COLUMNS = 64, TILE_ROW_BYTES = 128, TILE_ALIGNMENT = 1024;

@@ -74,6 +74,10 @@ class Rules(unittest.TestCase):
              for match in re.finditer(r"for \([^;(){}]*: \{(?:[^;{}]|\{[^{}]*\})*[,{]\s*\{", text)]
     self.assertEqual(found, [])
 
+  def test_every_header_compiles_alone(self):
+    done = subprocess.run(["make", "-C", ROOT, "-k", "BACKEND=cpu", "headers"], text=True, capture_output=True)
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+
   def test_one_way_to_launch(self):
     self.nothing("<<<", sources(".cuh", ".cu"), lambda path: path == "kernels/gpu.cuh")
 

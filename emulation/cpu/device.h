@@ -5,6 +5,7 @@
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
 #include "emulation/cpu/warp.h"
+#include "kernels/gpu.cuh"
 
 constexpr bool on_cpu = true;
 #define CPU_OUT_OF_LINE __attribute__((noinline))

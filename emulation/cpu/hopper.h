@@ -1,5 +1,7 @@
 // The CPU half of kernels/hopper.cuh, which has the contracts and includes this; hopper.cpp does the work.
 #pragma once
+#include "kernels/hopper.cuh"
+
 #include "emulation/cpu/scheduler.h"
 
 struct TensorMap {
