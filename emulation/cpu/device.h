@@ -59,10 +59,13 @@ CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one,
 #else
   constexpr int LANES = 4;
 #endif
+  // A local variable keeps a vector's alignment: in the stack frames that AddressSanitizer makes, on by default since g++
+  // 13, g++ places one of less alignment by what was declared and yet writes it with aligned moves.
+  typedef float Sum __attribute__((vector_size(LANES * sizeof(float))));
   typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
   constexpr int PARTS = E / LANES;
   static_assert(E % LANES == 0);
-  Vector sums[R][PARTS];
+  Sum sums[R][PARTS];
 #pragma GCC unroll 64
   for (int i = 0; i < R * PARTS; i++)
     sums[i / PARTS][i % PARTS] = reinterpret_cast<const Vector&>(a[i / PARTS][i % PARTS * LANES]);
