@@ -5,8 +5,9 @@ or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
     python3 scripts/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
 
-Columns: registers of a thread, bytes that it spills, shared memory that the kernel declares (without what a launch
-adds), and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass counts some instructions of
+Columns: registers of a thread, bytes that it spills (for a kernel of attention all its local memory: an array whose
+indices are not constants is not in registers either), shared memory that the kernel declares (without what a launch adds),
+and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass counts some instructions of
 each kernel, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy engine loads
 (UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
 
@@ -27,7 +28,7 @@ import sass
 from common import stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
-SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized .*function '(\w+)'")
@@ -48,7 +49,8 @@ def read(folder):
           if found := ENTRY.search(line):
             kernel, spilled = found.groups(), 0
           elif found := SPILLS.search(line):
-            spilled = max(map(int, found.groups()))
+            stack, *spills = map(int, found.groups())
+            spilled = max(*spills, stack if "attention" in kernel[0] else 0)
           elif kernel and (found := USED.search(line)):
             shared = SHARED.search(line)
             kernels.append((*kernel, int(found[1]), spilled, int(shared[1]) if shared else 0))

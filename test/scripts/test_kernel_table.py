@@ -102,7 +102,8 @@ class KernelTable(ScriptTest):
                                         "Used 168 registers, 1024 bytes smem\n")
     self.write("cuda/kernels.cu.o", "Function : attention_forward_hopper_kernel\n /*0000*/ HGMMA.64x64x16 R1, R2 ;\n")
     table = self.table("--sass", self.path("cuda"), code=1)
-    self.assertIn("| attention_forward_hopper_kernel | sm_90a | 168 | 0 | 1024 | 12 | 0 | 1 | 0 | 0 |", table)
+    self.assertIn("| attention_forward_hopper_kernel | sm_90a | 168 | 8 | 1024 | 12 | 0 | 1 | 0 | 0 |", table)
+    self.assertIn("1 kernels, 1 with spilled registers", table)  # local memory, although nothing is spilled
     self.assertIn("without tensor-core products, loads or stores by the copy engine: attention_forward", table)
 
   def test_where_the_disassembler_is_missing(self):
