@@ -155,8 +155,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);
     else check_same_model(*from, config, place.run);
     int64_t steps = config.train.steps;
-    auto answered = [&](const Question& question) {
-      return comm.broadcast(missing_items(question, config, place.run, steps)).empty();
+    auto answered = [&, &folder = place.run](const Question& question) {
+      return comm.broadcast(missing_items(question, config, folder, steps)).empty();
     };
     if (real_run && from->state.step == steps && std::all_of(questions.begin(), questions.end(), answered)) {
       std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
