@@ -1,8 +1,13 @@
 #include "ranks/ranks.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -34,12 +39,54 @@ int port_of(const std::string& job) {
 
 constexpr int MOST = 65536;  // ranks
 
-Ranks read(const char* rank, const char* size, const char* local) {
+// A launcher, by the variables it sets for every rank; "": it has none for that.
+struct Launcher {
+  const char* sign;  // set by no other launcher; the first row whose sign is set counts
+  const char *rank, *size, *local;
+  const char* local_size;  // the ranks on this machine; if these are all, rank 0 is here too
+  const char* nodes;       // the machines, rank 0's first
+  const char *job, *step;  // its id
+  const char* address;     // how to give the address of rank 0
+};
+// If mpirun starts its ranks through srun, they have the variables of both, and srun's number the machines.
+constexpr Launcher LAUNCHERS[] = {
+    {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "", "", "TORCHELASTIC_RUN_ID", "",
+     "127.0.0.1 if all ranks run on one machine"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "", "PMIX_NAMESPACE", "", "mpirun -x MASTER_ADDR=..."},
+    {"MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", "",
+     "mpirun -genv MASTER_ADDR ..."},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NODELIST",
+     "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR=... srun"},
+};
+// What launchers that have no row call the number of ranks, and what is missing if RANK is.
+constexpr const char* OTHER_SIZES[] = {"WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"};
+
+// MPICH and Intel MPI name no job. But all ranks of a machine are in one session, or each leads one: its leader's parent.
+std::string parent_of_session() {
+  std::ifstream file(format("/proc/%d/stat", static_cast<int>(::getsid(0))));
+  std::string stat, parent;
+  std::getline(file, stat, ')');  // the name, which may hold spaces; then " S PARENT"
+  file >> stat >> parent;
+  return parent;
+}
+
+Ranks read(const Launcher& l) {
   Ranks ranks;
-  ranks.size = number(size, 1, MOST);
-  ranks.rank = number(rank, 0, ranks.size - 1);
-  ranks.local = variable(local).empty() ? ranks.rank : number(local, 0, ranks.rank);
-  ranks.variables = format("%s, %s", rank, size);
+  ranks.size = number(l.size, 1, MOST);
+  ranks.rank = number(l.rank, 0, ranks.size - 1);
+  ranks.local = variable(l.local).empty() ? ranks.rank : number(l.local, 0, ranks.rank);
+  ranks.variables = format("%s, %s", l.rank, l.size);
+  ranks.address = variable("MASTER_ADDR");
+  bool here = *l.local_size && variable(l.local_size) == variable(l.size);
+  if (ranks.address.empty()) ranks.address = here ? "127.0.0.1" : first_host(variable(l.nodes));
+  if (ranks.size > 1 && ranks.address.empty())
+    user_error("environment: %s = %d, but %s; set MASTER_ADDR to the address of rank 0 (%s)", l.size, ranks.size,
+               *l.nodes ? format("%s = \"%.80s\" names no machine", l.nodes, variable(l.nodes).c_str()).c_str()
+                        : "the ranks may be on several machines, and MASTER_ADDR is not set",
+               l.address);
+  ranks.job = variable(l.job) + (*l.step ? "." + variable(l.step) : "");
+  if (!*l.job && here) ranks.job = parent_of_session();
   return ranks;
 }
 
@@ -62,36 +109,17 @@ std::string first_host(const std::string& nodes) {
 
 Ranks ranks_of_environment() {
   Ranks ranks;
-  std::string address = variable("MASTER_ADDR");
-  if (!variable("RANK").empty() || !variable("WORLD_SIZE").empty()) {
-    ranks = read("RANK", "WORLD_SIZE", "LOCAL_RANK");
-    ranks.job = variable("TORCHELASTIC_RUN_ID");
-    if (ranks.size > 1 && address.empty())
-      user_error(
-          "environment: WORLD_SIZE = %d, but MASTER_ADDR is not set; set it to the address of rank 0 (127.0.0.1 "
-          "if all ranks run on one machine)",
-          ranks.size);
-  } else if (!variable("OMPI_COMM_WORLD_RANK").empty()) {
-    ranks = read("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK");
-    ranks.job = variable("PMIX_NAMESPACE");
-    bool here = variable("OMPI_COMM_WORLD_LOCAL_SIZE") == variable("OMPI_COMM_WORLD_SIZE");
-    if (address.empty() && here) address = "127.0.0.1";
-    if (ranks.size > 1 && address.empty())
-      user_error(
-          "environment: mpirun has started ranks on several machines, but MASTER_ADDR is not set; give the "
-          "address of rank 0: mpirun -x MASTER_ADDR=...");
-  } else if (!variable("SLURM_STEP_ID").empty() && !variable("SLURM_STEP_NUM_TASKS").empty() &&
-             variable("SLURM_STEP_NUM_TASKS") != "1") {
-    ranks = read("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID");
-    ranks.job = variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID");
-    if (address.empty()) address = first_host(variable("SLURM_STEP_NODELIST"));
-    if (address.empty())
-      user_error(
-          "environment: SLURM_STEP_NODELIST = \"%.80s\" names no machine; set MASTER_ADDR to the address of "
-          "rank 0",
-          variable("SLURM_STEP_NODELIST").c_str());
-  }
-  ranks.address = address;
+  auto known = [](const Launcher& l) { return !variable(l.sign).empty(); };
+  if (auto launcher = std::find_if(std::begin(LAUNCHERS), std::end(LAUNCHERS), known); launcher != std::end(LAUNCHERS))
+    ranks = read(*launcher);
+  else
+    for (const char* size : OTHER_SIZES)
+      if (!variable(size).empty() && variable(size) != "1")
+        user_error(
+            "environment: %s = \"%.40s\", but nothing that this program reads tells the ranks apart; set RANK, "
+            "WORLD_SIZE, LOCAL_RANK (its number on its machine) and MASTER_ADDR (rank 0's address) for every rank, "
+            "or start them with torchrun, mpirun or srun",
+            size, variable(size).c_str());
   ranks.port = variable("MASTER_PORT").empty() ? port_of(ranks.job) : number("MASTER_PORT", 1, 65534);
   // torchrun itself listens at MASTER_PORT then.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ranks.port++;

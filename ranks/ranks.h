@@ -18,12 +18,14 @@ struct Ranks {
 
 // Reads the first of these groups that is set; without any, there is one rank:
 //   RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT  torchrun, or set by hand
-//   OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}       mpirun
-//   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, only in a job step of several tasks: in a batch
-//                                                           script SLURM_NTASKS counts tasks that are not started
+//   OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}       mpirun of Open MPI
+//   PMI_{RANK,SIZE}, MPI_{LOCALRANKID,LOCALNRANKS}          mpirun of MPICH or Intel MPI
+//   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, only in a job step: in a batch script SLURM_NTASKS
+//                                                           counts tasks that are not started
 // Without MASTER_ADDR, the address is this machine (mpirun) or the first machine of the step (srun). Without
 // MASTER_PORT, the port follows from the job's id. PLUSGPT_PATIENCE sets the patience, also with `--gpus`; once a rank
-// is connected, rank 0's counts. Missing values, and values that contradict each other, are a user_error.
+// is connected, rank 0's counts. Missing values, values that contradict each other, and several ranks of a launcher
+// that is not among these are a user_error.
 Ranks ranks_of_environment();
 
 // "node[003-006,010],gpu1" -> "node003"; "" if a bracket is not closed.

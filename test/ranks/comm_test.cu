@@ -344,6 +344,28 @@ TEST(Environment, Mpirun) {
   EXPECT_EQ(ranks_in(e).address, "10.0.0.1");
 }
 
+TEST(Environment, MpirunOfMpich) {
+  Environment e = {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+  Ranks ranks = ranks_in(e);
+  expect_rank(ranks, 3, 4, 1, "127.0.0.1");
+  EXPECT_GT(std::atoi(ranks.job.c_str()), 0);  // as long as all ranks are here
+  e["SLURM_STEP_NUM_TASKS"] = "2", e["SLURM_PROCID"] = "1", e["MPI_LOCALNRANKS"] = "2";  // of what starts the ranks
+  expect_refusal(e, "mpirun -genv MASTER_ADDR");
+  e["MASTER_ADDR"] = "10.0.0.1";
+  expect_rank(ranks_in(e), 3, 4, 1, "10.0.0.1");
+}
+
+TEST(Environment, OtherLaunchers) {
+  expect_refusal({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, "PMI_SIZE = \"2\"");
+  EXPECT_EQ(ranks_in({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size, 1);
+  Environment srun = {{"PMI_SIZE", "2"},
+                      {"SLURM_STEP_NUM_TASKS", "2"},
+                      {"SLURM_PROCID", "1"},
+                      {"SLURM_LOCALID", "1"},
+                      {"SLURM_STEP_NODELIST", "a"}};  // --mpi=pmi2
+  expect_rank(ranks_in(srun), 1, 2, 1, "a");
+}
+
 TEST(Environment, Srun) {
   Environment e = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}, {"SLURM_STEP_NUM_TASKS", "16"},
                    {"SLURM_PROCID", "9"}, {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NODELIST", "gpu[07-08,11]"}};
@@ -375,7 +397,7 @@ TEST(Environment, RefusesContradictions) {
     expect_refusal(e, part);
   };
   refused("RANK", "2", "RANK = \"2\" must be a number in [0, 1]");
-  refused("RANK", "", "RANK = \"\"");
+  refused("RANK", "", "WORLD_SIZE = \"2\"");
   refused("WORLD_SIZE", "two", "WORLD_SIZE = \"two\"");
   refused("WORLD_SIZE", "0", "WORLD_SIZE");
   refused("WORLD_SIZE", "99999999999", "WORLD_SIZE");

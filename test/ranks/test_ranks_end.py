@@ -211,6 +211,8 @@ class Starts(RankRuns):
         "torchrun": [dict(e, TORCHELASTIC_USE_AGENT_STORE="True") for e in torchrun(2)],
         "mpirun": [{"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": str(r),
                     "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"job{os.getpid()}"} for r in range(2)],
+        "mpich": [{"PMI_RANK": str(r), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(r), "MPI_LOCALNRANKS": "2"}
+                  for r in range(2)],
         "srun": [{"SLURM_PROCID": str(r), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(r), "SLURM_STEP_ID": "0",
                   "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost"} for r in range(2)]}
     for name, environment in environments.items():

@@ -201,7 +201,7 @@ class RankRuns(Runs):
   def started_by_hand(self, environments, *flags, **changes):
     """Starts a process in each environment, as torchrun, mpirun and srun do."""
     keep = {key: value for key, value in os.environ.items()
-            if not re.match("RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|OMPI_|PMIX_|SLURM_|TORCHELASTIC_", key)}
+            if not re.match("RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|MPI_|OMPI_|PMIX?_|SLURM_|TORCHELASTIC_", key)}
     processes = []
     for environment in environments:
       with mock.patch.dict(os.environ, {**keep, **environment}, clear=True):
