@@ -43,6 +43,9 @@ inline const cudaDeviceProp& device_properties() {
   return properties;
 }
 
+// cudaErrorNoKernelImageForDevice if this program was not compiled for the current device (kernels/reduce.cu).
+cudaError_t load_a_kernel();
+
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...) is the only way to start a kernel. Names with commas
 // take parentheses: LAUNCH((k<float, 4>), ...). Throws Failure with the kernel's name.
 #define LAUNCH(kernel, ...) launch_kernel(#kernel, kernel, __VA_ARGS__)
@@ -81,6 +84,11 @@ inline void set_cpu_poison(bool) {}
 #endif
 
 #ifdef __CUDACC__
+
+template <class... P> cudaError_t load_kernel(void (*kernel)(P...)) {
+  cudaFuncAttributes a;
+  return cudaFuncGetAttributes(&a, kernel);
+}
 
 template <class... P> KernelResources resources_of(void (*kernel)(P...), dim3 block, size_t shared_bytes) {
   cudaFuncAttributes a;
