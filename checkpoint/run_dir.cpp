@@ -140,7 +140,11 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
         "(--set name=...)",
         owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
-  if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
+  if (locked != 0 && (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK))  // Lustre mounted without flock
+    std::fprintf(stderr,
+                 "warning: the file system of %s has no locks (%s); start no second process that writes to it\n",
+                 path_.c_str(), std::strerror(errno));
+  else if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends. The file stays; its text only names the process.
   lock_.truncate(0);
   std::string owner = format("pid %d\n", static_cast<int>(::getpid()));

@@ -75,8 +75,12 @@ class Download:
     with open(part, "a+b") as self.file:
       try:
         fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError:
+      except BlockingIOError:
         raise UserError("%s is being written by another download; wait for it or stop it" % part)
+      except OSError as error:  # as of Lustre mounted without flock
+        if self.files_done == 0:
+          self.progress.say("warning: the file system of %s has no locks (%s); start no second download there" % (
+              self.args.out, error.strerror))
       try:
         self._check_header()
       except Damaged:

@@ -2,19 +2,21 @@
 
 Standard library and g++ only.
 """
+import errno
 import os
 import subprocess
 from unittest import mock
 
 from support.runs import FILES, Runs
 
-# FAIL="CALL END" makes CALL fail on files whose path ends with END; CALLS names the file to which all calls are written.
+# FAIL="CALL END" makes CALL fail, with ERROR if that is set, on files whose path ends with END; CALLS names the file to which all calls are written.
 LIBRARY = r"""
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 static int refused(const char* call, int descriptor) {
   char link[64], path[4096], line[4200];
@@ -29,12 +31,16 @@ static int refused(const char* call, int descriptor) {
   if (!fail || strncmp(fail, call, length) != 0 || fail[length] != ' ') return 0;
   const char* end = fail + length + 1;
   if (strlen(path) < strlen(end) || strcmp(path + strlen(path) - strlen(end), end) != 0) return 0;
-  errno = EIO;
+  errno = getenv("ERROR") ? atoi(getenv("ERROR")) : EIO;
   return 1;
 }
 extern "C" int fsync(int descriptor) {
   if (refused("fsync", descriptor)) return -1;
   return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(descriptor);
+}
+extern "C" int flock(int descriptor, int operation) {
+  if (refused("flock", descriptor)) return -1;
+  return ((int (*)(int, int))dlsym(RTLD_NEXT, "flock"))(descriptor, operation);
 }
 extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t at) {
   if (refused("pread", descriptor)) return -1;
@@ -84,6 +90,15 @@ class Disk(Runs):
     self.assertEqual(code, 1)
     self.assertRegex(errors, "^the checkpoint of step 10 could not be written: cannot write runs/tiny to disk: Input/"
                              r"output error\. Training stops; there is no checkpoint yet")
+
+  def test_a_file_system_without_locks(self):
+    code, errors, _ = self.calls(fail="flock .lock")
+    self.assertEqual((code, errors), (1, "cannot lock runs/tiny/.lock: Input/output error\n"))
+    for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+      self.set("ERROR", number)
+      code, errors, _ = self.calls("--overwrite", fail="flock .lock")
+      self.assertEqual((code, self.steps()), (0, [10, 20]))
+      self.assertRegex(errors, rf"^warning: the file system of runs/tiny has no locks \({os.strerror(number)}\);.*\n$")
 
   def test_going_back_on_a_disk_that_fails(self):
     self.run_ok()

@@ -1,6 +1,7 @@
 """scripts/download_fineweb.py, run as a user runs it; the downloads from a server in this process that misbehaves in every
 way we could think of. Standard library only.
 """
+import errno
 import fcntl
 import http.server
 import os
@@ -11,9 +12,12 @@ import signal
 import subprocess
 import threading
 import time
+from unittest import mock
 
 from support.scripts import ScriptTest, start
 from support.workspace import shard
+
+import download_fineweb  # from SCRIPTS
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -233,6 +237,12 @@ class Download(ScriptTest):
       fcntl.flock(file, fcntl.LOCK_EX)
       self.download(code=2)
     self.assert_error(VAL, "another download")
+
+  def test_a_file_system_without_locks(self):
+    with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "not implemented")):
+      self.run_module(download_fineweb, "--base-url", self.server.url + "/", "--out", self.out, "--shards", 1)
+    self.assertEqual(self.errors.count("warning: the file system of %s has no locks (not implemented)" % self.out), 1)
+    self.assert_files(VAL, ONE)
 
   def test_too_little_space(self):
     self.server.content[VAL] = shard([1] * 20000, count=(1 << 31) - 1)
