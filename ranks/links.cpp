@@ -86,20 +86,28 @@ std::string list_of(const std::vector<int>& ranks) {
 }  // namespace
 
 int listen_at(const std::string& address, int port, int* chosen) {
-  bool local = address == "127.0.0.1" || address == "localhost";
-  int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+  bool local = address == "127.0.0.1" || address == "localhost", local_6 = address == "::1";
+  sockaddr_in at_4 = {};
+  at_4.sin_family = AF_INET;
+  at_4.sin_port = htons(static_cast<uint16_t>(port));
+  at_4.sin_addr.s_addr = htonl(local ? INADDR_LOOPBACK : INADDR_ANY);
+  sockaddr_in6 at_6 = {};
+  at_6.sin6_family = AF_INET6;
+  at_6.sin6_port = at_4.sin_port;
+  at_6.sin6_addr = local_6 ? in6addr_loopback : in6addr_any;
+  // A socket of IPv6 takes the connections of IPv4 too. But a machine may be without IPv6.
+  int listener = local ? -1 : ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1, no = 0;
+  bool six = listener >= 0;
+  if (!six) listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr* at = six ? reinterpret_cast<sockaddr*>(&at_6) : reinterpret_cast<sockaddr*>(&at_4);
+  socklen_t size = six ? sizeof at_6 : sizeof at_4;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_in at = {};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(static_cast<uint16_t>(port));
-  at.sin_addr.s_addr = htonl(local ? INADDR_LOOPBACK : INADDR_ANY);
-  bool bound = listener >= 0 && ::bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
-  if (!bound || ::listen(listener, 1024) != 0)
+  if (six) setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (listener < 0 || ::bind(listener, at, size) != 0 || ::listen(listener, 1024) != 0)
     failure("ranks: rank 0 cannot listen at port %d: %s; choose another port with MASTER_PORT, the same for all ranks",
             port, std::strerror(errno));
-  socklen_t size = sizeof at;
-  getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size);
-  if (chosen) *chosen = ntohs(at.sin_port);
+  getsockname(listener, at, &size);
+  if (chosen) *chosen = ntohs(six ? at_6.sin6_port : at_4.sin_port);
   return listener;
 }
 
@@ -161,26 +169,26 @@ void Links::accept_ranks(const Ranks& ranks) {
 void Links::connect_to_rank_0(const Ranks& ranks) {
   Hello hello = hello_of(ranks);
   addrinfo wanted = {}, *found = nullptr;
-  wanted.ai_family = AF_INET, wanted.ai_socktype = SOCK_STREAM;
+  wanted.ai_socktype = SOCK_STREAM;
   std::string port = std::to_string(ranks.port);
   auto deadline = Clock::now() + std::chrono::seconds(patience_);
   int unknown = 0;
   for (; Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     unknown = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
     if (unknown != 0) continue;  // a machine that has just started may not be in the name server yet
-    int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    limit_waiting(socket, patience_);
     int32_t patience = 0;
-    bool accepted = ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
-                    send_all(socket, &hello, sizeof hello) && receive_all(socket, &patience, sizeof patience) &&
-                    patience > 0;
+    for (addrinfo* at = found; at && patience <= 0; at = at->ai_next) {  // of IPv4 and IPv6
+      int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      limit_waiting(socket, patience_);
+      bool connected = ::connect(socket, at->ai_addr, at->ai_addrlen) == 0 && send_all(socket, &hello, sizeof hello);
+      if (connected && receive_all(socket, &patience, sizeof patience) && patience > 0) peers_.push_back({0, socket});
+      else ::close(socket), patience = 0;
+    }
     ::freeaddrinfo(found);
-    if (accepted) {
+    if (patience > 0) {
       patience_ = patience;  // rank 0's counts: it must match how often signs of life are sent
-      peers_.push_back({0, socket});
       return;
     }
-    ::close(socket);
   }
   if (unknown != 0)
     failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),

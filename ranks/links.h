@@ -77,5 +77,5 @@ class Links {
 };
 
 // A socket that listens at `port` (0: any free port; *chosen, unless nullptr, is set to its number): on this machine's
-// own interface if the address is 127.0.0.1 or localhost, else on all of them. A failure if that is not possible.
+// own interface if the address is 127.0.0.1, ::1 or localhost, else on all of them. A failure if that is not possible.
 int listen_at(const std::string& address, int port, int* chosen);

@@ -2,6 +2,7 @@
 
 On the CPU, ranks are processes, started by --gpus N or as torchrun, mpirun and srun do.
 """
+import contextlib
 import os
 import re
 import shutil
@@ -215,6 +216,9 @@ class Starts(RankRuns):
                   for r in range(2)],
         "srun": [{"SLURM_PROCID": str(r), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(r), "SLURM_STEP_ID": "0",
                   "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost"} for r in range(2)]}
+    with contextlib.suppress(OSError):  # a machine without IPv6
+      socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+      environments["ipv6"] = [dict(e, MASTER_ADDR="::1") for e in torchrun(2)]
     for name, environment in environments.items():
       with self.subTest(name):
         processes = self.started_by_hand(environment[::-1], name=name, train__steps=5)  # rank 1 starts first
