@@ -4,9 +4,9 @@
 
 #include "base/signals.h"
 
-Requests requests_of_ranks(Comm& comm) {
+Requests requests_of_ranks(Comm& comm, bool save) {
   constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
-  double ranks[] = {0, 0, 0, double(save_requested())};
+  double ranks[] = {0, 0, 0, double(save_requested() || save)};
   for (int i = 0; i < 3; i++) ranks[i] = stop_signal() == signals[i];
   comm.all_reduce_sum(ranks, 4);
   bool stop = false;

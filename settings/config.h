@@ -114,6 +114,7 @@ struct Config {
 
   struct Checkpoint {
     int64_t every = 5000;  // 0 = only at_end
+    double minutes = 30;   // 0 = by steps alone
     int keep = 2;
     bool at_end = true;
   } checkpoint;

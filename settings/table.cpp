@@ -197,6 +197,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
                             "attention.sink_tokens with eval.window", may_change}),
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
+    {"checkpoint.minutes", &c.checkpoint.minutes, "[0, 1e6]", no,
+     "also saves when the last checkpoint is that old, unless checkpoint.every = 0; 0 = never", may_change},
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
     {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
 

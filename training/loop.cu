@@ -145,7 +145,9 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
   bool warned = false;  // of steps without labels
   Background background;
+  double saved_at = seconds_now();
   auto save_unless_saved = [&] {
+    saved_at = seconds_now();
     if (state.step == std::exchange(saved, state.step)) return;
     state.tokens = state.step * config.batch.tokens;
     state.next_window = state.tokens / config.model.context;
@@ -158,10 +160,12 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
             how_to_continue(path, step + 1).c_str());
   };
-  // Saves if a signal asks for it and returns whether to stop, also within an evaluation. A signal to one rank counts
-  // for all ranks.
+  // Saves if a signal or the clock asks for it and returns whether to stop, also within an evaluation. A signal to one
+  // rank counts for all ranks, and so does the clock of the first that finds it time.
   auto stopping = [&] {
-    Requests requests = requests_of_ranks(comm);
+    const Config::Checkpoint& c = config.checkpoint;
+    Requests requests =
+        requests_of_ranks(comm, c.every > 0 && c.minutes > 0 && seconds_now() - saved_at >= 60 * c.minutes);
     if (requests.stop || requests.save) save_unless_saved();
     return requests.stop;
   };

@@ -43,6 +43,19 @@ class Interrupted(Runs):
         self.remove_checkpoints(18, run="straight")
         self.assertEqual(self.straight("--resume", step=18, train__steps=18, **changes), expected)
 
+  def test_saves_by_time(self):
+    changes = {"train__steps": 600, "checkpoint__every": 10**6, "checkpoint__keep": 99, "eval__every": 100}
+    expected = self.straight(step=600, **changes)
+    self.run_ok(checkpoint__minutes=5e-4, **changes)
+    steps = self.steps()
+    self.assertGreater(len(steps), 2)
+    self.assertEqual(self.outcome(600), expected)
+    self.remove_checkpoints(*steps[1:])
+    self.run_ok("--resume", **changes)
+    self.assertEqual((self.steps(), self.outcome(600)), ([steps[0], 600], expected))
+    self.run_ok("--overwrite", **{**changes, "checkpoint__every": 0, "checkpoint__minutes": 5e-4})
+    self.assertEqual(self.steps(), [600])
+
   def test_metrics_are_rewound(self):
     expected = self.straight()
     self.run_ok()

@@ -114,6 +114,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   },
   "checkpoint": {
     "every": 5000,
+    "minutes": 30,
     "keep": 2,
     "at_end": true
   },
@@ -469,7 +470,8 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
 
 TEST(Config, ResolvedJsonOfSomeSections) {
   EXPECT_EQ(config_json(parse_config("{}", ""), {"log", "checkpoint"}).dump(2),
-            "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"keep\": 2,\n    \"at_end\": true\n  },\n"
+            "{\n  \"checkpoint\": {\n    \"every\": 5000,\n    \"minutes\": 30,\n    \"keep\": 2,\n    \"at_end\": "
+            "true\n  },\n"
             "  \"log\": {\n    \"every\": 1,\n    \"groups_every\": 0\n  }\n}");
 }
 
