@@ -15,8 +15,9 @@ struct DeviceInfo {
   double peak_bf16_flops;  // per second; dense tensor-core peak from the data sheet; 0 if unknown
 };
 
-// Dense bf16 operations per second of a device by its name; 0 if the name is unknown.
+// Dense bf16 operations per second of a device by its name; 0 if the name is unknown, or that of a part of a GPU (MIG).
 inline double peak_bf16_flops(const std::string& name) {
+  if (name.find(" MIG ") != std::string::npos) return 0;
   // TFLOPS by the data sheets, without sparsity, sums in float32. The first name that is part of the device's wins.
   static const struct {
     const char* name;

@@ -30,6 +30,7 @@ TEST(DeviceInfo, PeaksByName) {
                                                   {"NVIDIA GeForce RTX 3090", 71},
                                                   {"NVIDIA GeForce RTX 4090", 165},
                                                   {"NVIDIA GeForce RTX 5090", 209.5},
+                                                  {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0},
                                                   {"Tesla T4", 0}};
   for (auto& [name, tflops] : peaks) EXPECT_EQ(peak_bf16_flops(name), tflops * 1e12) << name;
 }
