@@ -62,6 +62,10 @@ class Rules(unittest.TestCase):
     self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),
                  lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("emulation/cpu/"))
 
+  def test_one_file_knows_the_processor(self):
+    self.nothing(r"mmintrin|arm_neon|\b_mm|__builtin_ia32|__x86_64__|__aarch64__", sources(".h", ".cuh", ".cu", ".cpp"),
+                 lambda path: path.startswith("emulation/cpu/processor."))
+
   def test_braces_around_loops_under_if_constexpr(self):
     # nvcc 13.0 drops the statement after a discarded, unbraced one that has a #pragma inside, in a lambda
     found = [f"{path}:{text[:match.start()].count(chr(10)) + 1}" for path, text in sources(".cuh", ".cu")

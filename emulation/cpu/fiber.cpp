@@ -1,32 +1,7 @@
 #include "emulation/cpu/fiber.h"
 #include <sys/mman.h>
+#include <unistd.h>
 #include <new>
-
-// Ends in a jump: the processor would predict that `ret` returns to the caller, not to where the next thread waits.
-asm(R"(
-.text
-.p2align 4
-.globl cpu_switch_stack
-.type cpu_switch_stack, @function
-cpu_switch_stack:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  popq %rcx
-  jmpq *%rcx
-.size cpu_switch_stack, .-cpu_switch_stack
-)");
 
 namespace cpu {
 namespace {
@@ -36,7 +11,7 @@ constexpr size_t stack_bytes = 512 << 10;  // instrumented frames are larger, an
 #else
 constexpr size_t stack_bytes = 128 << 10;
 #endif
-constexpr size_t guard_bytes = 4096;
+const size_t guard_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 }  // namespace
 
@@ -62,12 +37,7 @@ bool overflowed(const Stack& stack, const void* address) {
 }
 
 CPU_NO_TSAN void prepare(Context& context, const Stack& stack, void (*entry)()) {
-  // Six registers, the entry, and a null return address that ends backtraces. The stack is then aligned as after a
-  // call.
-  void** frame = reinterpret_cast<void**>(stack.top) - 8;
-  frame[0] = frame[1] = frame[2] = frame[3] = frame[4] = frame[5] = frame[7] = nullptr;
-  frame[6] = reinterpret_cast<void*>(entry);
-  context.sp = frame;
+  context.sp = first_frame(stack.top, entry);
 #if defined(CPU_ASAN) || defined(CPU_TSAN)
   context.stack = stack;
 #endif

@@ -1,6 +1,7 @@
-// Stacks and the switch between them, with the annotations that ASan and TSan need. x86-64 only.
+// Stacks and the switch between them, with the annotations that ASan and TSan need.
 #pragma once
 #include <stddef.h>
+#include "emulation/cpu/processor.h"
 
 #ifdef __has_feature  // clang
 #if __has_feature(address_sanitizer)
@@ -30,9 +31,6 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 // For functions that move data between CUDA threads unseen by TSan, so that only barriers order the threads' accesses,
 // and for functions that switch stacks.
 #define CPU_NO_TSAN __attribute__((no_sanitize("thread")))
-
-// Saves the callee-saved registers and the stack pointer in *save and continues where `load` was saved.
-extern "C" void cpu_switch_stack(void** save, void* load);
 
 namespace cpu {
 

@@ -268,9 +268,9 @@ void check_operand(TileOperand bits, bool rows, int n, const Site& site) {
 }
 
 CPU_NO_TSAN inline void widen(const Bytes16& chunk, float* to) {
-  __m128i zero = _mm_setzero_si128(), bits = _mm_load_si128(reinterpret_cast<const __m128i*>(&chunk));
-  _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi16(zero, bits));
-  _mm_store_si128(reinterpret_cast<__m128i*>(to + 4), _mm_unpackhi_epi16(zero, bits));
+  Halves zero = {}, bits = *reinterpret_cast<const Halves*>(&chunk);
+  Halves* floats = reinterpret_cast<Halves*>(to);
+  floats[0] = zip_low(zero, bits), floats[1] = zip_high(zero, bits);
 }
 
 // A's columns k .. k + 15, which one product uses.

@@ -2,7 +2,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
-#include <xmmintrin.h>
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include "base/error.h"
 #include "emulation/cpu/fiber.h"
 #include "emulation/cpu/machine.h"
+#include "emulation/cpu/processor.h"
 
 namespace cpu {
 namespace {
@@ -51,15 +51,13 @@ struct Pool {
 Pool pool;
 
 constexpr int patience = 2000;  // pauses before a thread sleeps: about 20 us, more than between two launches
-void relax() { __builtin_ia32_pause(); }
 
 // While it lives, this thread takes subnormal numbers, below 2^-126, for 0, in what it reads and in what it writes: a
 // processor's arithmetic with them is 100 times slower, and a model that learns badly is full of them.
 struct SubnormalsAreZero {
-  unsigned before = _mm_getcsr();
-  SubnormalsAreZero() { _mm_setcsr(before | _MM_FLUSH_ZERO_ON | DENORMALS_ARE_ZERO); }
-  ~SubnormalsAreZero() { _mm_setcsr(before); }
-  static constexpr unsigned DENORMALS_ARE_ZERO = 0x40;
+  uint64_t before = float_modes();
+  SubnormalsAreZero() { set_float_modes(before | subnormals_are_zero); }
+  ~SubnormalsAreZero() { set_float_modes(before); }
 };
 
 void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {

@@ -3,7 +3,6 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#include <emmintrin.h>
 #include <type_traits>
 #include "emulation/cpu/pool.h"
 
@@ -75,14 +74,25 @@ template <int M, int N> struct Mma {
   const unsigned (*b)[2];
 };
 
-// Transposes four rows of four words.
+// Vectors of 16 bytes. zip: two lower, or upper, halves, element by element in turn; compilers make one shuffle of it.
+using Words [[gnu::vector_size(16), gnu::aligned(4)]] = unsigned;
+using Halves [[gnu::vector_size(16)]] = unsigned short;
+CPU_NO_TSAN inline Words zip_low(Words a, Words b) { return Words{a[0], b[0], a[1], b[1]}; }
+CPU_NO_TSAN inline Words zip_high(Words a, Words b) { return Words{a[2], b[2], a[3], b[3]}; }
+CPU_NO_TSAN inline Halves zip_low(Halves a, Halves b) { return Halves{a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]}; }
+CPU_NO_TSAN inline Halves zip_high(Halves a, Halves b) {
+  return Halves{a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]};
+}
+
+// Transposes four rows of four words by two perfect shuffles.
 CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const unsigned* r2, const unsigned* r3,
                                   unsigned* c0, unsigned* c1, unsigned* c2, unsigned* c3) {
-  auto load = [](const unsigned* p) CPU_NO_TSAN { return _mm_loadu_ps(reinterpret_cast<const float*>(p)); };
-  auto store = [](unsigned* p, __m128 v) CPU_NO_TSAN { _mm_storeu_ps(reinterpret_cast<float*>(p), v); };
-  __m128 v0 = load(r0), v1 = load(r1), v2 = load(r2), v3 = load(r3);
-  _MM_TRANSPOSE4_PS(v0, v1, v2, v3);
-  store(c0, v0), store(c1, v1), store(c2, v2), store(c3, v3);
+  auto load = [](const unsigned* p) CPU_NO_TSAN { return *reinterpret_cast<const Words*>(p); };
+  auto store = [](unsigned* p, Words v) CPU_NO_TSAN { *reinterpret_cast<Words*>(p) = v; };
+  Words v0 = load(r0), v1 = load(r1), v2 = load(r2), v3 = load(r3);
+  Words w0 = zip_low(v0, v2), w1 = zip_high(v0, v2), w2 = zip_low(v1, v3), w3 = zip_high(v1, v3);
+  store(c0, zip_low(w0, w2)), store(c1, zip_high(w0, w2));
+  store(c2, zip_low(w1, w3)), store(c3, zip_high(w1, w3));
 }
 
 // Splits words that hold two elements each into their lower and upper elements.
@@ -185,13 +195,12 @@ inline Bytes16 read_row(const void* row) { return *static_cast<const Bytes16*>(r
 // Transposes an 8 x 8 matrix of 16-bit elements by three perfect shuffles.
 CPU_NO_TSAN inline void transpose8(Bytes16 (&m)[8]) {
   for (int round = 0; round < 3; ++round) {
-    __m128i rows[8];
+    Halves rows[8];
     for (int i = 0; i < 4; ++i) {
-      __m128i upper = _mm_load_si128(reinterpret_cast<__m128i*>(m[i].x));
-      __m128i lower = _mm_load_si128(reinterpret_cast<__m128i*>(m[i + 4].x));
-      rows[2 * i] = _mm_unpacklo_epi16(upper, lower), rows[2 * i + 1] = _mm_unpackhi_epi16(upper, lower);
+      Halves upper = *reinterpret_cast<Halves*>(m[i].x), lower = *reinterpret_cast<Halves*>(m[i + 4].x);
+      rows[2 * i] = zip_low(upper, lower), rows[2 * i + 1] = zip_high(upper, lower);
     }
-    for (int i = 0; i < 8; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(m[i].x), rows[i]);
+    for (int i = 0; i < 8; ++i) *reinterpret_cast<Halves*>(m[i].x) = rows[i];
   }
 }
 
