@@ -13,6 +13,7 @@
 """
 import json
 import os
+import platform
 import re
 import statistics
 import subprocess
@@ -51,7 +52,7 @@ def driver():
 def processor():
   with open("/proc/cpuinfo", encoding="utf-8") as file:
     found = re.search(r"^model name\s*: (.*)$", file.read(), re.MULTILINE)
-  return found[1].strip() if found else "CPU"
+  return found[1].strip() if found else platform.machine()  # on ARM it has no names
 
 
 def with_ceilings(result, ceilings):

@@ -42,6 +42,12 @@ class Tables(ScriptTest):
     self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
                   "step": {**HEAD, "steps": [softmax, lssar]}}
 
+  def test_a_processor_that_has_no_name(self):
+    code = ("import io, bench_table; bench_table.open = lambda *_, **__: io.StringIO('CPU part : 0xd4f')\n"
+            "print(bench_table.processor())")
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPTS, capture_output=True, text=True)
+    self.assertEqual(done.stdout.strip(), os.uname().machine, done.stderr)
+
   def table(self, *args, code=0):
     return self.run_script(self.path("scripts/bench_table.py"), *args, code=code)
 
