@@ -39,19 +39,16 @@ inline void check_devices(cudaError_t answer, int count, int driver) {
   if (answer == cudaErrorInsufficientDriver && driver == 0)
     user_error(
         "there is no NVIDIA driver here (libcuda.so.1), but this is the CUDA build; on a cluster start it in a job "
-        "that "
-        "has a GPU, in Docker with --gpus all; else install the driver, or build for the CPU (make BACKEND=cpu)");
+        "that has a GPU, in Docker with --gpus all; else install the driver, or build for the CPU (make BACKEND=cpu)");
   if (answer == cudaErrorInsufficientDriver)
     user_error(
         "the GPU's driver is too old for this program: it supports CUDA %d.%d at most; update the driver, or build "
-        "with "
-        "that CUDA",
+        "with that CUDA",
         driver / 1000, driver % 1000 / 10);
   if (answer == cudaErrorSystemNotReady)
     user_error(
         "the GPUs are not ready: where NVSwitch joins them, they wait for the fabric manager; start it (systemctl "
-        "start "
-        "nvidia-fabricmanager), of the same version as the driver");
+        "start nvidia-fabricmanager), of the same version as the driver");
   if (none && visible)
     user_error(
         "environment: CUDA_VISIBLE_DEVICES = \"%.80s\" shows no GPU to this program; unset it or name GPUs that "
