@@ -176,19 +176,22 @@ void Links::connect_to_rank_0(const Ranks& ranks) {
   for (; Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     unknown = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
     if (unknown != 0) continue;  // a machine that has just started may not be in the name server yet
-    int32_t patience = 0;
-    for (addrinfo* at = found; at && patience <= 0; at = at->ai_next) {  // of IPv4 and IPv6
+    for (addrinfo* at = found; at && peers_.empty(); at = at->ai_next) {  // of IPv4 and IPv6
       int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
       limit_waiting(socket, patience_);
-      bool connected = ::connect(socket, at->ai_addr, at->ai_addrlen) == 0 && send_all(socket, &hello, sizeof hello);
-      if (connected && receive_all(socket, &patience, sizeof patience) && patience > 0) peers_.push_back({0, socket});
-      else ::close(socket), patience = 0;
+      int32_t patience = 0;
+      bool answered = ::connect(socket, at->ai_addr, at->ai_addrlen) == 0 && send_all(socket, &hello, sizeof hello) &&
+                      receive_all(socket, &patience, sizeof patience);
+      // Until rank 0 listens, TCP may connect this socket to itself: then the answer is the hello.
+      if (answered && patience > 0 && patience <= MOST_PATIENCE) {
+        peers_.push_back({0, socket});
+        patience_ = patience;  // rank 0's counts: it must match how often signs of life are sent
+      } else {
+        ::close(socket);
+      }
     }
     ::freeaddrinfo(found);
-    if (patience > 0) {
-      patience_ = patience;  // rank 0's counts: it must match how often signs of life are sent
-      return;
-    }
+    if (!peers_.empty()) return;
   }
   if (unknown != 0)
     failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),

@@ -62,7 +62,8 @@ constexpr Launcher LAUNCHERS[] = {
 // What launchers that have no row call the number of ranks, and what is missing if RANK is.
 constexpr const char* OTHER_SIZES[] = {"WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"};
 
-// MPICH and Intel MPI name no job. But all ranks of a machine are in one session, or each leads one: its leader's parent.
+// MPICH and Intel MPI name no job. But all ranks of a machine are in one session, or each leads one: this is the number
+// of its leader's parent.
 std::string parent_of_session() {
   std::ifstream file(format("/proc/%d/stat", static_cast<int>(::getsid(0))));
   std::string stat, parent;
@@ -124,6 +125,6 @@ Ranks ranks_of_environment() {
   // torchrun itself listens at MASTER_PORT then.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ranks.port++;
   if (ranks.size == 1) ranks = {};
-  if (!variable("PLUSGPT_PATIENCE").empty()) ranks.patience = number("PLUSGPT_PATIENCE", 1, 86400);
+  if (!variable("PLUSGPT_PATIENCE").empty()) ranks.patience = number("PLUSGPT_PATIENCE", 1, MOST_PATIENCE);
   return ranks;
 }

@@ -4,6 +4,8 @@
 #pragma once
 #include <string>
 
+constexpr int MOST_PATIENCE = 86400;  // seconds
+
 struct Ranks {
   int rank = 0, size = 1;
   int local = 0;        // number among the ranks of this machine; the GPU to use

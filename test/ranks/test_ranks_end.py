@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import threading
 import time
 
 from support.runs import AGAIN, ENDLESS, LARGE, RankRuns, torchrun
@@ -311,6 +312,21 @@ class Starts(RankRuns):
     process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_ADDR": "nobody.invalid"}])
     self.assertEqual(process.wait(40), 1)
     self.assertRegex(process.communicate()[1], 'rank 1 cannot find rank 0: MASTER_ADDR = "nobody.invalid": ')
+
+  def test_a_rank_that_reaches_itself(self):
+    def echo():
+      with contextlib.suppress(OSError):
+        while True:
+          connection, _ = server.accept()
+          with connection:
+            connection.sendall(connection.recv(4096))
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=echo, daemon=True).start()
+    self.impatient(1)
+    process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_PORT": str(server.getsockname()[1])}])
+    self.assertEqual(process.wait(20), 1)
+    self.assertRegex(process.communicate()[1], "rank 1 could not connect to rank 0")
+    server.close()
 
   def test_connections_of_other_programs_are_closed(self):
     environment = torchrun(2)
