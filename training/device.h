@@ -88,8 +88,8 @@ inline DeviceInfo device_info() {
   return info;
 }
 
-// The GPU of a rank that sees `count` of them: that of its number on its machine, or the only one. A user_error if there
-// are more ranks on this machine than GPUs.
+// The GPU of a rank that sees `count` of them: that of its number on its machine, or the only one. A user_error if
+// there are more ranks on this machine than GPUs.
 inline int device_of(const Ranks& ranks, int count) {
   if (count <= 1 && ranks.local == 1)  // once per machine
     std::fprintf(

@@ -9,7 +9,8 @@ from unittest import mock
 
 from support.runs import FILES, Runs
 
-# FAIL="CALL END" makes CALL fail, with ERROR if that is set, on files whose path ends with END; CALLS names the file to which all calls are written.
+# FAIL="CALL END" makes CALL fail, with the error ERROR or else EIO, on files whose path ends with END; CALLS names the
+# file to which all calls are written.
 LIBRARY = r"""
 #include <dlfcn.h>
 #include <errno.h>
