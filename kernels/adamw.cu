@@ -1,6 +1,7 @@
 #include "kernels/adamw.cuh"
 
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 #include "base/error.h"

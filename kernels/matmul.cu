@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>

@@ -1,5 +1,7 @@
 #include "kernels/random.cuh"
 
+#include <cstdint>
+
 #include "kernels/elementwise.cuh"
 
 __device__ inline uint64_t splitmix64(uint64_t x) {

@@ -82,6 +82,12 @@ class Rules(unittest.TestCase):
     done = subprocess.run(["make", "-C", ROOT, "-k", "BACKEND=cpu", "headers"], text=True, capture_output=True)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+  def test_device_code_includes_the_integers_it_names(self):
+    # the emulation includes them for it, and nvcc with g++ 12 does; with g++ 13 it does not
+    missing = [path for path, text in sources(".h", ".cuh", ".cu") if path.startswith(("kernels/", "attention/"))
+               and re.search(r"\bu?int(\d+|ptr)_t\b", text) and not re.search(r"#include <(cstdint|stdint\.h)>", text)]
+    self.assertEqual(missing, [])
+
   def test_one_way_to_launch(self):
     self.nothing("<<<", sources(".cuh", ".cu"), lambda path: path == "kernels/gpu.cuh")
 
