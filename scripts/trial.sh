@@ -27,9 +27,9 @@ done
   { echo "trial.sh: needs root and debootstrap (apt-get install debootstrap)" >&2; exit 2; }
 
 cd "$(dirname "$0")/.."
-mkdir -p build/trial
-export work logs=$PWD/build/trial user
-work=$(mktemp -d)
+work=$(mktemp -d) logs=$PWD/build/trial format='%-9s %-7s %-5s %-11s %4s  %-24s %7s\n'
+export work logs format user
+mkdir -p "$logs"
 
 # What runs inside has mounts and processes of its own, which end with it, however it ends.
 inside=
@@ -38,8 +38,7 @@ finish() {
   rm -rf --one-file-system "$work" || { sleep 2; rm -rf --one-file-system "$work"; }
 }
 trap finish EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+trap 'exit 1' INT TERM HUP
 
 # The archive that apt of this machine uses for a distribution, or nothing: debootstrap's own choice.
 archive() {
@@ -77,7 +76,6 @@ trial() {
   done
 }
 export -f trial archive
-export format='%-9s %-7s %-5s %-11s %4s  %-24s %7s\n'
 
 git archive HEAD >"$work/source.tar"
 : >"$work/table"

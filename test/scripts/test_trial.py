@@ -1,5 +1,6 @@
 """scripts/trial.sh, as far as it goes without a system. Standard library only."""
 import os
+import shutil
 import subprocess
 
 from support.scripts import SCRIPTS
@@ -15,7 +16,9 @@ class Trial(Folder):
       os.chmod(self.path(name), 0o755)
     os.makedirs(self.path("tmp"), exist_ok=True)
     env = {**os.environ, "PATH": self.path() + ":" + os.environ["PATH"], "TMPDIR": self.path("tmp")}
-    return subprocess.run(["bash", os.path.join(SCRIPTS, "trial.sh"), *args], text=True, capture_output=True, env=env)
+    os.makedirs(self.path("scripts"), exist_ok=True)  # its logs are beside it
+    script = shutil.copy(os.path.join(SCRIPTS, "trial.sh"), self.path("scripts"))
+    return subprocess.run(["bash", script, *args], text=True, capture_output=True, env=env)
 
   def test_what_is_out_of_reach_is_skipped_and_nothing_stays(self):
     done = self.trial("noble", "trixie", "test")
