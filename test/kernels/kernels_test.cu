@@ -185,7 +185,7 @@ TYPED_TEST(KernelTest, LayernormBackward) {
       auto dx0 = random_normal<T>(size_t(N) * C, seed + 5), dout = random_normal<T>(size_t(N) * C, seed + 6);
       auto dgamma0 = random_normal<float>(C, seed + 7), dbeta0 = random_normal<float>(C, seed + 8);
       auto dbias0 = random_normal<float>(C, seed + 9);
-      auto reference = [&]<class P>(P) {
+      auto reference = [&, N = N, C = C]<class P>(P) {
         LayernormGradients<P> g{widen<P>(dx0), widen<P>(dgamma0), widen<P>(dbeta0), widen<P>(dbias0)};
         ref_layernorm_backward<P>(g.dx, g.dgamma, g.dbeta, widen<P>(dout), widen<P>(in.x), widen<P>(statistics.mean),
                                   widen<P>(statistics.rstd), widen<P>(in.gamma), N, C);
@@ -425,7 +425,7 @@ TYPED_TEST(KernelTest, CrossEntropyOfSomeRows) {
           for (int v = 0; v < Vp; v++)
             if (row % 3 == 1) targets[row] = -1, logits[size_t(row) * Vp + v] = from_float<T>(NAN);
         }
-        auto run = [&](const std::vector<int>& targets, const float* weights) {
+        auto run = [&, n = n, V = V, Vp = Vp](const std::vector<int>& targets, const float* weights) {
           DeviceArray<T> device(logits);
           DeviceArray<float> losses(n);
           cross_entropy<T>(losses, device, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, weights);

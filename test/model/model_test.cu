@@ -44,7 +44,7 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
       double h = 1e-5, slope = 0, size = 0;
       for (size_t i = 0; i < gradient.size(); i++)
         slope += gradient[i] * direction[i], size += std::fabs(gradient[i] * direction[i]);
-      auto loss_at = [&](double step) {
+      auto loss_at = [&, &name = name](double step) {
         for (size_t i = 0; i < kept.size(); i++) reference.parameters[name][i] = kept[i] + step * direction[i];
         return reference.forward(batch.inputs, batch.targets, 4, 11);
       };
