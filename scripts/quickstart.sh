@@ -11,7 +11,7 @@ set -euo pipefail
 
 variants=(softmax lssar)
 
-text=
+text= expected=
 while [ $# -gt 0 ]; do
   case "$1" in
     --text)
@@ -43,7 +43,7 @@ mkdir -p "$shards"
 if [ -z "$text" ]; then
   bible=$(command -v bible || command -v /usr/games/bible || true)
   if [ -n "$bible" ]; then
-    text=$shards/king_james.txt
+    text=$shards/king_james.txt expected=bench/results/quickstart_cpu.json
     "$bible" -f 'gen1:1-rev22:21' </dev/null >"$text"
   else
     text=$shards/tiny_shakespeare.txt
@@ -75,4 +75,8 @@ printf '\nA sample from %s:\n\n' "$model"
 ./train configs/quickstart.json --set init="$model" --set attention.variant="$variant" --generate "In the beginning"
 report=$("$python" scripts/report.py "${runs[@]}" --out runs/quickstart.html --title "Quick start")
 phases
+if [ -n "$expected" ]; then
+  printf '\nIs this right? The same with other seeds, and these runs:\n\n'
+  "$python" scripts/expected.py "$expected" "${runs[@]}"
+fi
 echo "The picture is runs/quickstart.png, the report $report, the trained model $model."

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
-    python3 scripts/readme_tables.py quickstart runs/quickstart_softmax ...    loss by length, from metrics.jsonl
+    python3 scripts/readme_tables.py quickstart bench/results/quickstart_cpu.json    mean and range over the seeds
     python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over
                                                                                seeds; passkey: the same
     python3 scripts/readme_tables.py length bench/results/length_cpu.json      what sweep.py --results wrote
@@ -14,8 +14,8 @@ import os
 import re
 import sys
 
+import expected
 import metrics
-import plot
 import report
 import sweep
 from common import stop
@@ -53,11 +53,12 @@ def main():
   elif sources[0].endswith(".json"):
     with open(sources[0], encoding="utf-8") as file:
       result = json.load(file)
+    losses = expected.table(result)[0] if name == "quickstart" else sweep.table(result)
     differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
-    content = "\n\n".join(filter(None, (sweep.table(result), differences, sweep.note(result))))
+    content = "\n\n".join(filter(None, (losses, differences, sweep.note(result))))
   else:
     runs = [metrics.Run(folder) for folder in sources]
-    content = plot.table(runs) if name == "quickstart" else report.answers(runs) + "\n\n" + made_by(runs)
+    content = report.answers(runs) + "\n\n" + made_by(runs)
   replace_block(name, content)
 
 

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Tells whether the losses of runs are what their variants have with other seeds.
+
+    python3 scripts/expected.py bench/results/quickstart_cpu.json runs/quickstart_softmax runs/quickstart_lssar
+
+The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and each seed. Prints their
+mean and range, and the losses of the runs below them, each in the row of its variant. A correct run of another seed lies
+outside the range of n seeds with a chance of 2 in n + 1 at each length. So a loss counts as unexpected only outside the
+mean -+ t s sqrt(1 + 1 / n), which a further seed's loss leaves once in a hundred times (s: the standard deviation over the
+seeds; t: Student's, for n - 1 degrees of freedom). Standard library only.
+"""
+import json
+import math
+import statistics
+import sys
+
+import metrics
+import plot
+import sweep
+from common import UserError, run as run_main
+
+STUDENT = {4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707, 8: 3.499, 9: 3.355, 10: 3.250, 11: 3.169, 12: 3.106}  # 99 %, two-sided, by seeds
+
+
+def bounds(losses):
+  """The interval that holds a further seed's loss 99 times in 100."""
+  n = len(losses)
+  if n not in STUDENT:
+    raise UserError(f"{n} seeds: 99% intervals are known for {min(STUDENT)} to {max(STUDENT)} seeds")
+  width = STUDENT[n] * statistics.stdev(losses) * math.sqrt(1 + 1 / n)
+  return statistics.mean(losses) - width, statistics.mean(losses) + width
+
+
+def spread(losses):
+  return "%.3f (%.3f to %.3f)" % (statistics.mean(losses), min(losses), max(losses))
+
+
+def table(result, runs=()):
+  """(the table, what lies outside: texts): a row for each variant, mean and range over the seeds, then one for each run."""
+  (axis, _), = result["axes"].items()
+  section, _, key = axis.rpartition(".")
+  own = {label: [] for label in sweep.grid(result)}
+  for run in runs:
+    variant = str(metrics.section(run.config, section).get(key))
+    if variant not in own:
+      raise UserError(f"{run.label}: {axis} is {variant}; there are losses to compare with for {', '.join(own)}")
+    own[variant].append(run)
+  rows, outside = [], []
+  for label, row in sweep.grid(result).items():
+    losses = {length: list(cell.losses.values()) for length, cell in row.items()}
+    rows.append([f"{label}, {sweep.seeds_text(result)}", *map(spread, losses.values())])
+    for run in own[label]:
+      cells = []
+      for length, expected in losses.items():
+        if not (found := run.row.get(int(length))):
+          cells.append("-")
+          continue
+        low, high = bounds(expected)
+        cells.append("%.3f" % found.loss)
+        if not low <= found.loss <= high:
+          outside.append("%s at %s: %.3f, expected %.3f to %.3f" % (run.label, length, found.loss, low, high))
+      rows.append([run.label, *cells])
+  return plot.markdown(["validation loss at length", *losses], rows), outside
+
+
+def main():
+  if len(sys.argv) < 3 or sys.argv[1] in ("-h", "--help"):
+    print(__doc__)
+    sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
+  with open(sys.argv[1], encoding="utf-8") as file:
+    result = json.load(file)
+  text, outside = table(result, [metrics.Run(folder) for folder in sys.argv[2:]])
+  print(f"{text}\n\nMean and range of {sweep.note(result)}")
+  if outside:
+    print("NOT as expected; a correct run of another seed or another CPU leaves these intervals once in a hundred times:")
+    print("\n".join("  " + line for line in outside))
+  else:
+    print("All losses of these runs are as expected: inside what 99 of 100 other seeds give.")
+
+
+if __name__ == "__main__":
+  run_main(main, "run this again")
