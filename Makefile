@@ -171,7 +171,7 @@ else
   WITH_PTX := $(if $(filter ptx,$(BACKEND)),,$(firstword $(shell printf '%s\n' $(patsubst %a,%,$(ARCH:f=)) | sort -n)))
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
             $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
-  # nvcc takes a comma for the beginning of another macro, and of linker flags only what follows -Xlinker
+  # nvcc takes a comma for the beginning of another macro
   NVCC_FLAGS = -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) -Xcompiler -Wall,-fno-strict-aliasing
   COMPILE_CU = $(NVCC) $(NVCC_FLAGS) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
@@ -184,8 +184,10 @@ else
   HOST_SOURCES := main.cu parameters.cu $(foreach room,$(HOST_ROOMS),$(room)/%.cu)
   $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
   $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
-  LINK := $(NVCC) $(TARGETS) $(subst -Wl$(COMMA),-Xlinker ,-Wl$(COMMA)-rpath$(COMMA)$(CUDA_HOME)/lib64 $(LDFLAGS))
-  LIBRARIES := $(LIBRARIES:-pthread=-Xcompiler -pthread) -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl)
+  # Linked by the compiler of the host code: nvcc may use an older one, whose library lacks what that code needs.
+  LINK := $(CXX) $(LDFLAGS)
+  LIBRARIES += $(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/^\#$$ LIBRARIES=//p') -Wl,-rpath,$(CUDA_HOME)/lib64 \
+    -lcublasLt $(if $(filter 0,$(NCCL)),,-lnccl) -lcudart_static -ldl -lrt
 endif
 ifeq ($(BACKEND),ptx)
   NVCC_FLAGS += -no-compress
