@@ -44,6 +44,8 @@ def table(result, runs=()):
     variant = str(metrics.section(run.config, section).get(key))
     if variant not in own:
       raise UserError(f"{run.label}: {axis} is {variant}; there are losses to compare with for {', '.join(own)}")
+    if (steps := str(metrics.section(run.config, "train").get("steps"))) != result["steps"]:
+      raise UserError(f"{run.label}: train.steps is {steps}; the losses to compare with are of {result['steps']} steps")
     own[variant].append(run)
   rows, outside = [], []
   for label, row in sweep.grid(result).items():
@@ -54,6 +56,7 @@ def table(result, runs=()):
       for length, expected in losses.items():
         if not (found := run.row.get(int(length))):
           cells.append("-")
+          outside.append(f"{run.label} at {length}: no loss")
           continue
         low, high = bounds(expected)
         cells.append("%.3f" % found.loss)
@@ -67,12 +70,21 @@ def main():
   if len(sys.argv) < 3 or sys.argv[1] in ("-h", "--help"):
     print(__doc__)
     sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-  with open(sys.argv[1], encoding="utf-8") as file:
-    result = json.load(file)
-  text, outside = table(result, [metrics.Run(folder) for folder in sys.argv[2:]])
+  try:
+    runs = [metrics.Run(folder) for folder in sys.argv[2:]]
+    with open(sys.argv[1], encoding="utf-8") as file:
+      result = json.load(file)
+  except OSError as error:
+    raise UserError(f"{error.filename}: {error.strerror}")
+  except ValueError as error:
+    raise UserError(f"{sys.argv[1]}: {error}")
+  try:
+    text, outside = table(result, runs)
+  except (ValueError, LookupError, TypeError, AttributeError):
+    raise UserError(f"{sys.argv[1]} does not hold losses by length of several seeds and one axis, as sweep.py --results writes them")
   print(f"{text}\n\nMean and range of {sweep.note(result)}")
   if outside:
-    print("NOT as expected; a correct run of another seed or another CPU leaves these intervals once in a hundred times:")
+    print("NOT as expected. Each loss of a correct run with another seed is outside its interval once in a hundred times:")
     print("\n".join("  " + line for line in outside))
   else:
     print("All losses of these runs are as expected: inside what 99 of 100 other seeds give.")

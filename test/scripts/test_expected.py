@@ -15,11 +15,12 @@ RESULT = {"name": "quick", "size": "", "config": "c.json", "set": {}, "seeds": [
 
 
 class Expected(ScriptTest):
-  def judge(self, code=0, variant="lssar", **losses):
-    self.write("seeds.json", json.dumps(RESULT))
+  def judge(self, code=0, variant="lssar", steps=8, seeds=json.dumps(RESULT), **losses):
+    self.write("seeds.json", seeds)
     for name, loss in losses.items():
       os.makedirs(self.path(name))
-      start = {"type": "start", "config": {"attention": {"variant": variant}, "model": {"context": 16}, "eval": {"lengths": [16]}}}
+      start = {"type": "start", "config": {"attention": {"variant": variant}, "model": {"context": 16}, "eval": {"lengths": [16]},
+                                           "train": {"steps": steps}}}
       self.write(f"{name}/metrics.jsonl", "\n".join(map(json.dumps, (start, {"type": "val", "step": 8, "length": 16, "loss": loss}))))
     return self.run_module(expected, self.path("seeds.json"), *map(self.path, losses), code=code)
 
@@ -41,6 +42,21 @@ class Expected(ScriptTest):
     self.assertIn("  below at 16: 1.640, expected 1.643 to 2.357\n  above at 16: 2.360,", output)
     self.assertNotIn("  inside", output)
 
-  def test_of_another_variant(self):
+  def test_nothing_to_compare_is_not_as_expected(self):
+    output = self.judge(diverged=None)
+    self.assertIn("| diverged | - |\n", output)
+    self.assertIn("NOT as expected", output)
+    self.assertIn("  diverged at 16: no loss", output)
+
+  def test_what_cannot_be_compared(self):
     self.judge(code=2, variant="alibi", other=2.0)
     self.assert_error("other: attention.variant is alibi; there are losses to compare with for softmax, lssar")
+    self.judge(code=2, steps=9, longer=2.0)
+    self.assert_error("longer: train.steps is 9; the losses to compare with are of 8 steps")
+    damaged = ("{", "[]", "{}", json.dumps({**RESULT, "axes": {}}), json.dumps({**RESULT, "runs": []}))
+    for number, seeds in enumerate(damaged):
+      self.judge(code=2, seeds=seeds, **{f"run{number}": 2.0})
+      self.assert_error("seeds.json")
+    self.run_module(expected, self.path("none.json"), code=2)
+    self.run_module(expected, self.path("none.json"), self.path("longer"), code=2)
+    self.assert_error("none.json: No such file")
