@@ -28,13 +28,13 @@ endif
 ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif
-ifneq ($(if $(filter clean help,$(MAKECMDGOALS)),cpu,$(BACKEND)),cpu)
+ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(BACKEND),cpu),cpu)
   ifeq ($(HAVE_NVCC),)
     $(error BACKEND=$(BACKEND) needs nvcc, and there is no $(NVCC): install CUDA $(OLDEST_CUDA) or later, or set CUDA_HOME)
   endif
   CUDA := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-  ifneq ($(firstword $(shell printf '%s\n' $(OLDEST_CUDA) $(CUDA) | sort -V)),$(OLDEST_CUDA))
-    $(error $(NVCC) is of CUDA $(CUDA): install $(OLDEST_CUDA) or later (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME, or build with BACKEND=cpu)
+  ifneq ($(firstword $(shell printf '%s\n' $(OLDEST_CUDA) $(or $(CUDA),0) | sort -V)),$(OLDEST_CUDA))
+    $(error $(NVCC) is of $(if $(CUDA),CUDA $(CUDA),no CUDA: it does not name a release): install $(OLDEST_CUDA) or later (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME, or build with BACKEND=cpu)
   endif
   NVCC_FAILS := $(shell $(NVCC) -x cu -E /dev/null 2>&1 >/dev/null | grep -m 1 -o 'unsupported .* version.*supported' | cut -c 1-120)
   ifneq ($(NVCC_FAILS),)
@@ -206,7 +206,7 @@ summary = echo './train is built for $(if $(filter cpu,$(BACKEND)),the CPU,CUDA:
 summary += $(if $(WITHOUT_GPU),&& echo '  without $(WITHOUT_GPU)')
 summary += $(if $(filter 0,$(NCCL)),&& echo '  without several GPUs$(or $(WITHOUT_NCCL),: NCCL=0)')
 summary += $(if $(filter 0,$(HAVE_PCRE2)),&& echo '  without text in GPT-2 tokens: install libpcre2-dev and run make again')
-train: $(BUILD)/train
+train: $(BUILD)/train FORCE
 	@ln -sfn $(BUILD)/train train
 	@$(summary)
 summary:
@@ -250,7 +250,7 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
 
 # Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
 HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h))
-headers: $(HEADERS:%=$(BUILD)/%.alone)
+headers: $(if $(filter cpu,$(BACKEND)),$(HEADERS:%=$(BUILD)/%.alone))
 $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(CXX_CU) -I$(BUILD) -MMD -MP -MF $@.d -MT $@ -fsyntax-only -x c++ -include $< /dev/null && touch $@
@@ -292,7 +292,7 @@ override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
 PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper hopper_ways) attention kernels gate prepare $(if $(FULL),matmul model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
-	@if [ -x "$(NVCC)" ]; then \
+	@if [ -n "$(HAVE_NVCC)" ]; then \
 	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,$(TWO_KINDS) HEAD_DIM="64 128") ptx-tests && bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 # Fuzzing of what reads untrusted bytes, with clang's libFuzzer. What it finds of interest is added to build/fuzz/NAME_corpus.
@@ -314,7 +314,7 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
-	@[ ! -x "$(NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+	@[ -z "$(HAVE_NVCC)" ] || { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
 # QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
 QUICK_cpu_attention := softmax,lssar 64 128
 QUICK_cpu_step := --variants softmax,lssar

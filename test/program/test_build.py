@@ -20,7 +20,7 @@ class Targets(unittest.TestCase):
           program.write(f"#!/bin/sh\n{script}\n")
         os.chmod(program.name, 0o755)
       others = {key: value for key, value in os.environ.items()
-                if key not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARCH", "BACKEND", "NCCL", "CUDA_HOME")}
+                if key not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARCH", "BACKEND", "NCCL", "NVCC", "SAN", "CUDA_HOME")}
       return subprocess.run(["make", *goals, *settings, *([f"CUDA_HOME={folder}"] if nvcc else [])], cwd=ROOT,
                             text=True, capture_output=True, timeout=100,
                             env={**others, "PATH": folder + ":" + os.environ["PATH"]})
@@ -92,6 +92,7 @@ esac"""
     self.assertIn("is of CUDA 11.5: install 12.4 or later", self.summary("BACKEND=cuda", release="11.5"))
     self.assertIn("is of CUDA 11.5: install 12.4 or later", self.summary(release="11.5", gpu="8.0"))
     self.assertIn("for the CPU\n", self.summary("BACKEND=cpu", release="11.5"))
+    self.assertIn("does not name a release", self.make("BACKEND=cuda", nvcc="exit 126", goals=("-s", "summary")).stderr)
     refuses = "echo 'error: -- unsupported GNU version! gcc versions later than 13 are not supported!' >&2; exit 1"
     self.assertIn('NVCC_PREPEND_FLAGS="-ccbin g++-13"', self.summary("BACKEND=cuda", works=refuses))
     self.assertIn("BACKEND=cuda needs nvcc", self.make("BACKEND=cuda", "NVCC=/none", goals=("-s", "summary")).stderr)
