@@ -11,14 +11,11 @@
 #SBATCH --requeue --open-mode append
 
 again=
-trap 'again=1; scancel --signal TERM "$SLURM_JOB_ID"' USR1  # to the ranks, not to this script
+trap '[ "$again" ] || scancel --signal TERM "$SLURM_JOB_ID"; again=1' USR1  # once, to the ranks, not to this script
 # Every rank sees all GPUs of its machine and takes its own: NCCL copies directly only between GPUs that it sees.
 srun --gpu-bind none --cpu-bind none "${TRAIN:-./train}" "$@" --resume &
+while kill -0 $! 2>/dev/null; do wait $!; done  # a signal ends the wait, not the ranks
 wait $!
 code=$?
-if [ "$again" ]; then  # the signal has ended the wait, not the ranks
-  wait $!
-  code=$?
-  [ $code != 143 ] || scontrol requeue "$SLURM_JOB_ID"  # 128 + SIGTERM: they have saved and have more to do
-fi
+[ -z "$again" ] || [ $code != 143 ] || scontrol requeue "$SLURM_JOB_ID"  # 128 + SIGTERM: they have more to do
 exit $code
