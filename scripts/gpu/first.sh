@@ -144,6 +144,14 @@ smi() { timeout 20 nvidia-smi "$@"; }
 row machine "$SECONDS" "$(nproc) cores, $(smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
   --format=csv,noheader 2>/dev/null | head -n 1 || echo 'no GPU')" ""
 
+missing=$(
+  for header in nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h; do
+    echo "#include <$header>" | "${CXX:-g++}" ${CPPFLAGS:-} -std=c++20 -E -x c++ - >/dev/null 2>&1 || printf '%s ' "$header"
+  done
+  command -v python3 >/dev/null || echo python3
+)
+[ -z "$missing" ] || { failed=1; row "what it needs" 0 "MISSING: $missing" "bash scripts/install_deps.sh --tests installs it"; }
+
 tests=${FIRST_TESTS-matmul portability kernels attention prepare gate model}
 if has_hopper; then tests="hopper $tests"; fi
 first_tests='' other_tests=''
@@ -153,7 +161,8 @@ done
 
 programs() { [ $# = 0 ] || printf "$quick_build/test_%s\n" "$@"; }
 mapfile -t targets < <(programs $first_tests)
-step "build the trainer and$first_tests" 300 built make "${quick[@]}" "${targets[@]}" "$quick_build/train"
+step "build the trainer" 300 built make "${quick[@]}" "$quick_build/train"
+step "build$first_tests" 200 built make "${quick[@]}" -k "${targets[@]}"
 for name in $first_tests; do CUBLASLT_LOG_LEVEL=1 test_program "$name"; done
 
 config=$PWD/configs/gpt2_124m_softmax.json settings=(--set batch.tokens=131072 --set batch.micro=32)

@@ -432,8 +432,12 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     self.gtest_program("test_hopper", wrong="T.B", hangs="T.C", crashes="T.D")
     self.gtest_program("test_matmul")
     self.program("cuobjdump", 'echo "IADD3 ; /* 0x0123456789abcdef */"')
-    self.program("make", 'echo "make: error: not today"; exit 2')
-    self.session("--rehearse", "first", code=1, FIRST_TESTS="matmul gate", TEST_SECONDS="1")
+    self.program("make", 'case "$*" in *train) ;; *) echo "make: error: not today"; exit 2 ;; esac')
+    self.program("c++", 'grep -q gtest && exit 1; cat')
+    self.session("--rehearse", "first", code=1, FIRST_TESTS="matmul gate", TEST_SECONDS="1", CXX="c++")
+    self.assertIn("| what it needs | 0 | MISSING: gtest/gtest.h  | bash scripts/install_deps.sh --tests", self.output)
+    self.assertRegex(self.output, r"build the trainer \| \d+ \| built \|")
+    self.assertRegex(self.output, r"build hopper matmul \| \d+ \| FAILED, exit 2: make: error: not today \|")
     self.assertRegex(self.output, r"test_hopper \| \d+ \| 2 passed, 1 FAILED; HUNG in T.C; CRASHED in T.D; 1 of the first 1 "
                                   r"fail alone too \| T.B \|")
     for row in (r"test_matmul \| \d+ \| 5 passed \|  \|", r"test_gate \| 0 \| NOT BUILT \| ",
