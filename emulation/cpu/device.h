@@ -63,22 +63,27 @@ CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one,
 #endif
   // A local variable keeps a vector's alignment: in the stack frames that AddressSanitizer makes, on by default since g++
   // 13, g++ places one of less alignment by what was declared and yet writes it with aligned moves.
-  typedef float Sum __attribute__((vector_size(LANES * sizeof(float))));
-  typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+  typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+  // Copied, not cast: g++ 11.2 forgets in a template that a type of less alignment has it, and reads with aligned moves.
+  auto load = [](const float* from) {
+    Vector v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+  };
   constexpr int PARTS = E / LANES;
   static_assert(E % LANES == 0);
-  Sum sums[R][PARTS];
+  Vector sums[R][PARTS];
 #pragma GCC unroll 64
-  for (int i = 0; i < R * PARTS; i++)
-    sums[i / PARTS][i % PARTS] = reinterpret_cast<const Vector&>(a[i / PARTS][i % PARTS * LANES]);
+  for (int i = 0; i < R * PARTS; i++) sums[i / PARTS][i % PARTS] = load(&a[i / PARTS][i % PARTS * LANES]);
   for (int n = 0; n < count; n++) {
-    const Vector* v = reinterpret_cast<const Vector*>(many + n * many_step);
+    const float* v = many + n * many_step;
 #pragma GCC unroll 64
-    for (int i = 0; i < R * PARTS; i++) sums[i / PARTS][i % PARTS] += one[i / PARTS * stride + n * step] * v[i % PARTS];
+    for (int i = 0; i < R * PARTS; i++)
+      sums[i / PARTS][i % PARTS] += one[i / PARTS * stride + n * step] * load(v + i % PARTS * LANES);
   }
 #pragma GCC unroll 64
   for (int i = 0; i < R * PARTS; i++)
-    reinterpret_cast<Vector&>(a[i / PARTS][i % PARTS * LANES]) = sums[i / PARTS][i % PARTS];
+    __builtin_memcpy(&a[i / PARTS][i % PARTS * LANES], &sums[i / PARTS][i % PARTS], sizeof(Vector));
 }
 
 // The last two parameters of every meeting: the calling line, for reports.
