@@ -162,9 +162,11 @@ static const Rule RULES[] = {
    }},
   {"name", {}, [](const Config& c) -> std::string {
      bool plain = is_utf8(c.name) && !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
-     for (char x : c.name) plain = plain && x != '/' && static_cast<unsigned char>(x) >= 32 && x != 127;
-     if (plain) return "";
-     std::string rule = "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
+     plain = plain && c.name.find('/') == std::string::npos && !has_control_characters(c.name);
+     bool of_step = c.name.starts_with("step_") && c.name.size() > 12 && c.name.find_first_not_of("0123456789", 5) > 200;
+     if (plain && !of_step) return "";
+     std::string rule = of_step ? "is the name of a checkpoint's folder; give the run another"
+                                : "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
      auto origin = c.origins.find("name");
      bool by_file = origin != c.origins.end() && origin->second == "the file's name";
      return rule + (by_file ? "; it comes from the file's name: give another with --set name=..." : "");
@@ -223,14 +225,28 @@ static void check_mlp_width(const Config& c) {
            json_number(m.mlp_ratio).c_str(), m.channels, width);
 }
 
+int most_sequences(const Config& config, int length) {
+  // The third extent of a kernel's grid; 32 bits for a row of each head's q and k; 32 for the lanes that share a row.
+  constexpr int64_t SEQUENCES = 65535, HEAD_ROWS = (int64_t(1) << 30) - 1, ELEMENTS = int64_t(1) << 34;
+  const Config::Model& m = config.model;
+  int64_t width = std::max<int64_t>(m.channels, int64_t(m.heads) * m.head_dim);
+  return static_cast<int>(std::min({SEQUENCES, HEAD_ROWS / m.heads / length, ELEMENTS / width / length}));
+}
+
+// name: of the length. key: of the number of sequences at once.
+static void check_sequences(const Config& c, int64_t sequences, const char* key, int length, const std::string& name) {
+  int most = most_sequences(c, length);
+  if (sequences <= most) return;
+  std::string fix = most > 0 ? format("use %s = %d at most", key, most) : std::string("use a shorter one");
+  user_error("%s = %d: %lld %s of this length are too many for one pass with %d heads and %d channels; %s%s",
+             name.c_str(), length, (long long)sequences, plural(double(sequences), "sequence").c_str(), c.model.heads,
+             c.model.channels, fix.c_str(), source_tag(source_of(c, {key, "model.context", "eval.lengths"})).c_str());
+}
+
 static void check_batch(const Config& c, int ranks) {
   int64_t sequences = c.batch.micro > 0 ? c.batch.micro : 1;
-  int64_t tokens = sequences * c.model.context;
-  if (tokens > std::numeric_limits<int>::max())
-    refuse(source_of(c, {"batch.micro", "model.context"}),
-           "batch.micro x model.context = %d x %d tokens at once are too many (at most 2147483647)", c.batch.micro,
-           c.model.context);
-  int64_t unit = tokens * ranks;
+  check_sequences(c, sequences, "batch.micro", c.model.context, "config: model.context");
+  int64_t unit = sequences * c.model.context * ranks;
   if (c.batch.tokens % unit == 0) return;
   std::string names, values;
   auto factor = [&](const char* name, int value) {
@@ -286,7 +302,7 @@ void resolve_batch(Config& config, int ranks, int64_t fits) {
   if (config.batch.micro == 0) {
     check_batch(config, ranks);  // at least one sequence must divide
     int64_t sequences = config.batch.tokens / config.model.context / ranks;
-    int64_t most = std::min<int64_t>({fits, 64, std::numeric_limits<int>::max() / config.model.context});
+    int64_t most = std::min<int64_t>(fits, 64);
     int64_t micro = std::max<int64_t>(most, 1);
     while (sequences % micro != 0) micro--;
     config.batch.micro = static_cast<int>(micro);
@@ -302,7 +318,8 @@ int64_t micro_steps(const Config& config, int ranks) {
 int eval_batch(const Config& config, int length) {
   if (config.eval.batch > 0) return config.eval.batch;
   int64_t micro = std::max(config.batch.micro, 1);
-  return static_cast<int>(std::clamp<int64_t>(micro * config.model.context / length, 1, MAX_SEQUENCES));
+  return static_cast<int>(
+      std::clamp<int64_t>(micro * config.model.context / length, 1, std::max(1, most_sequences(config, length))));
 }
 
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what) {
@@ -320,8 +337,6 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
     if (length > config.eval.tokens)
       user_error("%s = %d is longer than eval.tokens = %ld, so no window would be evaluated; raise eval.tokens%s",
                  name.c_str(), length, config.eval.tokens, tag.c_str());
-    if (static_cast<int64_t>(length) * config.eval.batch > std::numeric_limits<int>::max())
-      user_error("%s = %d x eval.batch = %d tokens at once are too many (at most 2147483647)%s", name.c_str(), length,
-                 config.eval.batch, tag.c_str());
+    check_sequences(config, std::max(config.eval.batch, 1), "eval.batch", length, name);
   }
 }

@@ -16,8 +16,6 @@
 enum class EvalMode { windows, suffix };
 inline constexpr const char* eval_mode_names[] = {"windows", "suffix"};
 
-inline constexpr int MAX_SEQUENCES = 65535;  // at once: the third extent of a kernel's grid
-
 struct Config {
   std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
@@ -191,6 +189,8 @@ std::vector<int> parse_lengths(const std::string& text, const char* what);  // "
 // Checks that they lie within the learned positions, and that eval.tokens holds a window of each. parse_config calls it
 // for eval.lengths.
 void check_lengths(const Config& config, const std::vector<int>& lengths, const char* what);
+// The most sequences of a length that one pass takes; 0 if a single one is too many for the kernels' 32-bit counts.
+int most_sequences(const Config& config, int length);
 int eval_batch(const Config& config, int length);  // sequences: eval.batch, else max(1, micro x context / length)
 
 // The source that an error about these keys names: "--set" where one of them was given there, else the file.

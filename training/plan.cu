@@ -21,7 +21,8 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
     size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
     return memory_needed(with, int(micro), rows, plan) <= budget;
   };
-  int64_t low = 0, high = MAX_SEQUENCES + 1;  // fits(low) is assumed; fits(high) is never called
+  // fits(low) is assumed; fits(high) is never called
+  int64_t low = 0, high = int64_t(most_sequences(config, config.model.context)) + 1;
   while (low + 1 < high) {
     int64_t middle = (low + high) / 2;
     (fits(middle) ? low : high) = middle;
@@ -72,7 +73,8 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
         fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
     if (config.eval.batch > 0) fix += ", a smaller eval.batch";
     user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
-               table.c_str(), fix.c_str(), training ? ", or train.recompute=block" : "", config.file.c_str());
+               table.c_str(), fix.c_str(),
+               training && config.train.recompute != "block" ? ", or train.recompute=block" : "", config.file.c_str());
   }
   std::printf("memory\n%s", table.c_str());
   return plan;

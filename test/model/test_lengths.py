@@ -34,6 +34,13 @@ class Memory(Workspace):
       self.assertAlmostEqual(growth, 2, delta=0.5, msg=f"{variant}: {at}; 4 would be quadratic")
 
 
+  def test_a_step_of_65536_tokens(self):
+    self.write("train.bin", shard(TEXT * (65537 // len(TEXT) + 1)))
+    self.ok(data__train="train.bin", model__layers=1, model__context=2**16, batch__tokens=2**16, batch__micro=1,
+            attention__window=32, train__steps=1, eval__every=0)
+    self.assertEqual(self.metrics(kind="train")[-1]["tokens"], 2**16)
+
+
 class Weights(Workspace):
   def test_are_not_used_in_another_model(self):
     lssar = {"attention__variant": "lssar"}

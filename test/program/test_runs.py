@@ -60,6 +60,11 @@ class WritesNothing(Workspace):
                      **{**large, "batch__micro": 1, "eval__lengths": lengths}).stdout for lengths in ([8192], [8192, 131072])]
     size = lambda text: float(re.search(r"in all +([\d.]+) GiB", text)[1])
     self.assertLess(size(needs[0]) + 1, size(needs[1]))  # an evaluation at 16 times the length takes more than a step
+    for context, micro in ((2**16, 8), (2**17, 8), (2**20, 2)):  # gpt2_124m
+      done = self.ok("--dry-run", plan__memory="140GiB", model__layers=12, model__heads=12, model__channels=768, model__vocab=50257,
+                     model__context=context, batch__tokens=8 * context, batch__micro=None, eval__lengths=[context], eval__tokens=context,
+                     train__recompute="block")
+      self.assertRegex(done.stdout, rf"in all .* of 140.0 GiB free; micro batch {micro}\n")
     self.bad("--dry-run", plan__memory="24GiB", **large, names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
     for size in ("80GB", "80", "999999999PiB"):
       self.bad("--dry-run", plan__memory=size, names=[f'plan.memory = "{size}"', "80GiB"])

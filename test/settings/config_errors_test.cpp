@@ -132,8 +132,20 @@ TEST(ConfigErrors, RefusalsOfValues) {
             " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
   for (auto* file : {"a/...json", "\xff.json", "a/.json"})  // the name comes from there
     expect_user_error([&] { parse_config("{}", file); }, {"; it comes from the file's name: give another with"});
+  expect_error(R"({"name": "step_00000007"})", {},
+               "name = \"step_00000007\" is the name of a checkpoint's folder; give the run another  [x.json]");
+  EXPECT_EQ(error_in("{}", {"name=step_size_3"}) + error_in("{}", {"name=step_3"}), "");
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
   EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
+}
+
+TEST(ConfigErrors, ControlCharacters) {
+  expect_error(R"({"init": "a\u001b]0;b\u0007"})", {},
+               R"(init = "a\u001b]0;b\u0007" must have no control characters  [x.json])");
+  expect_error(R"({"data": {"train": ["a", "b\nsaved"]}})", {},
+               R"(data.train = ["a","b\nsaved"] must have no control characters  [x.json])");
+  expect_error(R"({"la\nyers": 3})", {}, R"(the key "la\nyers" has control characters  [x.json])");
+  EXPECT_EQ(error_in(R"({"generate": {"prompt": "a\nb", "stop": "\n"}})"), "");
 }
 
 TEST(ConfigErrors, RefusalsOfKeys) {
@@ -291,9 +303,12 @@ TEST(ConfigErrors, BatchMustDivide) {
   expect_error(R"({"batch": {"tokens": 524288, "micro": 3}})", {},
                "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
                "or batch.micro = 0 for one that divides  [x.json]");
-  expect_error(
-      R"({"batch": {"micro": 65535}, "model": {"context": 65536}})", {},
-      "batch.micro x model.context = 65535 x 65536 tokens at once are too many (at most 2147483647)  [x.json]");
+  expect_error(R"({"batch": {"micro": 2000}, "model": {"context": 65536}})", {},
+               "model.context = 65536: 2000 sequences of this length are too many for one pass with 12 heads and "
+               "768 channels; use batch.micro = 341 at most  [x.json]");
+  expect_has(error_in(R"({"model": {"context": 16777216, "heads": 96, "channels": 768}})"),
+             {"1 sequence of this length are too many for one pass with 96 heads and 768 channels; use a shorter one"});
+  EXPECT_EQ(error_in(R"({"model": {"context": 16777216}, "batch": {"tokens": 16777216}, "eval": {"every": 0}})"), "");
   Config c = parse_config(R"({"batch": {"tokens": 6144, "micro": 2}})", "x.json");
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
             "user: config: batch.tokens = 6144 must be a multiple of micro x context x ranks = 2 x 1024 x 2 = 4096; "
@@ -314,7 +329,8 @@ TEST(ConfigErrors, EvaluationLengths) {
                "eval.tokens  [x.json]");
   EXPECT_EQ(error_in(R"({"eval": {"tokens": 1000, "every": 0}})"), "");  // never evaluated
   expect_error(R"({"eval": {"lengths": [65536], "batch": 65535}})", {},
-               "eval.lengths = 65536 x eval.batch = 65535 tokens at once are too many (at most 2147483647)  [x.json]");
+               "eval.lengths = 65536: 65535 sequences of this length are too many for one pass with 12 heads and 768 "
+               "channels; use eval.batch = 341 at most  [x.json]");
   Config c = parse_config(R"({"model": {"position": "learned"}})", "x.json");
   EXPECT_EQ(
       error_of([&] {
