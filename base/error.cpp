@@ -20,12 +20,21 @@ std::string format(const char* fmt, ...) {
   return text;
 }
 
+// The text without what a terminal would obey: text of a file or a user may be in it.
+static std::string printable(const std::string& text) {
+  std::string shown;
+  for (char c : text)
+    if ((static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127) shown += format("\\x%02x", c);
+    else shown += c;
+  return shown;
+}
+
 void user_error(const char* fmt, ...) {
   va_list args;
   va_start(args, fmt);
   std::string text = vformat(fmt, args);
   va_end(args);
-  throw UserError(text);
+  throw UserError(printable(text));
 }
 
 void failure(const char* fmt, ...) {
@@ -33,5 +42,5 @@ void failure(const char* fmt, ...) {
   va_start(args, fmt);
   std::string text = vformat(fmt, args);
   va_end(args);
-  throw Failure(text);
+  throw Failure(printable(text));
 }

@@ -16,6 +16,10 @@ std::vector<std::string> split(const std::string& list, char separator) {
 
 std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
 
+bool has_control_characters(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; });
+}
+
 bool is_utf8_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 std::string shortened(std::string text, size_t bytes) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "settings/table.h"
 
@@ -51,7 +52,19 @@ static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags
   user_error("command line: \"%s\" after \"%s\": one configuration at a time", first.c_str(), flags.config.c_str());
 }
 
+// They could forge lines of the output. Texts to generate from may have them.
+static void refuse_control_characters(int argc, char** argv) {
+  for (int i = 1; i < argc; i++) {
+    bool text = std::string(argv[i - 1]) == "--generate" || std::string(argv[i]).starts_with("--generate=") ||
+                std::string(argv[i]).find("generate.prompt=") != std::string::npos ||
+                std::string(argv[i]).find("generate.stop=") != std::string::npos;
+    if (!text && has_control_characters(argv[i]))
+      user_error("command line: %s has control characters", shortened(json_quote(argv[i])).c_str());
+  }
+}
+
 Flags parse_flags(int argc, char** argv, const std::string& version) {
+  refuse_control_characters(argc, argv);
   Flags flags;
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
   app.add_option("CONFIG", flags.config,

@@ -2,6 +2,7 @@
 nothing that looks like a crash, and nothing written.
 """
 import itertools
+import json
 import os
 import re
 import shutil
@@ -198,6 +199,11 @@ class BadFlags(Workspace):
     self.bad("--eval", "--lengths", "128", "256", names=["--lengths takes one list, with commas: --lengths 128,256\n$"])
     self.bad("optimizer.lr=3", names=["needs --set: --set optimizer.lr=3\n$"])
     self.bad("--set", "optimizer.lr", "1e-3", names=['has no "="; write --set optimizer.lr=VALUE\n$'])
+
+  def test_control_characters(self):
+    for flags in (("--resume", "a\x1b]0;title\x07"), ("--set", "seed=3\nsaved runs/fake"), ("--eval\x1b[2J",)):
+      self.bad(*flags, names=[re.escape(json.dumps(flags[-1])) + " has control characters\n$"])
+    self.ok("--generate", "a\nb", generate__stop="\n")
 
   def test_missing_values(self):
     self.bad("--set", names=["--set"])
