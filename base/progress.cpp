@@ -17,16 +17,17 @@ std::string progress_text(const std::string& label, int64_t done, int64_t total,
   return line;
 }
 
-ProgressBar::ProgressBar(const std::string& label, int64_t total, FILE* out)
+ProgressBar::ProgressBar(const std::string& label, int64_t total, FILE* out, int quiet)
     : label_(label),
       total_(total),
       out_(::isatty(::fileno(out)) ? out : nullptr),
+      quiet_(quiet),
       begin_(std::chrono::steady_clock::now()) {}
 
 void ProgressBar::update(int64_t done) {
   if (!out_) return;
   auto now = std::chrono::steady_clock::now();
-  if (now - drawn_ < std::chrono::milliseconds(100)) return;
+  if (now - drawn_ < std::chrono::milliseconds(100) || now - begin_ < std::chrono::seconds(quiet_)) return;
   drawn_ = now;
   double elapsed = std::chrono::duration<double>(now - begin_).count();
   std::fprintf(out_, "\r%s\033[K", progress_text(label_, done, total_, elapsed).c_str());  // \033[K: clear what follows
@@ -36,7 +37,7 @@ void ProgressBar::update(int64_t done) {
 ProgressBar::~ProgressBar() { clear(); }
 
 void ProgressBar::clear() {
-  if (!out_) return;
+  if (!out_ || drawn_ < begin_) return;
   std::fprintf(out_, "\r\033[K");
   std::fflush(out_);
 }

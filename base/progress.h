@@ -15,10 +15,11 @@ class Eta {
   double mean_ms_ = 0;
 };
 
-// A bar that is redrawn in place and removed by the destructor. If `out` is not a terminal, it does nothing.
+// A bar that is redrawn in place and removed by the destructor. If `out` is not a terminal, it does nothing; nor before
+// `quiet` seconds, for tasks that are short as a rule.
 class ProgressBar {
  public:
-  ProgressBar(const std::string& label, int64_t total, FILE* out = stderr);
+  ProgressBar(const std::string& label, int64_t total, FILE* out = stderr, int quiet = 0);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   void update(int64_t done);
@@ -28,6 +29,7 @@ class ProgressBar {
   std::string label_;
   int64_t total_;
   FILE* out_;  // nullptr: not a terminal
+  int quiet_;
   std::chrono::steady_clock::time_point begin_, drawn_;
 };
 // The bar as text: "label [######......]  50% eta 12s".
