@@ -11,39 +11,45 @@
 
 #include "base/error.h"
 
-static int open_retrying(const std::string& path, int flags) {
+// Does not wait for the other end of a pipe, in which no signal would end a program that handles signals.
+static int open_at_once(const std::string& path, int flags) {
   int fd;
-  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);
   while (fd < 0 && errno == EINTR);
+  if (fd >= 0) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd;
 }
 
-File File::open_to_read(const std::string& path, const char* what) {
-  int fd = open_retrying(path, O_RDONLY);
+bool File::is_regular() const {
   struct stat info;
-  if (fd >= 0 && fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
-    ::close(fd);
-    fd = -1;
-    errno = EISDIR;
-  }
-  if (fd < 0) user_error("%s: cannot read the file: %s  [%s]", what, std::strerror(errno), path.c_str());
-  return File(fd, path);
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+File File::open_to_read(const std::string& path, const char* what, Pipes pipes) {
+  File file(open_at_once(path, O_RDONLY), path);
+  struct stat info;
+  if (file && ::fstat(file.fd, &info) == 0 && S_ISDIR(info.st_mode)) file.close(), errno = EISDIR;
+  if (!file) user_error("%s: cannot read the file: %s  [%s]", what, std::strerror(errno), path.c_str());
+  if (pipes == Pipes::refused && !file.is_regular()) user_error("%s: not a regular file  [%s]", what, path.c_str());
+  return file;
 }
 
 File File::create(const std::string& path) {
-  int fd = open_retrying(path, O_WRONLY | O_CREAT | O_TRUNC);
+  int fd = open_at_once(path, O_WRONLY | O_CREAT | O_TRUNC);
   if (fd < 0) failure("cannot create %s: %s", path.c_str(), std::strerror(errno));
   return File(fd, path);
 }
 
 File File::open_to_append(const std::string& path) {
-  int fd = open_retrying(path, O_RDWR | O_CREAT | O_APPEND);
+  int fd = open_at_once(path, O_RDWR | O_CREAT | O_APPEND);
   if (fd < 0) failure("cannot open %s: %s", path.c_str(), std::strerror(errno));
-  return File(fd, path);
+  File file(fd, path);
+  if (!file.is_regular()) user_error("%s is not a regular file; remove it", path.c_str());
+  return file;
 }
 
 File File::open_to_sync(const std::string& path) {
-  int fd = open_retrying(path, O_RDONLY);
+  int fd = open_at_once(path, O_RDONLY);
   if (fd < 0) failure("cannot open %s: %s", path.c_str(), std::strerror(errno));
   return File(fd, path);
 }
@@ -96,8 +102,8 @@ void File::close() {
     failure("cannot write %s: %s", path_.c_str(), std::strerror(errno));
 }
 
-std::string read_text_file(const std::string& path, const char* what, size_t limit) {
-  File file = File::open_to_read(path, what);
+std::string read_text_file(const std::string& path, const char* what, size_t limit, Pipes pipes) {
+  File file = File::open_to_read(path, what, pipes);
   std::string text;
   char chunk[1 << 16];
   for (;;) {  // to the end: the size that a pipe or a file of /proc reports means nothing
@@ -156,7 +162,7 @@ void check_output_file(const std::string& where, const std::string& path) {
 
 bool copy_text_file(const std::string& from, const std::string& to) {
   if (::access(from.c_str(), F_OK) != 0 && errno == ENOENT) return false;
-  File source = File::open_to_sync(from), target = File::create(to);
+  File source = File::open_to_read(from, "copy"), target = File::create(to);
   try {
     std::string piece(1 << 20, '\0');
     for (int64_t at = 0, size = source.size(); at < size; at += static_cast<int64_t>(piece.size())) {

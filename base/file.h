@@ -7,14 +7,18 @@
 #include <string_view>
 #include <utility>
 
+// Whether a pipe or a device, as /dev/stdin, may take the place of a regular file. One that nobody writes is empty.
+enum class Pipes { refused, taken };
+
 // An open file, closed by the destructor.
 class File {
  public:
   File() = default;
-  static File open_to_read(const std::string& path, const char* what);  // what: begins the error text, as "config"
-  static File create(const std::string& path);                          // empties a file that exists
-  static File open_to_append(const std::string& path);                  // creates a file that does not exist
-  static File open_to_sync(const std::string& path);                    // a file or a folder
+  // what: begins the error text, as "config"
+  static File open_to_read(const std::string& path, const char* what, Pipes pipes = Pipes::refused);
+  static File create(const std::string& path);          // empties a file that exists
+  static File open_to_append(const std::string& path);  // creates a file that does not exist; regular ones alone
+  static File open_to_sync(const std::string& path);    // a file or a folder
   File(File&& other) noexcept : fd(std::exchange(other.fd, -1)), path_(std::move(other.path_)) {}
   File& operator=(File&& other) noexcept {
     std::swap(fd, other.fd);
@@ -26,6 +30,7 @@ class File {
   explicit operator bool() const { return fd >= 0; }
   const std::string& path() const { return path_; }
   int descriptor() const { return fd; }
+  bool is_regular() const;
   int64_t size() const;                                         // bytes
   void read_at(void* out, size_t bytes, int64_t offset) const;  // all bytes, or a failure
   void write(const void* data, size_t bytes);                   // all bytes, or a failure
@@ -59,7 +64,7 @@ class PendingFile {
 void check_output_file(const std::string& where, const std::string& path);
 
 // Returns the whole file; more than `limit` bytes are a user_error.
-std::string read_text_file(const std::string& path, const char* what, size_t limit);
+std::string read_text_file(const std::string& path, const char* what, size_t limit, Pipes pipes = Pipes::refused);
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
 // The same through a PendingFile: a reader finds the old text or the new one at any moment.
 void replace_text_file(const std::string& path, std::string_view text);

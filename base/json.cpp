@@ -5,9 +5,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 
 using nlohmann::json;
 
@@ -128,5 +130,31 @@ json parse_json(std::string_view text, const char* what, const std::string& file
     size_t open = message.find('\''), close = message.rfind('\'');
     std::string number = open < close ? message.substr(open + 1, close - open - 1) : "";
     broken(what, file, text, text.find(number), "the number " + shortened(number) + " is too large");
+  }
+}
+
+json parsed_or_null(std::string_view text) {
+  try {
+    return parse_json(text, "", "");
+  } catch (const UserError&) {
+    return nullptr;
+  }
+}
+
+void for_each_json_line(const std::string& path, const std::function<void(const std::string&, const json&)>& f) {
+  if (::access(path.c_str(), F_OK) != 0 && errno == ENOENT) return;
+  File file = File::open_to_read(path, "JSON lines");
+  std::string text, chunk(1 << 20, '\0');
+  for (int64_t at = 0, size = file.size(); at < size; at += static_cast<int64_t>(chunk.size())) {
+    chunk.resize(static_cast<size_t>(std::min<int64_t>(size - at, 1 << 20)));
+    file.read_at(chunk.data(), chunk.size(), at);
+    size_t from = 0;
+    for (size_t end; (end = chunk.find('\n', from)) != std::string::npos; from = end + 1) {
+      text.append(chunk, from, end + 1 - from);
+      json line = parsed_or_null(text);
+      f(text, line.is_object() ? line : json::object());
+      text.clear();
+    }
+    text.append(chunk, from);
   }
 }

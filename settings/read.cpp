@@ -162,7 +162,7 @@ std::optional<json> number_of(const std::string& text) {
 json value_of(const ConfigRow& row, const std::string& text) {
   bool texts = std::holds_alternative<std::vector<std::string>*>(row.value);
   if (texts || std::holds_alternative<std::vector<int>*>(row.value)) {
-    json list = json::parse(text, nullptr, false);
+    json list = parsed_or_null(text);
     if (list.is_array()) return list;
     list = json::array();
     if (text.empty()) return list;
@@ -228,6 +228,8 @@ class Reader {
   void read_member(const std::string& prefix, const std::string& name, const json& value) {
     std::string key = prefix + name;
     if (name.empty()) refuse(file, "the key \"\" is empty; remove it, or see --help for the keys");
+    if (has_control_characters(name))
+      refuse(file, "the key %s has control characters", shortened(json_quote(name)).c_str());
     if (name.find('.') != std::string::npos)
       refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
              shortened(json_quote(name)).c_str());
@@ -291,6 +293,13 @@ class Reader {
   void take(const std::string& key, const Given& from) {
     mistakes.attempt([&] {
       std::string problem = assign(rows[index.at(key)], from.value);
+      auto controls = [](const json& item) {
+        return item.is_string() && has_control_characters(item.get<std::string>());
+      };
+      const json list = from.value.is_array() ? from.value : json::array({from.value});
+      if (problem.empty() && key != "generate.prompt" && key != "generate.stop" && key != "name" &&
+          std::any_of(list.begin(), list.end(), controls))
+        problem = "must have no control characters";
       if (!problem.empty()) refuse(from.source, "%s = %s %s", key.c_str(), shown(from.value).c_str(), problem.c_str());
       config.origins[key] = from.source;
     });
@@ -373,7 +382,7 @@ Config config_from_json(const json& root, const std::string& file, const std::ve
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets, bool trains) {
-  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES), path, sets, trains);
+  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES, Pipes::taken), path, sets, trains);
 }
 
 std::vector<int> parse_lengths(const std::string& text, const char* what) {

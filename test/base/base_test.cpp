@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
@@ -35,6 +37,22 @@ TEST(Json, NumbersReadBackExactly) {
   EXPECT_EQ(json_number(-INFINITY), "null");
 }
 
+TEST(Json, LinesWithinLimits) {
+  TempDir dir;
+  std::string long_one = "{\"a\":\"" + std::string(3 << 20, 'x') + "\"}\n",
+              deep = std::string(33, '[') + std::string(33, ']');
+  write_text_file(dir / "l", "{\"a\":1}\n\n" + deep + "\n[1]\n{\"a\":1,\"a\":2}\n" + long_one + "{\"torn\":1}");
+  std::string text, kinds;
+  for_each_json_line(dir / "l", [&](const std::string& whole, const nlohmann::json& line) {
+    text += whole;
+    kinds += line.empty() ? "-" : line["a"] == 1 ? "1" : "x";
+  });
+  EXPECT_EQ(kinds, "1----x");
+  EXPECT_EQ(text + "{\"torn\":1}", read_text_file(dir / "l", "test", 4 << 20));
+  for_each_json_line(dir / "none", [](const std::string&, const nlohmann::json&) { FAIL(); });
+  EXPECT_TRUE(parsed_or_null(std::string(60000, '[') + std::string(60000, ']')).is_null());
+}
+
 TEST(Json, QuotesAndShortens) {
   EXPECT_EQ(json_quote("a\"b\\c\n\x01\xC3\xA4"), "\"a\\\"b\\\\c\\n\\u0001\xC3\xA4\"");
   EXPECT_EQ(json_quote("\xff"), "\"\xEF\xBF\xBD\"");
@@ -46,6 +64,11 @@ TEST(Json, QuotesAndShortens) {
 }
 
 // ---- files
+
+TEST(Errors, AreNotObeyedByATerminal) {
+  EXPECT_EQ(error_of([] { user_error("a\x1b]0;%s\x7f\nb", "\xC3\xA4\x07"); }), "user: a\\x1b]0;\xC3\xA4\\x07\\x7f\nb");
+  EXPECT_EQ(error_of([] { failure("\r"); }), "failure: \\x0d");
+}
 
 TEST(Files, ErrorsNameThePath) {
   TempDir dir;
@@ -66,6 +89,19 @@ TEST(Files, ErrorsNameThePath) {
     EXPECT_EQ(error_of([&] { write_text_file(dir / "new", "x"); }),
               "failure: cannot create " + (dir / "new") + ": Permission denied");
   });
+}
+
+TEST(Files, PipesAreNotWaitedFor) {
+  TempDir dir;
+  std::string pipe = dir / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (auto& path : {pipe, std::string("/dev/zero")}) {
+    EXPECT_EQ(error_of([&] { read_text_file(path, "test", 9); }), "user: test: not a regular file  [" + path + "]");
+    EXPECT_EQ(error_of([&] { File::open_to_append(path); }), "user: " + path + " is not a regular file; remove it");
+  }
+  EXPECT_EQ(read_text_file(pipe, "test", 9, Pipes::taken), "");  // nobody writes it
+  EXPECT_EQ(error_of([&] { read_text_file("/dev/zero", "test", 9, Pipes::taken); }),
+            "user: test: the file has more than 9 bytes  [/dev/zero]");
 }
 
 TEST(Files, WriteReplacesAndAppendAppends) {
@@ -205,6 +241,8 @@ TEST(Progress, ProgressBarIsForTerminalsOnly) {
   FILE* out = std::fopen(ptsname(terminal), "w");
   ASSERT_NE(out, nullptr);
   {
+    ProgressBar quiet("y", 100, out, 60);
+    quiet.update(50);
     ProgressBar bar("x", 100, out);
     for (int i = 1; i <= 50; i++) bar.update(i);  // drawn ten times a second at most
   }

@@ -1,6 +1,8 @@
 // For tests that need files: a folder that its object's destructor removes, and what is in them.
 #pragma once
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,4 +53,16 @@ template <class F> void without_writing_to(const std::string& folder, F f) {
   ASSERT_EQ(::chmod(folder.c_str(), 0555), 0);
   without_root(f);
   ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+}
+
+// Runs f while no file can grow, as on a full disk: "File too large".
+template <class F> void without_space(F f) {
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  f();
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
 }
