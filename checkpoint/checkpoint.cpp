@@ -1,13 +1,16 @@
 #include "checkpoint/checkpoint.h"
 
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <thread>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -140,7 +143,9 @@ RunState parsed_state(const json& root, const std::string& path) {
   state.windows = natural(data, "windows");
   state.train = data_files(data, "train", found > 1);
   state.val = data_files(data, "val", found > 1);
-  state.spikes = {numbers(spikes, "loss"), numbers(spikes, "grad_norm"), natural(spikes, "skipped")};
+  state.spikes.loss = numbers(spikes, "loss");  // one by one: if one of a list throws, g++ 11 leaks those before it
+  state.spikes.grad_norm = numbers(spikes, "grad_norm");
+  state.spikes.skipped = natural(spikes, "skipped");
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
   state.config = config_from_json(member(root, "config", &json::is_object), path);
   return state;
@@ -186,7 +191,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
   }
 }
 
-std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
+static std::string read_held_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
   try {
     std::string path = folder + "/state.json", text = unsealed_state(path);
     json root;
@@ -207,9 +212,26 @@ std::string read_checkpoint(const std::string& folder, bool training, Checkpoint
   }
 }
 
+std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
+  auto lock = std::make_shared<File>();
+  if (!lock_step(folder, LOCK_SH, *lock)) return REMOVED;
+  auto gone = [&] { return ::access(folder.c_str(), F_OK) != 0 && errno == ENOENT; };
+  try {
+    std::string problem = read_held_checkpoint(folder, training, checkpoint);
+    checkpoint->lock = lock;
+    return !problem.empty() && gone() ? REMOVED : problem;
+  } catch (const std::exception&) {
+    if (gone()) return REMOVED;
+    throw;
+  }
+}
+
 std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
                                             std::vector<SkippedCheckpoint>* skipped) {
-  for (auto& folder : step_folders(run_path)) {
+  std::vector<StepFolder> folders = step_folders(run_path);
+  int removed = 0;  // by a training run beside this process, which has a newer one each time
+  for (size_t i = 0; i < folders.size(); i++) {
+    const StepFolder& folder = folders[i];
     Checkpoint checkpoint;
     std::string problem;
     try {
@@ -218,10 +240,16 @@ std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool tr
       skipped->push_back({folder, error.what(), false});
       continue;
     }
+    if (problem == REMOVED && removed++ < 1000) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      folders = step_folders(run_path), i = size_t(-1);
+      skipped->clear();
+      continue;
+    }
     if (problem.empty() && checkpoint.state.step != folder.step)
       problem = format("state.json belongs to step %ld", checkpoint.state.step);
     if (problem.empty()) return checkpoint;
-    skipped->push_back({folder, problem, true});
+    skipped->push_back({folder, problem, problem != REMOVED});
   }
   return std::nullopt;
 }

@@ -13,6 +13,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -64,7 +65,8 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content);
 
 struct Checkpoint {
   std::string path;
-  std::string checksum;  // of state.json, which holds the other files' checksums: so it covers everything
+  std::shared_ptr<File> lock;  // no other process removes it until this is reset
+  std::string checksum;        // of state.json, which holds the other files' checksums: so it covers everything
   RunState state;
 };
 struct SkippedCheckpoint {
@@ -74,8 +76,9 @@ struct SkippedCheckpoint {
 };
 
 // Reads and verifies one folder; training = false: only the weights are needed, and optimizer.safetensors may be
-// missing. Returns a description of the damage, "" if there is none. A folder without read permission is a user_error,
+// missing. Returns a description of the damage, "" if there is none, REMOVED if the folder is gone. A folder without read permission is a user_error,
 // and a disk that fails to return the bytes, but may later, is a failure.
+inline constexpr const char* REMOVED = "it was removed just now";
 std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint);
 
 // The newest intact checkpoint of a run, if it has one. Newer ones that are not intact are appended to `skipped`.

@@ -2,10 +2,11 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/run_dir.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -141,41 +142,45 @@ static std::string text_of(const json& line, const char* key, const char* absent
   return found != line.end() && found->is_string() ? found->get<std::string>() : absent;
 }
 
-// Calls f(text, line) for every whole line, with {} for one that is not a JSON object; a torn last line is left out. A
-// file that does not exist has no lines.
-template <class F> static void for_each_line(const std::string& path, F f) {
-  std::ifstream lines(path);
-  for (std::string text; std::getline(lines, text) && !lines.eof();) {
-    json line = json::parse(text, nullptr, false);
-    f(text + '\n', line.is_object() ? line : json::object());
-  }
-  if (lines.bad()) failure("cannot read %s", path.c_str());
-}
-
 // Of the weights of a run as it trained, not of a checkpoint.
-static bool is_of_training(const json& line) {
-  return text_of(line, "weights", "").find("/step_") == std::string::npos;
+static bool is_of_training(const json& line) { return step_in_name(text_of(line, "weights", "")) == 0; }
+
+// Tells of the steps up to this one that have no line, which training from here does not repeat.
+static void warn_of_missing(const std::string& path, const std::set<int64_t>& found, int64_t step) {
+  int64_t missing = step - static_cast<int64_t>(found.size()), first = 1;
+  if (missing == 0) return;
+  for (int64_t there : found)
+    if (there == first) first++;
+  auto next = found.upper_bound(first);
+  int64_t last = next == found.end() ? step : *next - 1;
+  std::fprintf(stderr, "warning: %s has no lines of the training steps %lld to %lld%s; they stay missing\n",
+               path.c_str(), (long long)first, (long long)last,
+               missing > last - first + 1 ? ", and of later ones" : "");
 }
 
 void rewind_metrics(const std::string& path, int64_t step) {
   std::string kept;
+  std::set<int64_t> trained;
   int64_t number = 0, damaged = 0;  // lines
-  for_each_line(path, [&](const std::string& whole, const json& line) {
+  for_each_json_line(path, [&](const std::string& whole, const json& line) {
     number++;
     if (line.empty() && damaged == 0) damaged = number;
     static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics", "task"};
     bool again = repeated.count(text_of(line, "type", "")) && is_of_training(line);
-    if (integer_of(line, "step", -1) <= step || !again) kept += whole;
+    int64_t at = integer_of(line, "step", -1);
+    if (at <= step || !again) kept += whole;
+    if (at > 0 && at <= step && text_of(line, "type", "") == "train") trained.insert(at);
   });
   if (damaged > 0)
     std::fprintf(stderr, "warning: %s: line %lld is damaged; it stays there, but is not read\n", path.c_str(),
                  (long long)damaged);
+  warn_of_missing(path, trained, step);
   replace_text_file(path, kept);
 }
 
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval) {
   std::set<int> lengths;
-  for_each_line(path, [&](const std::string&, const json& line) {
+  for_each_json_line(path, [&](const std::string&, const json& line) {
     int length = static_cast<int>(integer_of(line, "length", 0));
     if (text_of(line, "type", "") == "val" && integer_of(line, "step", -1) == step &&
         text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
@@ -188,7 +193,7 @@ std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Con
 
 std::set<std::string> evaluated_tasks(const std::string& path, int64_t step) {
   std::set<std::string> tasks;
-  for_each_line(path, [&](const std::string&, const json& line) {
+  for_each_json_line(path, [&](const std::string&, const json& line) {
     if (text_of(line, "type", "") == "task" && is_of_training(line) && integer_of(line, "step", -1) == step)
       tasks.insert(text_of(line, "task", ""));
   });
@@ -197,7 +202,7 @@ std::set<std::string> evaluated_tasks(const std::string& path, int64_t step) {
 
 std::set<int> diagnosed_lengths(const std::string& path, int64_t step) {
   std::set<int> lengths;
-  for_each_line(path, [&](const std::string&, const json& line) {
+  for_each_json_line(path, [&](const std::string&, const json& line) {
     if (text_of(line, "type", "") == "diagnostics" && is_of_training(line) && integer_of(line, "step", -1) == step)
       lengths.insert(static_cast<int>(integer_of(line, "length", 0)));
   });

@@ -41,7 +41,7 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
     Checkpoint named;
     std::string reason = read_checkpoint(place.step.path, training, &named);
     if (reason.empty()) found = named;
-    else skipped.push_back({place.step, reason, true});
+    else skipped.push_back({place.step, reason, reason != REMOVED});
   }
   for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
@@ -170,7 +170,6 @@ void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& fro
                const Config& config) {
   if (!from || !place.own) run.start_fresh(overwrite);
   if (from) {
-    run.remove_leftovers();
     std::string old = place.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
     // The other run's lines up to here, if it has any, become this run's too.

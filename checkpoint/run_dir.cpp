@@ -72,13 +72,17 @@ static std::string free_name(const std::string& path) {  // path, path_2, path_3
 
 std::string step_folder_name(int64_t step) { return format("step_%08ld", step); }
 
-int64_t step_of_folder(const std::string& path) {
+int64_t step_in_name(const std::string& path) {
   std::string name = fs::path(path).filename();
   if (name.size() < 13 || name.size() > 20 || name.rfind("step_", 0) != 0) return 0;
   if (name.find_first_not_of("0123456789", 5) != std::string::npos) return 0;
   int64_t step = std::stoll(name.substr(5));
+  return name == step_folder_name(step) ? step : 0;
+}
+
+int64_t step_of_folder(const std::string& path) {
   std::error_code error;
-  return name == step_folder_name(step) && fs::is_directory(path, error) ? step : 0;
+  return fs::is_directory(path, error) ? step_in_name(path) : 0;
 }
 
 std::vector<StepFolder> step_folders(const std::string& run_path) {
@@ -87,6 +91,15 @@ std::vector<StepFolder> step_folders(const std::string& run_path) {
     if (int64_t step = step_of_folder(run_path + "/" + name)) found.push_back({step, run_path + "/" + name});
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.step > b.step; });
   return found;
+}
+
+bool lock_step(const std::string& folder, int kind, File& lock) {
+  try {
+    lock = File::open_to_sync(folder);
+  } catch (const Failure&) {  // it is gone, or may not be read: other calls will say so
+    return true;
+  }
+  return ::flock(lock.descriptor(), kind | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // not all file systems have locks
 }
 
 // A user's own folder, as old_steps_notes, or an empty one does not count.
@@ -149,6 +162,9 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
   lock_.truncate(0);
   std::string owner = format("pid %d\n", static_cast<int>(::getpid()));
   lock_.write(owner.data(), owner.size());
+  for (auto& name : names_in(path_))
+    if (name.rfind(".tmp_", 0) == 0) try_to_remove([&] { remove_tree(path_ + "/" + name); });
+  for (const StepFolder& folder : step_folders(path_)) own_.insert(folder.step);
 }
 
 // Renamed before it is deleted, so a half-deleted checkpoint is never called step_*.
@@ -161,8 +177,15 @@ void RunDir::remove_step(const StepFolder& folder) {
 
 void RunDir::keep_newest(size_t count) {
   size_t kept = 0;
-  for (auto& folder : step_folders(path_))
-    if (++kept > count) try_to_remove([&] { remove_step(folder); });
+  for (auto& folder : step_folders(path_)) {
+    if (own_.count(folder.step)) {
+      if (++kept <= count) continue;
+      File remover;  // another process may be reading it: next time, then
+      if (lock_step(folder.path, LOCK_EX, remover)) try_to_remove([&] { remove_step(folder); });
+    } else if (foreign_.insert(folder.step).second) {
+      std::fprintf(stderr, "warning: %s is not a checkpoint of this training; it stays there\n", folder.path.c_str());
+    }
+  }
 }
 
 void RunDir::abandon_step(int64_t step) {
@@ -200,11 +223,6 @@ std::string RunDir::put_away_after(int64_t step) {
   return old;
 }
 
-void RunDir::remove_leftovers() {
-  for (auto& name : names_in(path_))
-    if (name.rfind(".tmp_", 0) == 0) try_to_remove([&] { remove_tree(path_ + "/" + name); });
-}
-
 void RunDir::start_fresh(bool overwrite) {
   std::vector<std::string> others = set_aside_folders(path_);  // checkpoints that --resume does not find by itself
   for (auto& name : old_folders(path_)) others.push_back(name);
@@ -221,7 +239,6 @@ void RunDir::start_fresh(bool overwrite) {
         path_.c_str(), steps[0].step);
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);
-  remove_leftovers();
   std::error_code ignored;
   if (overwrite) remove_tree(metrics_path());
   else if (fs::exists(metrics_path(), ignored)) rename(metrics_path(), free_name(path_ + "/old_metrics.jsonl"));
@@ -242,5 +259,6 @@ std::string RunDir::publish_step(int64_t step) {
   sync_path(folder);
   rename(folder, target);
   sync_path(path_);
+  own_.insert(step);
   return target;
 }

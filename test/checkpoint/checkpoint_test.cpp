@@ -2,11 +2,14 @@
 #include "checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 #include "base/checksum.h"
 #include "base/json.h"
@@ -233,6 +236,28 @@ TEST_F(Checkpoints, TheNewestIntactIsTaken) {
   EXPECT_EQ(damaged[1].reason, "state.json belongs to step 10");
 }
 
+TEST_F(Checkpoints, OneThatAnotherProcessRemovesIsPassedOver) {
+  std::vector<SkippedCheckpoint> skipped;
+  for (int64_t step : {10, 20}) write(step);
+  std::string newest = run_path + "/step_00000020";
+  File lock;
+  ASSERT_TRUE(lock_step(newest, LOCK_EX, lock));
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    fs::remove_all(newest);
+    lock = File();
+  });
+  auto found = newest_checkpoint(run_path, true, &skipped);
+  other.join();
+  EXPECT_EQ(found->path, run_path + "/step_00000010");
+  EXPECT_TRUE(skipped.empty());
+  EXPECT_FALSE(lock_step(found->path, LOCK_EX, lock));  // while it is read
+  found->lock.reset();
+  EXPECT_TRUE(lock_step(found->path, LOCK_EX, lock));
+  Checkpoint gone;
+  EXPECT_EQ(read_checkpoint(newest, true, &gone), REMOVED);
+}
+
 TEST_F(Checkpoints, FilesForTransformersMayChange) {
   std::string folder = write(20);
   for (auto& [name, text] :
@@ -284,11 +309,6 @@ TEST_F(Checkpoints, RunFoldersAreTidied) {
   write(9);
   EXPECT_EQ(run.set_aside(9), run_path + "/bad_step_00000009_2");
   EXPECT_EQ(set_aside_folders(run_path), (std::vector<std::string>{"bad_step_00000009", "bad_step_00000009_2"}));
-  run.begin_step(50);
-  write_text_file(run_path + "/.tmp_metrics.jsonl", "half");
-  run.remove_leftovers();
-  for (auto& entry : fs::directory_iterator(run_path))
-    EXPECT_NE(entry.path().filename().string().rfind(".tmp_", 0), 0u) << entry.path();
 }
 
 TEST_F(Checkpoints, PlacesToResumeFrom) {
@@ -320,7 +340,7 @@ struct SameRun : Checkpoints {
   Config now = small_config();
   std::vector<DataFile> train, val;
   SameRun() {
-    checkpoint = {"runs/a/step_00000020", "", content(20).state};
+    checkpoint = {"runs/a/step_00000020", nullptr, "", content(20).state};
     train = checkpoint.state.train;
     val = checkpoint.state.val;
   }

@@ -3,12 +3,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 
 #include "checkpoint/metrics.h"
@@ -89,16 +91,25 @@ TEST_F(Runs, GoingBackKeepsLaterCheckpoints) {
   EXPECT_EQ(steps(), std::vector<int64_t>{10});
 }
 
-TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
+TEST_F(Runs, LeftoversOfOtherProcessesAreRemovedAtTheNextStart) {
+  fs::create_directories(run_path + "/.tmp_removed_step_00000012/in");
+  write_file(run_path + "/.tmp_metrics.jsonl", "x");
   RunDir run("a", root);
-  for (int64_t step : {1, 2, 3}) make_step(run, step);
+  EXPECT_EQ(names(), std::vector<std::string>{".lock"});
+}
+
+TEST_F(Runs, LeftoversThatCannotBeRemovedStay) {
+  {
+    RunDir run("a", root);
+    for (int64_t step : {1, 2, 3}) make_step(run, step);
+  }
   fs::create_directories(run_path + "/.tmp_step_00000009/in");
-  fs::permissions(run_path, fs::perms::all);
+  for (auto& path : {root, run_path, run_path + "/.lock"}) fs::permissions(path, fs::perms::all);
   for (auto* name : {"/step_00000001", "/step_00000002", "/.tmp_step_00000009"})
     fs::permissions(run_path + name, fs::perms(0555));
   without_root([&] {
     testing::internal::CaptureStderr();
-    EXPECT_EQ(error_of([&] { run.keep_newest(1), run.remove_leftovers(); }), "");
+    EXPECT_EQ(error_of([&] { RunDir("a", root).keep_newest(1); }), "");
     expect_has(testing::internal::GetCapturedStderr(),
                {"warning: cannot remove " + run_path + "/.tmp_step_00000009: Permission denied"});
     EXPECT_EQ(steps(), std::vector<int64_t>{3});
@@ -121,11 +132,32 @@ TEST_F(Runs, KeepNewest) {
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "step_00000003", "step_00000004"}));
 }
 
+TEST_F(Runs, KeepNewestLeavesWhatOthersMadeOrRead) {
+  std::optional<RunDir> run(std::in_place, "a", root);
+  for (int64_t step : {3, 4}) make_step(*run, step);
+  run.reset();
+  run.emplace("a", root);
+  make_step(*run, 5);
+  for (auto* name : {"/step_00000001", "/step_00900000"}) fs::create_directory(run_path + name);
+  File lock;
+  ASSERT_TRUE(lock_step(run_path + "/step_00000004", LOCK_SH, lock));
+  testing::internal::CaptureStderr();
+  run->keep_newest(1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "warning: " + run_path + "/step_00900000 is not a checkpoint of this training; it stays there\n" +
+                "warning: " + run_path + "/step_00000001 is not a checkpoint of this training; it stays there\n");
+  EXPECT_EQ(steps(), (std::vector<int64_t>{900000, 5, 4, 1}));
+  lock = File();
+  testing::internal::CaptureStderr();
+  run->keep_newest(1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(steps(), (std::vector<int64_t>{900000, 5, 1}));
+}
+
 TEST_F(Runs, FreshTrainingNeedsOverwriteIfThereAreCheckpoints) {
   RunDir run("a", root);
   write_text_file(run.metrics_path(), "{}\n");
   write_text_file(run_path + "/picture.png", "kept");
-  fs::create_directory(run_path + "/.tmp_step_00000009");
   run.start_fresh(false);  // no checkpoints: nothing is lost
   EXPECT_EQ(names(), (std::vector<std::string>{".lock", "old_metrics.jsonl", "picture.png"}));
   EXPECT_EQ(bytes_of(run_path + "/old_metrics.jsonl"), "{}\n");
@@ -312,21 +344,22 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
 }
 
 TEST(Metrics, ALostLineIsReportedByTheCallback) {
-  MetricsLog log("/dev/full");
+  TempDir dir;
+  MetricsLog log(dir / "m");
   log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
-  std::string text = ": cannot write /dev/full: No space left on device";
-  TrainReport report = {};
+  std::string text = ": cannot write " + (dir / "m") + ": File too large";
+  TrainReport report;
   report.step = 5;
-  EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
-  EXPECT_EQ(error_of([&] { log.evaluation("val", report_at(6, 2)); }), "failure: step 6" + text);
-  EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
+  without_space([&] {
+    EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
+    EXPECT_EQ(error_of([&] { log.evaluation("val", report_at(6, 2)); }), "failure: step 6" + text);
+    EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
+  });
 }
 
 TEST(Metrics, WithoutAFileNothingHappens) {
   MetricsLog log;
   EXPECT_EQ(error_of([&] { log.skip(1, "x", 2); }), "");
-  EXPECT_EQ(error_of([] { MetricsLog("/dev/full").skip(1, "x", 2); }),
-            "failure: cannot write /dev/full: No space left on device");
 }
 
 TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
@@ -354,7 +387,8 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   testing::internal::CaptureStderr();
   rewind_metrics(path, 20);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "warning: " + path + ": line 6 is damaged; it stays there, but is not read\n");
+            "warning: " + path + ": line 6 is damaged; it stays there, but is not read\nwarning: " + path +
+                " has no lines of the training steps 1 to 18; they stay missing\n");
   EXPECT_EQ(bytes_of(path), kept + eval);
   rewind_metrics(path, 20);
   EXPECT_EQ(bytes_of(path), kept + eval);
@@ -362,4 +396,43 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   rewind_metrics(dir / "absent", 3);
   EXPECT_EQ(bytes_of(dir / "absent"), "");
   EXPECT_TRUE(evaluated_lengths(dir / "none", 3, {}).empty());
+}
+
+TEST(RewindMetrics, NamesTheStepsWithoutALine) {
+  TempDir dir;
+  auto warning = [&](const std::vector<int>& steps, int64_t step) {
+    std::string lines;
+    for (int n : steps) lines += format("{\"type\":\"train\",\"step\":%d}\n", n);
+    write_file(dir / "m", lines);
+    testing::internal::CaptureStderr();
+    rewind_metrics(dir / "m", step);
+    std::string text = testing::internal::GetCapturedStderr();
+    return text.substr(std::min(text.size(), text.find(" the training steps ") + 20));
+  };
+  EXPECT_EQ(warning({1, 2, 2, 3, 4, 5}, 3), "");
+  EXPECT_EQ(warning({}, 3), "1 to 3; they stay missing\n");
+  EXPECT_EQ(warning({1, 2}, 3), "3 to 3; they stay missing\n");
+  EXPECT_EQ(warning({1, 6, 7, 9}, 9), "2 to 5, and of later ones; they stay missing\n");
+  EXPECT_EQ(warning({1, 2}, 0), "");
+}
+
+TEST(RewindMetrics, LinesOfCheckpointsStay) {
+  TempDir dir;
+  auto line = [](const std::string& weights) {
+    return "{\"type\":\"task\",\"step\":9,\"task\":\"t\",\"weights\":\"" + weights + "\"}\n";
+  };
+  std::string checkpoint = line("runs/a/step_00000009");
+  write_file(dir / "m", line("runs/step_size_3") + checkpoint + line("runs/step_3/a"));
+  rewind_metrics(dir / "m", 0);
+  EXPECT_EQ(bytes_of(dir / "m"), checkpoint);
+}
+
+TEST(RewindMetrics, DeepJsonIsADamagedLine) {
+  TempDir dir;
+  std::string deep = std::string(100000, '[') + std::string(100000, ']') + "\n";
+  write_file(dir / "m", deep);
+  testing::internal::CaptureStderr();
+  rewind_metrics(dir / "m", 0);
+  expect_has(testing::internal::GetCapturedStderr(), {"line 1 is damaged"});
+  EXPECT_EQ(bytes_of(dir / "m"), deep);
 }
