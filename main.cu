@@ -174,6 +174,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
 
   std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
   int64_t step = initial_state(*model, from, training);
+  if (from) from->lock.reset();
   if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, questions, training);
@@ -240,6 +241,12 @@ static void turn_off_stdout() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines printed before a crash must be seen
 }
 
+// SIGUSR1 asks to save; until there is something to save it is ignored. From the start, not from main() on: before that the
+// constructors of libraries run, of which OpenBLAS's takes milliseconds.
+[[gnu::section(".preinit_array"), gnu::used]] static void (*const before_constructors)() = [] {
+  std::signal(SIGUSR1, SIG_IGN);
+};
+
 int main(int argc, char** argv) {
   bool no_output = fcntl(STDOUT_FILENO, F_GETFD) < 0;
   // If standard input or output is closed, no file of the run may take its number.
@@ -248,7 +255,6 @@ int main(int argc, char** argv) {
       close(file);
       break;
     }
-  std::signal(SIGUSR1, SIG_IGN);  // a request to save before there is anything to save
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the user's limit of file size fails, and does not end the process
   std::unique_ptr<Links> links;
   auto connect = [&](const Ranks& ranks) {

@@ -11,7 +11,7 @@ inline constexpr int64_t SAME_REQUEST_MS = 2000;
 int64_t milliseconds_now();  // of a clock that never goes back
 
 bool ignored(int signal);  // by this process
-void watch_signals();      // until then main() ignores SIGUSR1, and the others end the process as usual
+void watch_signals();      // until then SIGUSR1 is ignored, and the others end the process as usual
 int stop_signal();         // the first signal that asked to stop; 0: there was none
 inline bool stop_requested() { return stop_signal() != 0; }
 void stop_by(int signal);  // as if the signal had come, unless one has: another rank got it

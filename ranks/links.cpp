@@ -147,7 +147,8 @@ void Links::accept_ranks(const Ranks& ranks) {
     limit_waiting(socket, 2);
     Hello hello;
     bool ours = receive_all(socket, &hello, sizeof hello) && std::memcmp(hello.magic, MAGIC, sizeof MAGIC) == 0 &&
-                std::memcmp(hello.job, expected.job, sizeof hello.job) == 0;
+                std::memcmp(hello.job, expected.job, sizeof hello.job) == 0 && hello.rank > 0 &&
+                hello.rank < hello.size;
     if (ours && hello.size != ranks.size)
       failure("ranks: rank %d was started as one of %d ranks, rank 0 as one of %d; start all with the same number",
               hello.rank, hello.size, ranks.size);

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -331,7 +332,8 @@ class Starts(RankRuns):
   def test_connections_of_other_programs_are_closed(self):
     environment = torchrun(2)
     first, = self.started_by_hand(environment[:1], train__steps=3)
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"plusgpt2" + b"\xff" * 200, b""):
+    hellos = [b"plusgpt2" + struct.pack("ii", rank, 2) + bytes(64) for rank in (-1, 0, 2, 5)]
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"plusgpt2" + b"\xff" * 200, b"", *hellos):
       end = time.monotonic() + 20
       while True:
         try:
