@@ -115,7 +115,9 @@ std::vector<std::string_view> split_gpt2(std::string_view) {
 #endif
 
 Gpt2Files gpt2_files(const std::string& dir) {
-  return {find_file(dir, "vocab.json", "encoder.json"), find_file(dir, "merges.txt", "vocab.bpe")};
+  std::string vocabulary =
+      find_file(dir, "vocab.json", "encoder.json");  // if the next call throws, g++ 11 leaks a member
+  return {vocabulary, find_file(dir, "merges.txt", "vocab.bpe")};
 }
 
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
