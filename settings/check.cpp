@@ -278,15 +278,13 @@ static void warn_without_effect(Config& c, bool trains) {
 }
 
 void complete_and_check(Config& c, bool trains) {
-  bool lengths_given = c.origins.count("eval.lengths");
   complete(c);
   warn_without_effect(c, trains);
   Mistakes mistakes;
   for (const Rule& rule : RULES) mistakes.attempt([&] { check_rule(c, rule); });
   mistakes.attempt([&] { check_mlp_width(c); });
   mistakes.attempt([&] { check_batch(c, 1); });
-  if (trains && (c.eval.every > 0 || lengths_given))
-    mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
+  if (trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
   mistakes.report();
   if (c.optimizer.warmup_steps > c.train.steps)
     c.warnings.push_back(

@@ -170,7 +170,7 @@ struct Config {
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as
 // if the key was not given. Mistakes are reported together.
-// trains: also check eval.lengths, and warn of settings of samples and evaluations without effect.
+// trains: also check eval.lengths if they are used, and warn of settings of samples and evaluations without effect.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {}, bool trains = true);
 // The same with the file's content at hand; `file` is its name in error texts.
 Config parse_config(std::string_view text, const std::string& file, const std::vector<std::string>& sets = {},

@@ -456,7 +456,8 @@ TEST(Config, ResolvedJsonLoadsBackToTheSame) {
                              {"name=\"q\\u \xC3\xA4", "generate.prompt=line\nline\ttab\x01", "data.train=a b,\"c\""},
                              {"optimizer.lr=0.1234567890123456789", "optimizer.eps=1e-30", "model.rope_base=1e12",
                               "seed=18446744073709551615"},
-                             {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"}};
+                             {"model.head_dim=36", "model.channels=104", "eval.lengths=7,8", "batch.micro=8"},
+                             {"eval.every=0", "eval.tokens=1"}};  // fewer than model.context, but never evaluated
   for (auto& sets : cases) {
     Config first = parse_config("{}", "", sets);
     Config second = config_from_json(config_json(first), "resolved.json");
