@@ -41,15 +41,37 @@ int Config::Eval::targets(int length) const {
   return mode == EvalMode::suffix ? std::min(1024, *std::min_element(lengths.begin(), lengths.end())) : length;
 }
 
-// The words of attention.layers beside the kinds' names; the first of two is what holds without either.
-static constexpr const char* LAYER_WORDS[][2] = {{"window", "full"}, {"rotated", "unrotated"}, {"gated", "ungated"}};
+// The words of attention.layers beside the kinds' names; the first of two is what holds without either. Where the
+// configuration lacks what they are about, neither says anything.
+static const struct {
+  const char *usual, *other;
+  Needs needs;
+} LAYER_WORDS[] = {
+    {"window",
+     "full",
+     {"attention.window > 0, or eval.window",
+      [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0; }}},
+    {"rotated", "unrotated", {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }}},
+    {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
+
+LayerEntry layer_entry(const std::string& entry) {
+  LayerEntry parts;
+  for (const std::string& piece : split(entry, '_')) {
+    bool is_word = false;
+    for (auto& pair : LAYER_WORDS) is_word = is_word || piece == pair.usual || piece == pair.other;
+    if (is_word) parts.words.push_back(piece);
+    else append_item(parts.kind, piece, "_");
+  }
+  return parts;
+}
 
 Config::Layer Config::layer(int l, int length) const {
   Layer layer = {attention_at(length), model.position == "rope"};
   AttentionSettings& a = layer.attention;
-  for (const std::string& word : split(layers.empty() ? "" : layers[size_t(l) % layers.size()], '_')) {
-    for (size_t kind = 0; kind < std::size(kind_names); kind++)
-      if (word == kind_names[kind]) a.kind = Kind(kind);
+  LayerEntry entry = layer_entry(layers.empty() ? "" : layers[size_t(l) % layers.size()]);
+  for (size_t kind = 0; kind < std::size(kind_names); kind++)
+    if (entry.kind == kind_names[kind]) a.kind = Kind(kind);
+  for (const std::string& word : entry.words) {
     if (word == "full") a.window = a.sink_tokens = 0;
     if (word == "unrotated") layer.rotated = false;
     if (word == "ungated") a.gate.activation = GateActivation::none;
@@ -60,26 +82,25 @@ Config::Layer Config::layer(int l, int length) const {
 
 // What is wrong with an entry of attention.layers, or "".
 static std::string layer_problem(const Config& c, const std::string& entry) {
-  std::vector<std::string> groups, words(std::begin(kind_names), std::end(kind_names));
-  for (auto& [usual, other] : LAYER_WORDS) words.insert(words.end(), {usual, other});
-  std::string named = "has " + json_quote(shortened(entry)) + ": ", kinds;
+  std::vector<std::string> names(std::begin(kind_names), std::end(kind_names));
+  std::string kinds, pairs, without_effect, named = "has " + json_quote(shortened(entry)) + ": ";
   for (const char* kind : kind_names) append_item(kinds, kind);
-  for (const std::string& word : split(entry, '_')) {  // a group has one word at most
-    std::string group;
-    if (std::ranges::count(kind_names, word)) group = "kind";
-    for (auto& [usual, other] : LAYER_WORDS)
-      if (word == usual || word == other) group = usual;
-    if (group.empty() || std::ranges::count(groups, group))
-      return named + "an entry is words joined by _, at most one of each: a kind (" + kinds +
-             "), window or full, rotated or unrotated, gated or ungated" +
-             (group.empty() ? did_you_mean(word, words) : "");
-    groups.push_back(group);
+  auto [words, kind] = layer_entry(entry);
+  auto has = [&](const std::string& text) { return ("_" + entry + "_").find("_" + text + "_") != std::string::npos; };
+  bool wrong = has("") || (!kind.empty() && !(std::ranges::count(names, kind) && has(kind)));
+  for (auto& [usual, other, needs] : LAYER_WORDS) {
+    auto given = std::ranges::count(words, usual) + std::ranges::count(words, other);
+    wrong = wrong || given > 1;
+    append_item(pairs, format("%s or %s", usual, other));
+    if (given && !needs.met(c) && without_effect.empty())
+      without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, needs.what);
+    names.insert(names.end(), {usual, other});
   }
-  if (std::ranges::count(groups, "rotated") && c.model.position != "rope")
-    return named + "rotated and unrotated need model.position = \"rope\"";
-  if (std::ranges::count(groups, "gated") && !c.attention.gate.exists())
-    return named + "gated and ungated need an attention.gate.activation";
-  return "";
+  if (!wrong) return without_effect.empty() ? "" : named + without_effect;
+  std::string hint = did_you_mean(kind, names);
+  for (const std::string& piece : split(kind, '_'))
+    if (hint.empty() && !std::ranges::count(names, piece)) hint = did_you_mean(piece, names);
+  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), " + pairs + hint;
 }
 
 static void complete(Config& c) {
@@ -139,7 +160,7 @@ static const Rule RULES[] = {
      return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
    }},
   {"attention.sink", {"attention.kind", "attention.variant", "attention.layers"}, [](const Config& c) -> std::string {
-     auto is_softmax = [](const AttentionSettings& a) { return a.kind == Kind::softmax; };
+     auto is_softmax = [](const Config::Layer& layer) { return layer.attention.kind == Kind::softmax; };
      if (c.attention.sink == Sink::none || c.some_layer(is_softmax)) return "";
      return "needs a layer of the kind softmax (attention.kind, attention.layers); use sink \"none\"";
    }},
@@ -147,7 +168,8 @@ static const Rule RULES[] = {
      if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";
      return "divides by ln(model.context) and needs a context of at least 2";
    }},
-  {"attention.layers", {"model.position", "attention.gate.activation", "attention.variant"},
+  {"attention.layers",
+   {"attention.window", "eval.window", "model.position", "attention.gate.activation", "attention.variant"},
    [](const Config& c) -> std::string {
      std::string problem;
      for (const std::string& entry : c.layers)
@@ -265,16 +287,22 @@ static void check_batch(const Config& c, int ranks) {
          nearest.c_str(), smaller_divides ? ", or batch.micro = 0 for one that divides" : "");
 }
 
-// Warns about keys that were changed but have no effect. Samples and evaluations may also be asked for by flags.
+// Warns about what was set but has no effect.
 static void warn_without_effect(Config& c, bool trains) {
-  for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c)) {
-    if (!trains &&
-        (change.key.starts_with("generate.") || change.key.starts_with("eval.") || change.key.starts_with("task.")))
-      continue;
-    if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c))
-      c.warnings.push_back(format("config: %s = %s has no effect: it needs %s%s", change.key.c_str(), change.is.c_str(),
-                                  needs->what, source_tag(source_of(c, {change.key.c_str()})).c_str()));
-  }
+  auto warn = [&](const std::string& what, const std::string& needs, std::vector<const char*> keys) {
+    c.warnings.push_back(what + " has no effect: it needs " + needs + source_tag(source_of(c, keys)));
+  };
+  for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c))
+    if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c) && (trains || !needs->or_a_flag))
+      warn(format("config: %s = %s", change.key.c_str(), change.is.c_str()), needs->what, {change.key.c_str()});
+  if (size_t reached = size_t(c.model.layers); c.layers.size() > reached)
+    warn("config: attention.layers: the pattern from " + shortened(json_quote(c.layers[reached])) + " on",
+         format("model.layers > %zu", reached), {"attention.layers", "model.layers"});
+  int longest = std::max(c.model.context, *std::max_element(c.eval.lengths.begin(), c.eval.lengths.end()));
+  if (trains && c.attention.window >= longest && c.some_layer([](const auto& l) { return l.attention.window > 0; }))
+    warn(format("config: attention.window = %d", c.attention.window),
+         "a longer length in model.context or eval.lengths, or in --lengths",
+         {"attention.window", "model.context", "eval.lengths"});
 }
 
 void complete_and_check(Config& c, bool trains) {

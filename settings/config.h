@@ -57,7 +57,7 @@ struct Config {
   Layer layer(int l, int length = 0) const;  // what `layers` makes of that in layer l
   template <class F> bool some_layer(F holds) const {
     for (int l = 0; l < model.layers && (l == 0 || l < int(layers.size())); l++)  // then they repeat
-      if (holds(layer(l).attention)) return true;
+      if (holds(layer(l))) return true;
     return false;
   }
 

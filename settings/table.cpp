@@ -24,14 +24,15 @@ static std::string alternatives(const Choice& choice, const std::string& interva
 }
 
 static bool some_layer_is(const Config& c, Kind kind) {
-  return c.some_layer([&](const AttentionSettings& a) { return a.kind == kind; });
+  return c.some_layer([&](const Config::Layer& l) { return l.attention.kind == kind; });
 }
 
-static bool has_gate(const AttentionSettings& a) { return a.gate.exists(); }
-static bool has_window(const AttentionSettings& a) { return a.window > 0; }
+static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists(); }
+static bool has_window(const Config::Layer& l) { return l.attention.window > 0; }
+static bool rotates(const Config::Layer& l) { return l.rotated; }
 
 // Whether what `change` sets reaches a layer, or attention.layers hides it from all of them.
-static bool reaches_a_layer(Config c, void (*change)(AttentionSettings&), bool (*shows)(const AttentionSettings&)) {
+static bool reaches_a_layer(Config c, void (*change)(AttentionSettings&), bool (*shows)(const Config::Layer&)) {
   change(c.attention);
   return c.some_layer(shows);
 }
@@ -44,23 +45,33 @@ static const Needs
     THRESHOLD = {"layers with attention.kind = \"threshold\"",
                  [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
     NO_SUM = {"layers with an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
-              [](const Config& c) { return c.some_layer([](const auto& a) { return !a.sums_to_1(); }); }},
+              [](const Config& c) { return c.some_layer([](const auto& l) { return !l.attention.sums_to_1(); }); }},
     GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
     GATE_BIAS = {"layers with a gate and attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
-    ROPE = {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }},
+    ROPE = {"layers that rotate: model.position = \"rope\", and not \"unrotated\" in attention.layers",
+            [](const Config& c) { return c.some_layer(rotates); }},
+    ROPE_BASE = {"layers that rotate more than one pair of channels",
+                 [](const Config& c) {
+                   return ROPE.met(c) && std::lround(c.model.rope_fraction * (c.model.head_dim / 2)) > 1;
+                 }},
     SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
-               [](const Config& c) { return c.generate.every > 0; }},
-    TASKS = {"task.every > 0 (--tasks names its own)", [](const Config& c) { return c.task.every > 0; }},
+               [](const Config& c) { return c.generate.every > 0; }, true},
+    TOP_K = {"generate.temperature > 0", [](const Config& c) { return c.generate.temperature > 0; }},
+    GPT2_TOKENS = {"generate.tokenizer = \"gpt2\"", [](const Config& c) { return c.generate.tokenizer == "gpt2"; }},
+    SAVES = {"checkpoint.every > 0", [](const Config& c) { return c.checkpoint.every > 0; }},
+    TASKS = {"task.every > 0 (--tasks names its own)", [](const Config& c) { return c.task.every > 0; }, true},
     LONGER = {"a length beyond model.context in eval.lengths, or in --lengths",
               [](const Config& c) {
                 return std::any_of(c.eval.lengths.begin(), c.eval.lengths.end(),
                                    [&](int length) { return length > c.model.context; });
-              }},
+              }, true},
+    LONGER_ROPE = {"layers that rotate, and a length beyond model.context in eval.lengths, or in --lengths",
+                   [](const Config& c) { return LONGER.met(c) && ROPE.met(c); }, true},
     KIND = {"a layer whose kind attention.layers does not say",
             [](const Config& c) {
               constexpr Kind none{std::size(kind_names)};
-              return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& a) { return a.kind == none; });
+              return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& l) { return l.attention.kind == none; });
             }},
     NOT_FULL = {"a layer that is not \"full\"",
                 [](const Config& c) { return reaches_a_layer(c, [](auto& a) { a.window = 1; }, has_window); }},
@@ -69,7 +80,10 @@ static const Needs
                      return reaches_a_layer(c, [](auto& a) { a.gate.activation = GateActivation::sigmoid; }, has_gate);
                    }},
     WINDOW = {"layers with attention.window > 0", [](const Config& c) { return c.some_layer(has_window); }},
-    EVAL_WINDOW = {"eval.window > 0", [](const Config& c) { return c.eval.key_window > 0; }},
+    EVAL_WINDOW = {"a layer that is not \"full\", and a length beyond model.context in eval.lengths, or in --lengths",
+                   [](const Config& c) { return LONGER.met(c) && NOT_FULL.met(c); }, true},
+    EVAL_SINK = {"eval.window > 0, and a layer that is not \"full\"",
+                 [](const Config& c) { return c.eval.key_window > 0 && NOT_FULL.met(c); }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     PLAN = {"plan.memory", [](const Config& c) { return c.plan.elsewhere(); }},
@@ -107,7 +121,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
     {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
-    only_with(ROPE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
+    only_with(ROPE_BASE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
     only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
                      "share of the frequencies that rotate, the highest (p-RoPE); the others do not"}),
     {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
@@ -134,7 +148,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
     {"attention.layers", &c.layers, "", no,
      "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), unrotated (no rope), "
-     "ungated (no gate); window, rotated and gated: as the keys say"},
+     "ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
@@ -189,16 +203,16 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",
      "sequences at once in an evaluation", may_change},
-    only_with(LONGER, {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
+    only_with(LONGER_ROPE, {"eval.rope_scaling", choice(c.eval.rope_scaling, rope_scaling_names), "", no,
                        "how rope is scaled beyond the trained length", may_change}),
-    only_with(LONGER, {"eval.window", &c.eval.key_window, "[0, 16777216]", no,
+    only_with(EVAL_WINDOW, {"eval.window", &c.eval.key_window, "[0, 16777216]", no,
                        "attention.window beyond the trained length; 0 = as trained", may_change}),
-    only_with(EVAL_WINDOW, {"eval.sink_tokens", &c.eval.sink_tokens, "[0, 16777216]", no,
+    only_with(EVAL_SINK, {"eval.sink_tokens", &c.eval.sink_tokens, "[0, 16777216]", no,
                             "attention.sink_tokens with eval.window", may_change}),
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
-    {"checkpoint.minutes", &c.checkpoint.minutes, "[0, 1e6]", no,
-     "also saves when the last checkpoint is that old, unless checkpoint.every = 0; 0 = never", may_change},
+    only_with(SAVES, {"checkpoint.minutes", &c.checkpoint.minutes, "[0, 1e6]", no,
+                      "also saves when the last checkpoint is that old, unless checkpoint.every = 0; 0 = never", may_change}),
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
     {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
 
@@ -207,11 +221,11 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(SAMPLES, {"generate.prompt", &c.generate.prompt, "", no, "text that a sample continues", may_change}),
     {"generate.temperature", &c.generate.temperature, "[0, 1000]", no,
      "temperature of sampling; 0 = always the most likely token", may_change},
-    {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
-     "sample from this many of the most likely tokens; 0 = all", may_change},
+    only_with(TOP_K, {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
+                      "sample from this many of the most likely tokens; 0 = all", may_change}),
     {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
-    {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-     "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank},
+    only_with(GPT2_TOKENS, {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
+                            "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank}),
     {"generate.stop", &c.generate.stop, "", no, "text that ends a completion of --generate-file; empty: none", may_change},
 
     {"passkey.form", &c.passkey.form, "landmark | compact", no, "form of the prompts of --passkey (eval/passkey.h)",

@@ -24,6 +24,7 @@ struct Choice {
 struct Needs {
   const char* what;  // "attention.kind = \"lssar\""
   bool (*met)(const Config&);
+  bool or_a_flag = false;  // a flag may ask for what it needs, as --lengths, where nothing is trained
 };
 
 struct ConfigRow {
@@ -51,6 +52,14 @@ const std::vector<Variant>& variants();
 // For std::visit over a row's value.
 template <class... F> struct Overloaded : F... { using F::operator()...; };
 template <class... F> Overloaded(F...) -> Overloaded<F...>;
+
+// An entry of attention.layers, split at each _: the words that it may have, and the rest, which is the name
+// of a kind: that may contain a _ too.
+struct LayerEntry {
+  std::vector<std::string> words;
+  std::string kind;  // "" if none is named
+};
+LayerEntry layer_entry(const std::string& entry);
 
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
 

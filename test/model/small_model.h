@@ -19,7 +19,7 @@ inline Config small_config(const std::string& precision, const std::vector<std::
 }
 
 inline bool is_built(const Config& config) {
-  return !config.some_layer([](const AttentionSettings& a) { return !attention_is_built(a.kind); });
+  return !config.some_layer([](const auto& layer) { return !attention_is_built(layer.attention.kind); });
 }
 
 // Random tokens: one batch, [batch.tokens] inputs and targets.

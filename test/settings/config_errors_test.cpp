@@ -257,26 +257,37 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
                "attention.sink = \"learned\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
                "sink \"none\"  [x.json]");
-  for (auto& [layer, hint] : std::vector<std::pair<std::string, std::string>>{{"global", ""},
-                                                                              {"lssar_lssa", ""},
-                                                                              {"full_window", ""},
-                                                                              {"lssar full", ""},
-                                                                              {"gated_", ""},
-                                                                              {"softmax_qknorm", ""},
-                                                                              {"ful_lssa", "; did you mean \"full\"?"}})
+  for (auto& [layer, hint] :
+       std::vector<std::pair<std::string, std::string>>{{"global", ""},
+                                                        {"lssar_lssa", ""},
+                                                        {"full_window", ""},
+                                                        {"lssar full", ""},
+                                                        {"gated_", ""},
+                                                        {"_gated", ""},
+                                                        {"gated__lssa", "; did you mean \"lssa\"?"},
+                                                        {"softmax_qknorm", ""},
+                                                        {"ful_lssa", "; did you mean \"full\"?"}})
     expect_error(
-        format("{\"attention\": {\"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
+        format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
         "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
             "\": an entry is words joined by _, at most one of each: a kind (softmax, lssa, lssar, sigmoid, relu, "
             "relu2, threshold), window or full, rotated or unrotated, gated or ungated" +
             hint + "  [x.json]");
   expect_error(
-      R"({"attention": {"layers": ["full_unrotated"]}, "model": {"position": "none"}})", {},
+      R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},
       "attention.layers = [\"full_unrotated\"] has \"full_unrotated\": rotated and unrotated need model.position "
-      "= \"rope\"  [x.json]");
+      "= \"rope\"; set it, or remove these words  [x.json]");
   expect_error(R"({"attention": {"layers": ["lssa_ungated"]}})", {},
                "attention.layers = [\"lssa_ungated\"] has \"lssa_ungated\": gated and ungated need an "
-               "attention.gate.activation  [x.json]");
+               "attention.gate.activation; set it, or remove these words  [x.json]");
+  expect_error(R"({"attention": {"layers": ["window", "full"]}})", {},
+               "attention.layers = [\"window\",\"full\"] has \"window\": window and full need attention.window > 0, or "
+               "eval.window; set it, or remove these words  [x.json]");
+  expect_error(R"({"attention": {"layers": ["lssar_full"]}})", {},
+               "attention.layers = [\"lssar_full\"] has \"lssar_full\": window and full need attention.window > 0, or "
+               "eval.window; set it, or remove these words  [x.json]");
+  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"], "window": 5}})"), "");
+  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})"), "");
   expect_error(R"({"attention": {"sink": "one", "layers": ["lssa"]}})", {"model.layers=1"},
                "attention.sink = \"one\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
                "sink \"none\"  [x.json]");

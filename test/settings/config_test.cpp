@@ -165,8 +165,8 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
                 "config: attention.power = 3 has no effect: it needs layers with attention.kind = \"lssar\"  "
                 "[--set]"});
   EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
-            std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs model.position = "
-                                     "\"rope\"  [x.json]"});
+            std::vector<std::string>{"config: model.rope_base = 500000 has no effect: it needs layers that "
+                                     "rotate more than one pair of channels  [x.json]"});
   EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(),
             3u);
   EXPECT_EQ(
@@ -183,7 +183,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
                  "\"lssar\" and an "
                  "attention.offset other than 0  [--set]"});
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.offset=0"}).empty());
-  EXPECT_TRUE(warnings({"attention.layers=window,full_lssar", "attention.power=3"}).empty());
+  EXPECT_TRUE(warnings({"attention.layers=window,full_lssar", "attention.power=3", "attention.window=9"}).empty());
   EXPECT_EQ(warnings({"attention.layers=lssar", "attention.threshold=2"}).size(), 1u);
   EXPECT_EQ(
       warnings({"attention.layers=lssar_full", "attention.window=2", "attention.kind=relu"}),
@@ -200,6 +200,29 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
     EXPECT_TRUE(parse_config("{}", "x.json", {set}, false).warnings.empty()) << set;
   }
   EXPECT_TRUE(warnings({"attention.variant=lssar", "attention.power=3"}).empty());
+  // Each of the first has no effect beside the others; with the last it has.
+  const std::string longer = "eval.lengths=1024,1025", mixed = "attention.layers=window,full_unrotated";
+  for (auto& [set, beside, mended] : std::vector<std::tuple<std::string, Sets, std::string>>{
+           {"model.rope_base=5e5", {"attention.layers=unrotated"}, "attention.layers=unrotated,rotated"},
+           {"model.rope_base=5e5", {"model.rope_fraction=0.02"}, "model.rope_fraction=0.07"},
+           {"model.rope_fraction=0.5", {"attention.layers=unrotated"}, "attention.layers=unrotated,rotated"},
+           {"eval.rope_scaling=yarn", {longer, "attention.layers=unrotated"}, "attention.layers=rotated"},
+           {"eval.window=8", {longer, "attention.layers=full"}, "attention.layers=full,window"},
+           {"eval.sink_tokens=1", {longer, "eval.window=8", "attention.layers=full"}, mixed},
+           {mixed, {"attention.window=2", "model.layers=1"}, "model.layers=2"},
+           {"attention.window=1024", {}, longer},
+           {"generate.top_k=5", {"generate.temperature=0"}, "generate.temperature=1"},
+           {"generate.tokenizer_dir=x", {"generate.tokenizer=bytes"}, "generate.tokenizer=gpt2"},
+           {"checkpoint.minutes=5", {"checkpoint.every=0"}, "checkpoint.every=1"}}) {
+    Sets sets = beside;
+    sets.insert(sets.begin(), set);
+    std::vector<std::string> found = warnings(sets);
+    std::string key = set.substr(0, set.find('='));
+    auto names = [&](const std::string& warning) { return warning.starts_with("config: " + key); };
+    EXPECT_EQ(std::ranges::count_if(found, names), 1) << set;
+    sets.push_back(mended);
+    EXPECT_TRUE(warnings(sets).empty()) << set << ": " << warnings(sets)[0];
+  }
   // What a variant sets, also where a run's config.json spells it out.
   Config ungated = parse_config("{}", "x.json", {"attention.variant=softplus_gated", "attention.gate.activation=none"});
   EXPECT_TRUE(ungated.warnings.empty());
@@ -339,6 +362,15 @@ TEST(Config, LayersSayWhatTheirsIs) {
   is(4, 1025, Kind::lssar, 0, 0, false, true);
   is(2, 1024, Kind::softmax, 64, 0, true, false);
   EXPECT_FALSE(parse_config("{}", "", {"model.position=none"}).layer(0).rotated);
+}
+
+// A kind may have a _ in its name, and may have another kind's name in it, wherever in an entry it is named.
+TEST(Config, KindsAreNamedWholeInLayers) {
+  for (std::string entry : {"leaky_relu", "full_leaky_relu", "leaky_relu_ungated", "window_leaky_relu_unrotated"})
+    EXPECT_EQ(layer_entry(entry).kind, "leaky_relu");
+  EXPECT_EQ(layer_entry("full_leaky_relu_ungated").words, (std::vector<std::string>{"full", "ungated"}));
+  EXPECT_EQ(layer_entry("full_ungated").kind, "");
+  for (const char* kind : kind_names) EXPECT_EQ(layer_entry(kind).kind, kind);  // so no word is a part of it
 }
 
 TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
