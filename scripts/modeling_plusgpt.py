@@ -21,6 +21,7 @@ from transformers.modeling_outputs import CausalLMOutput
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
+LAYER_WORDS = ("window", "full", "rotated", "unrotated", "gated", "ungated")  # of attention.layers, beside the kinds
 
 
 class PlusGPTConfig(PretrainedConfig):
@@ -157,15 +158,15 @@ class Attention(nn.Module):
     self.gate = SimpleNamespace(**attention["gate"])
     self.rope_base = model["rope_base"] if model["position"] == "rope" else None
     pattern = attention.get("layers") or [""]
-    for word in filter(None, pattern[layer % len(pattern)].split("_")):
-      if word == "full":
-        self.settings.window = 0
-      elif word == "unrotated":
-        self.rope_base = None
-      elif word == "ungated":
-        self.gate.activation = "none"
-      elif word not in ("window", "rotated", "gated"):
-        self.settings.kind = word
+    words = pattern[layer % len(pattern)].split("_")
+    if "full" in words:
+      self.settings.window = 0
+    if "unrotated" in words:
+      self.rope_base = None
+    if "ungated" in words:
+      self.gate.activation = "none"
+    kind = "_".join(word for word in words if word not in LAYER_WORDS)  # its name may have a _ too
+    self.settings.kind = kind or self.settings.kind
     if self.settings.kind != "softmax":
       self.settings.sink = "none"
     self.rope_fraction = model.get("rope_fraction", 1)

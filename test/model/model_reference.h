@@ -183,8 +183,9 @@ template <class P> class ReferenceModel {
   AttentionSetup setup(int l) const {
     AttentionSetup s = settings_;
     if (says(l, "full")) s.window = 0;
-    for (size_t kind = 0; kind < std::size(kind_names); kind++)
-      if (says(l, kind_names[kind])) s.kind = Kind(kind);
+    for (size_t kind = 0, longest = 0; kind < std::size(kind_names); kind++)  // a kind's name may be part of another's
+      if (std::string name = kind_names[kind]; says(l, name) && name.size() > longest)
+        s.kind = Kind(kind), longest = name.size();
     if (s.kind != Kind::softmax) s.sink = Sink::none;
     return s;
   }
