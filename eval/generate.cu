@@ -32,19 +32,19 @@ int sample(const float* logits, int count, double temperature, int top_k, double
   return order[std::min(chosen, order.size() - 1)];
 }
 
-void check_vocabulary(const std::vector<int>& tokens, const Config& config) {
-  for (int token : tokens)
-    if (token >= config.model.vocab)
-      user_error(
-          "config: generate.tokenizer = \"%s\" makes token %d of the prompt, but model.vocab = %d; choose the "
-          "tokenizer with which the training data was made",
-          config.generate.tokenizer.c_str(), token, config.model.vocab);
+void check_vocabulary(const Tokenizer& tokenizer, const Config& config) {
+  int tokens = tokenizer.vocab(), vocab = config.model.vocab;
+  if (vocab >= tokens && vocab <= tokens + tokens / 32) return;
+  user_error(
+      "config: generate.tokenizer = \"%s\" has %d tokens, but model.vocab = %d; choose the tokenizer with which the "
+      "training data was made",
+      config.generate.tokenizer.c_str(), tokens, vocab);
 }
 
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt) {
+  check_vocabulary(tokenizer, config);
   std::vector<int> tokens = tokenizer.encode(prompt);
   if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
-  check_vocabulary(tokens, config);
   return tokens;
 }
 

@@ -11,11 +11,11 @@
 
 // The tokens from which a text starts: those of the prompt or, if it is empty, end-of-text (GPT-2) or a newline
 // (bytes).
-// A user_error if a token is not in the model's vocabulary.
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt);
 
-// A user_error if a token is not in the model's vocabulary.
-void check_vocabulary(const std::vector<int>& tokens, const Config& config);
+// A user_error if the model's vocabulary is not the tokenizer's, or that and a few tokens more: a size rounded up, or
+// special tokens. prompt_tokens() calls it.
+void check_vocabulary(const Tokenizer& tokenizer, const Config& config);
 
 // Continues the prompt by settings.tokens tokens and passes the text to `print` as it grows, in pieces that do not
 // split a UTF-8 character. temperature 0 takes the likeliest token; top_k 0 means all. The same seed gives the same

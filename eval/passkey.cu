@@ -101,6 +101,7 @@ std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Con
         "passkey.form=compact, or generate.tokenizer and generate.tokenizer_dir for a model of GPT-2 tokens%s",
         config.generate.tokenizer.c_str(),
         source_tag(source_of(config, {"passkey.form", "generate.tokenizer"})).c_str());
+  check_vocabulary(tokenizer, config);
   std::vector<PasskeyPrompt> prompts;
   for (int length : lengths)
     for (int cell = 0; cell <= settings.depths; cell++) {
@@ -118,7 +119,6 @@ std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Con
         prompts.push_back(
             passkey_prompt(tokenizer, settings.form, length, depth, key, int(first_sentence), fill->second, control));
         fill->second = prompts.back().fill;
-        check_vocabulary(prompts.back().tokens, config);
       }
     }
   return prompts;

@@ -269,6 +269,8 @@ class BadFlags(Workspace):
   def test_samples_that_cannot_be_made(self):
     self.bad(generate__every=2, generate__tokenizer="gpt2", names=["generate.tokenizer_dir"])
     self.bad(generate__every=2, generate__prompt="zzz", model__vocab=122, names=["generate.tokenizer", "122"])
+    self.bad("--generate", "x", model__vocab=50257, names=["generate.tokenizer", "256 tokens", "model.vocab = 50257"])
+    self.ok("--generate", "x", model__vocab=264)
 
   def test_only_what_runs_is_checked(self):
     long = {"eval__lengths": [999999]}
