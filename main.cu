@@ -84,9 +84,9 @@ static std::FILE* taken_stdout() {
 static void run(Flags flags, const Ranks& ranks, Links* links) {
   std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
-  bool predicting = !flags.predict.empty();
+  bool predicting = !flags.predict.empty(), writing_losses = !flags.token_losses.empty();
   bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.diagnostics && !flags.generating &&
-                  !predicting,
+                  !predicting && !writing_losses,
        dumping = !flags.dump_gradients.empty();
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
@@ -105,7 +105,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                           : "--passkey, --tasks and --generate need a model of tokens",
                config.file.c_str());
   if (predicting) config.eval.lengths = {config.model.context};
-  bool evaluates = flags.eval || predicting || (training && !dumping && config.eval.every > 0);
+  bool evaluates = flags.eval || predicting || writing_losses || (training && !dumping && config.eval.every > 0);
   config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
   bool elsewhere = config.plan.elsewhere();
@@ -123,7 +123,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                   config.generate.prompt);
   std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
   if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
-  if (real_run || predicting) watch_signals();
+  if (real_run || predicting || writing_losses) watch_signals();
 
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
@@ -139,6 +139,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   }
   if (dumping) check_output_file("command line: --dump-gradients " + flags.dump_gradients, flags.dump_gradients);
   if (predicting) check_output_file("command line: --predict " + flags.predict, flags.predict);
+  if (writing_losses) check_output_file("command line: --per-token-losses " + flags.token_losses, flags.token_losses);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
@@ -179,6 +180,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (flags.generating) return generate_text(*model);
   agree_on_products(*model, questions, training);
   if (predicting) return predict(*model, data.val, flags.predict);
+  if (writing_losses) return write_token_losses(*model, data.val, flags.token_losses);
   if (!training) {
     if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
     MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);

@@ -62,8 +62,10 @@ class WindowReader {
   WindowReader(std::vector<Shard> shards, int T, int vocab, std::string key = "data");
   int64_t windows() const { return first_window_.back(); }
   int T() const { return T_; }
-  size_t shard_of(int64_t window) const;  // the number of the shard that holds it
+  size_t shard_of(int64_t window) const;      // the number of the shard that holds it
+  int64_t first_token(int64_t window) const;  // within its shard
   bool has_labels() const { return shards_[0].labels != nullptr; }
+  int outputs() const { return has_labels() ? shards_[0].labels->outputs : 0; }
   int labels(int64_t window) const;  // positions that are to predict something: T without a label file
   // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window, and returns how many of these
   // positions are to predict something; the target of the others is -1. Where labels are values, targets are 0 or -1, and
@@ -72,7 +74,6 @@ class WindowReader {
            float* values /* = */ = nullptr) const;
 
  private:
-  int64_t first_token(int64_t window) const;  // within its shard
   std::vector<Shard> shards_;
   std::vector<int64_t> first_window_;  // [shards + 1], first_window_[i] = windows before shard i
   int T_, vocab_;

@@ -132,6 +132,15 @@ bool for_batches_of_rank(Model& model, const std::string& what, int length, int6
   return !stopped;
 }
 
+void read_batch(const WindowReader& reader, int64_t first, int count, int length, std::vector<int>& inputs,
+                std::vector<int>& targets, float* values) {
+  for (size_t row = 0; row < inputs.size() / length; row++) {
+    size_t at = row * length;
+    reader.read(first + std::min<int64_t>(row, count - 1), &inputs[at], &targets[at], reader.T() - length,
+                values ? values + at * reader.outputs() : nullptr);
+  }
+}
+
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const std::function<bool()>& stop) {
   const Config& config = model.config();
@@ -147,10 +156,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
   std::vector<double> labels(windows, 0.0);       // how many a window has
   auto add_batch = [&](int64_t window, int count) {
-    // A short last batch is filled with its last window, which is counted once, so all batches have one size.
-    for (int row = 0; row < batch; row++)
-      reader.read(window + std::min(row, count - 1), &inputs[size_t(row) * length], &targets[size_t(row) * length],
-                  whole - length, values.data() + size_t(row) * length * outputs);
+    read_batch(reader, window, count, length, inputs, targets, values.data());
     model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length);
     for (int row = 0; row < count; row++) {
       size_t first_counted = size_t(row) * length + length - counted;

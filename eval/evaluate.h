@@ -35,6 +35,11 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
 bool for_batches_of_rank(Model& model, const std::string& what, int length, int64_t windows, int batch,
                          const std::function<bool()>& stop, const std::function<void(int64_t first, int count)>& f);
 
+// Reads the last `length` tokens of `count` windows into inputs and targets [batch, length] and, where labels are
+// values, `values`. The rest of the batch is filled with the last window, so that all batches have one size.
+void read_batch(const WindowReader& reader, int64_t first, int count, int length, std::vector<int>& inputs,
+                std::vector<int>& targets, float* values);
+
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);
 // How many prompts of this length are computed at once, however many there are: at most 64, whose logits fit the host's

@@ -90,13 +90,16 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   auto* diagnostics = app.add_flag("--diagnostics", flags.diagnostics,
                                    "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval");
   add_text("--lengths", flags.lengths, "1024,2048,...", "needs a list of lengths, as in 1024,2048",
-           "lengths for --eval, --passkey or --diagnostics [eval.lengths]");
+           "lengths for --eval, --passkey, --diagnostics or --per-token-losses [eval.lengths]");
   auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
   auto* generate_file =
       add_text("--generate-file", flags.generate_file, "FILE", "needs a file of prompts",
                "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit");
   auto* predict = add_text("--predict", flags.predict, "FILE", "needs the name of a file to write",
                            "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval");
+  auto* token_losses =
+      add_text("--per-token-losses", flags.token_losses, "FILE", "needs the name of a file to write",
+               "write the losses of all tokens of data.val at each length as .npy and exit; weights as --eval");
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
   auto* dry_run =
@@ -107,8 +110,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
   auto* gradients = add_text("--dump-gradients", flags.dump_gradients, "FILE", "needs the name of a file to write",
                              "write the gradients of the first step as safetensors and exit");
-  CLI::Option* modes[] = {eval,          passkey, tasks,   diagnostics,  generate,
-                          generate_file, predict, dry_run, print_config, gradients};
+  CLI::Option* modes[] = {eval,    passkey,      tasks,   diagnostics,  generate, generate_file,
+                          predict, token_losses, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
   auto* encode =
@@ -146,8 +149,9 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
         resume->count() && !flags.resume.empty()
             ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
             : "");
-  if (!flags.lengths.empty() && !flags.eval && !flags.passkey && !flags.diagnostics)
-    user_error("command line: --lengths requires --eval, --passkey or --diagnostics; see ./train --help");
+  if (!flags.lengths.empty() && !flags.eval && !flags.passkey && !flags.diagnostics && flags.token_losses.empty())
+    user_error(
+        "command line: --lengths requires --eval, --passkey, --diagnostics or --per-token-losses; see ./train --help");
   flags.resuming = resume->count() > 0;
   flags.generating = generate->count() + generate_file->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";

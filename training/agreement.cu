@@ -25,6 +25,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--lengths", json_quote(flags.lengths)},
                  {"--generate", given(flags.generating)},
                  {"--predict", given(!flags.predict.empty())},
+                 {"--per-token-losses", given(!flags.token_losses.empty())},
                  {"--dry-run", given(flags.dry_run)},
                  {"--remeasure", given(flags.remeasure)},
                  {"--dump-gradients", json_quote(flags.dump_gradients)}};

@@ -70,8 +70,8 @@ void take_run_folder(Flags& flags) {
         "checkpoints (runs/NAME/step_N)",
         folder.c_str(), flags.config.c_str());
   flags.run = name_in_runs(place.run);
-  bool writes = !flags.generating && flags.predict.empty() && !flags.print_config && !flags.dry_run &&
-                flags.dump_gradients.empty();
+  bool writes = !flags.generating && flags.predict.empty() && flags.token_losses.empty() && !flags.print_config &&
+                !flags.dry_run && flags.dump_gradients.empty();
   auto names = [](const std::string& set) { return set.starts_with("name="); };
   if (writes && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
     user_error(

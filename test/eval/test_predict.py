@@ -7,7 +7,7 @@ import os
 import random
 import signal
 
-from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, torch
+from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, some, torch
 from support.workspace import TEXT, read_safetensors, shard
 
 if torch:
@@ -35,9 +35,9 @@ class Head(LabelRuns):
       self.write(f"labels_{name}.bin", label_file(labels_of(list(tokens)), K))
     return {**LABELS, "model__head__outputs": K}
 
-  def predicted(self, *flags, **changes):
+  def predicted(self, *flags, what="--predict", **changes):
     """The outputs, and their shape."""
-    self.ok("--predict", "pred.npy", *flags, **changes)
+    self.ok(what, "pred.npy", *flags, **changes)
     content = self.bytes_of("pred.npy")
     self.assertEqual(content[:10], b"\x93NUMPY\x01\x00\x76\x00")
     header = eval(content[10:128])
@@ -96,6 +96,41 @@ class Runs(Head):
       process.terminate()
       self.assertEqual(self.ended(process)[0], -signal.SIGTERM)
       self.assertEqual([name for name in self.files() if "pred" in name], [])
+
+  def test_losses_of_tokens(self):
+    """Those of an evaluation, in their tokens' places: two shards, windows, suffixes, labels, values; on any ranks."""
+    self.write_labels(some)
+    self.write("val_2.bin", shard(TEXT * 2 + b"x"))
+    tokens = {"val.bin": len(SHARDS["val"]), "val_2.bin": 2 * len(TEXT) + 1}
+    common = {"data__val": ["val.bin", "val_2.bin"], "eval__tokens": 10**6, "model__context": 16}
+    labelled = {**common, "data__val": ["val.bin"], "data__val_labels": "labels_val.bin"}
+    for changes in ({**common, "eval__lengths": [16, 24]}, {**common, "eval__mode": "suffix", "eval__lengths": [8, 24]},
+                    labelled, {**labelled, "model__head__outputs": 2}):
+      if "model__head__outputs" in changes:
+        self.write_values(2)
+      lengths = changes.get("eval__lengths", [16])
+      losses, shape = self.predicted(what="--per-token-losses", **changes)
+      counts = [tokens[name] for name in changes["data__val"]]
+      self.assertEqual(shape, (len(lengths), sum(counts)))
+      self.ok("--eval", **changes)
+      for row, line in enumerate(self.metrics(kind="eval")[-len(lengths):]):
+        whole = line.get("context_of", line["length"])
+        mine, sums, first = losses[row * shape[1]:(row + 1) * shape[1]], [], 0
+        for count in counts:
+          for start in range(first, first + (count - 1) // whole * whole, whole):
+            window = mine[start:start + whole]
+            there = [x for x in window if x == x]
+            sums += there
+            if "suffix" in changes.get("eval__mode", ""):
+              self.assertEqual([x == x for x in window], [False] * (whole - 8) + [True] * 8)
+          self.assertTrue(all(x != x for x in mine[first + (count - 1) // whole * whole:first + count]))
+          first += count
+        self.assertEqual(len(sums), line["of"]["tokens"])
+        self.assertAlmostEqual(math.fsum(sums) / len(sums), line["loss"], delta=2e-6)
+      on_ranks = self.predicted("--gpus", "3", what="--per-token-losses", eval__batch=2, **changes)
+      self.assertEqual(bytes(on_ranks[0]), bytes(losses))
+    self.assertEqual(os.listdir(self.path("runs/tiny")).count("pred.npy"), 0)
+    self.bad("--per-token-losses", "absent/x.npy", names=["--per-token-losses"], wrote_nothing=False)
 
   def test_init_of_a_language_model(self):
     self.changes["precision"] = "bf16"  # so that ranks share the masters
