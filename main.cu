@@ -151,6 +151,9 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));
+  if (!from && training && config.optimizer.schedule_start > 0)
+    user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
+               config.optimizer.schedule_start, source_tag(source_of(config, {"optimizer.schedule_start"})).c_str());
   if (comm.first() && evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
   if (from) {
     if (training) check_same_run(*from, config, data.train_files, data.val_files);

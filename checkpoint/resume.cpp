@@ -132,16 +132,22 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   const Config& before = state.config;
   Config same_micro = now;
   if (now.batch.micro == 0) same_micro.batch.micro = before.batch.micro;
+  // Another schedule begins here: no step was made by these settings yet.
+  bool scheduled = state.step > 0 && now.optimizer.schedule_start == state.step, schedule_alone = true;
   std::vector<std::string> changes;
   for (const ChangedSetting& change : changed_settings(before, same_micro)) {
-    if (change.may_change) continue;
+    bool of_schedule = change.key.starts_with("optimizer.");
+    if (change.may_change || (of_schedule && scheduled)) continue;
     changes.push_back(in_words(change));
+    schedule_alone = schedule_alone && of_schedule;
     if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or another if it does not fit)";
   }
+  size_t settings = changes.size();
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
+  schedule_alone = schedule_alone && changes.size() == settings;
   std::string earlier;
-  for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps); step++) {
+  for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps) && !scheduled; step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
     if (std::string path = checkpoint_before(fs::path(checkpoint.path).parent_path(), step + 1); !path.empty())
       earlier = "continue from an earlier checkpoint (--resume " + path + " can), ";
@@ -150,15 +156,21 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
                "changes the learning rates of steps already made",
                before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
   }
+  std::string anew = schedule_alone && !changes.empty()
+                         ? format(
+                               "begin another schedule here, with the optimizer's state (--set "
+                               "optimizer.schedule_start=%ld), ",
+                               state.step)
+                         : "";
   int64_t windows_a_step = now.batch.tokens / now.model.context;
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
     changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld per step now",
                              state.next_window, state.step, windows_a_step));
   if (!changes.empty())
     user_error(
-        "command line: --resume: the run in %s was begun with other settings; restore the old values, %sor begin "
+        "command line: --resume: the run in %s was begun with other settings; restore the old values, %s%sor begin "
         "another run with these weights (%s--set init=%s, without --resume):%s",
-        checkpoint.path.c_str(), earlier.c_str(), now.name == before.name ? "--set name=... " : "",
+        checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), now.name == before.name ? "--set name=... " : "",
         checkpoint.path.c_str(), listed(changes).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",

@@ -314,11 +314,11 @@ void complete_and_check(Config& c, bool trains) {
   mistakes.attempt([&] { check_batch(c, 1); });
   if (trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
   mistakes.report();
-  if (c.optimizer.warmup_steps > c.train.steps)
+  if (c.optimizer.warmup_steps > c.train.steps - c.optimizer.schedule_start)
     c.warnings.push_back(
         format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "
                "rate never reaches optimizer.lr%s",
-               c.optimizer.warmup_steps, c.train.steps,
+               c.optimizer.warmup_steps, c.train.steps - c.optimizer.schedule_start,
                source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
 }
 

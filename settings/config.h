@@ -81,6 +81,7 @@ struct Config {
     double weight_decay = 0.1;
     double grad_clip = 1.0;           // 0 = off
     std::string schedule = "cosine";  // cosine | linear | wsd | constant
+    int64_t schedule_start = 0;
     int64_t warmup_steps = 700;
     double final_lr_fraction = 0;
     double decay_fraction = 0.2;

@@ -1,5 +1,6 @@
 // The learning rate of optimizer step s = 0 .. steps-1: a linear warmup, then what optimizer.schedule says.
-// It depends on the settings and s alone, so a resumed run continues it.
+// It depends on the settings and s alone, so a resumed run continues it. optimizer.schedule_start is the step that
+// counts as the first.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,8 +11,9 @@
 
 inline double learning_rate(const Config& config, int64_t step) {
   const Config::Optimizer& o = config.optimizer;
+  step = std::max<int64_t>(0, step - o.schedule_start);
   if (step < o.warmup_steps) return o.lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup_steps);
-  auto steps = static_cast<double>(config.train.steps);
+  auto steps = static_cast<double>(config.train.steps - o.schedule_start);
   auto warmup = static_cast<double>(o.warmup_steps);
   auto s = static_cast<double>(step);
   double x = (s - warmup) / std::max(1.0, steps - warmup);  // 0 after the warmup, 1 at the step after the last

@@ -180,6 +180,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.weight_decay", &o.weight_decay, "[0, 1000]", no, "decay of matrices and embeddings"},
     {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
     {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
+    {"optimizer.schedule_start", &o.schedule_start, "[0, 1e9]", no,
+     "with --resume from this step: these optimizer settings from here on, the schedule begun anew; the moments stay"},
     {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
     only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "final rate / lr"}),
     only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "share of steps in which wsd decays"}),

@@ -43,6 +43,32 @@ class Interrupted(Runs):
         self.remove_checkpoints(18, run="straight")
         self.assertEqual(self.straight("--resume", step=18, train__steps=18, **changes), expected)
 
+  def test_another_schedule_keeps_the_optimizers_state(self):
+    constant = {"optimizer__schedule": "constant", "optimizer__warmup_steps": 0}
+    self.run_ok(name="straight", **constant)
+    self.run_ok(train__steps=20, **constant)
+    other = {"optimizer__warmup_steps": 0, "optimizer__schedule": "linear", "optimizer__weight_decay": 0.1}
+    self.run_bad("--resume", names=["optimizer.schedule: \"constant\"", "--set optimizer.schedule_start=20"], **other)
+    start = {"optimizer__schedule_start": 20}
+    self.run_bad("--resume", names=["schedule_start: 0 in the checkpoint, 9 now"], **other, optimizer__schedule_start=9)
+    self.run_bad("--resume", names=["seed"], seed=5, **start, **other)
+    self.bad(names=["optimizer.schedule_start = 20 needs --resume"], name="new", wrote_nothing=False, **start)
+    # Equal rates under another name of the schedule: equal bits. It resumes like any run, but is no longer the same.
+    same = {**constant, **start, "optimizer__schedule": "wsd", "optimizer__decay_fraction": 0}
+    self.run_ok("--resume", **same)
+    self.remove_checkpoints(40)
+    self.run_ok("--resume", **same)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+      mine, straight = (self.bytes_of(self.checkpoint(40, file, run=run)) for run in ("tiny", "straight"))
+      self.assertEqual(mine, straight)
+    self.run_bad("--resume", names=["optimizer.schedule_start: 20 in the checkpoint, 0 now"], **constant)
+    starts = [line["config"]["optimizer"]["schedule_start"] for line in self.metrics(kind="start")]
+    self.assertEqual(starts, [0, 20, 20])
+    self.run_ok("--resume", self.checkpoint(20), name="linear", **start, **other)
+    rates = [line["lr"] for line in self.metrics("linear", "train")]
+    for step in range(20, 40):
+      self.assertAlmostEqual(rates[step], rates[0] * (40 - step) / 20, delta=1e-9)
+
   def test_saves_by_time(self):
     changes = {"train__steps": 600, "checkpoint__every": 10**6, "checkpoint__keep": 99, "eval__every": 100}
     expected = self.straight(step=600, **changes)

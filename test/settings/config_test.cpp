@@ -90,6 +90,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
     "weight_decay": 0.1,
     "grad_clip": 1,
     "schedule": "cosine",
+    "schedule_start": 0,
     "warmup_steps": 700,
     "final_lr_fraction": 0,
     "decay_fraction": 0.2,

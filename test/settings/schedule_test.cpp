@@ -50,6 +50,16 @@ TEST(Schedule, WarmupStableDecay) {
 
 TEST(Schedule, Constant) { EXPECT_EQ(learning_rate(schedule("constant", 100, 10, 0.1), 99), 2); }
 
+TEST(Schedule, BeginsWhereItIsToldTo) {
+  for (auto* name : {"cosine", "linear", "wsd", "constant"}) {
+    Config c = schedule(name, 150, 10, 0.1), later = c;
+    c.train.steps = 110;
+    later.optimizer.schedule_start = 40;
+    for (int64_t step = 0; step < 110; step++)
+      EXPECT_EQ(learning_rate(later, step + 40), learning_rate(c, step)) << name;
+  }
+}
+
 TEST(Schedule, WarmupLongerThanTheRun) {
   for (auto* name : {"cosine", "linear", "wsd", "constant"}) {
     EXPECT_DOUBLE_EQ(learning_rate(schedule(name, 5, 10), 4), 1.0) << name;
