@@ -9,7 +9,6 @@ outside the range of n seeds with a chance of 2 in n + 1 at each length. So a lo
 mean -+ t s sqrt(1 + 1 / n), which a further seed's loss leaves once in a hundred times (s: the standard deviation over the
 seeds; t: Student's, for n - 1 degrees of freedom). Standard library only.
 """
-import json
 import math
 import statistics
 import sys
@@ -72,15 +71,12 @@ def main():
     sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
   try:
     runs = [metrics.Run(folder) for folder in sys.argv[2:]]
-    with open(sys.argv[1], encoding="utf-8") as file:
-      result = json.load(file)
   except OSError as error:
     raise UserError(f"{error.filename}: {error.strerror}")
-  except ValueError as error:
-    raise UserError(f"{sys.argv[1]}: {error}")
+  result = sweep.read_results(sys.argv[1])
   try:
     text, outside = table(result, runs)
-  except (ValueError, LookupError, TypeError, AttributeError):
+  except ValueError:
     raise UserError(f"{sys.argv[1]} does not hold losses by length of several seeds and one axis, as sweep.py --results writes them")
   print(f"{text}\n\nMean and range of {sweep.note(result)}")
   if outside:

@@ -17,7 +17,7 @@ import importlib
 import os
 
 import metrics
-from common import stop
+from common import run as run_main, stop
 
 
 def points(run):
@@ -122,4 +122,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  run_main(main, "the export is not complete")

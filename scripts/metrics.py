@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from common import stop
+from common import UserError, stop
 
 
 def finite(value):
@@ -22,6 +22,16 @@ def count(value, least=0):
   if type(value) is not int or not least <= value < 1 << 53:
     raise ValueError("not a number of steps or tokens")
   return value
+
+
+POSITIVE = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr")  # in lines of any type
+
+
+def check_signs(entry):
+  """A UserError for a number below 0 that ./train never writes: it would be drawn, or counted."""
+  for key in POSITIVE:
+    if (finite(entry.get(key)) or 0) < 0:
+      raise UserError(f"{key} is {entry[key]}, must not be below 0; restore the file, or remove the line")
 
 
 def section(settings, name):
@@ -230,6 +240,7 @@ class Run:
           damaged += [number] * line.endswith("\n")  # the last line may be half written
           continue
         try:
+          check_signs(entry)
           if entry["type"] == "start":
             latest = {**entry["config"]}  # a TypeError unless it is an object
             self.start, self.config = self.start or entry, self.config or latest
@@ -247,6 +258,8 @@ class Run:
             asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
+        except UserError as error:
+          raise UserError(f"{path}: line {number}: {error}")
     if damaged and self.path not in self.warned:
       self.warned.add(self.path)
       more = f", as {len(damaged) - 1} others are" if damaged[1:] else ""

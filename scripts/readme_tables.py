@@ -9,7 +9,6 @@
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
 """
-import json
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ import expected
 import metrics
 import report
 import sweep
-from common import stop
+from common import run as run_main, stop
 
 PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md")
 
@@ -51,8 +50,7 @@ def main():
   if sources == ["-"]:
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
-    with open(sources[0], encoding="utf-8") as file:
-      result = json.load(file)
+    result = sweep.read_results(sources[0])
     losses = expected.table(result)[0] if name == "quickstart" else sweep.table(result)
     differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
     content = "\n\n".join(filter(None, (losses, differences, sweep.note(result))))
@@ -63,4 +61,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  run_main(main, "the table is as it was")

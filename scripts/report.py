@@ -530,20 +530,6 @@ def write_markdown(folder, title, subtitle, sections):
     file.write("\n\n".join(parts) + "\n")
 
 
-def read_sweeps(paths):
-  results = []
-  for path in paths:
-    try:
-      with open(path, encoding="utf-8") as file:
-        results.append(json.load(file))
-      sweep.note(results[-1]), sweep.table(results[-1])
-    except OSError as error:
-      raise UserError(f"--sweep {path}: {error.strerror}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise UserError(f"--sweep {path} does not hold results of scripts/sweep.py ({type(error).__name__}: {error})")
-  return results
-
-
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
@@ -554,7 +540,7 @@ def main():
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
   check_output("--out", arguments.out)
-  results = read_sweeps(arguments.sweep)
+  results = [sweep.read_results(path) for path in arguments.sweep]
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.lines and not run.row and not run.contexts:

@@ -8,9 +8,10 @@ import expected  # from SCRIPTS
 
 LOSSES = {"softmax": [1.59, 1.60, 1.61, 1.60, 1.60], "lssar": [1.9, 2.0, 2.1, 2.0, 2.0]}
 RESULT = {"name": "quick", "size": "", "config": "c.json", "set": {}, "seeds": [1, 2, 3, 4, 5], "axes": {"attention.variant": list(LOSSES)},
-          "chart": "lengths", "mode": "windows", "commit": "abc", "device": "CPU", "context": 16, "steps": "8",
+          "chart": "lengths", "mode": "windows", "commit": "abc", "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8",
           "tokens_per_step": "64", "lengths": [16],
-          "runs": [{"labels": {"attention.variant": variant}, "seed": seed, "state": "complete", "initial": 5.5, "losses": {"16": loss}}
+          "runs": [{"name": "", "labels": {"attention.variant": variant}, "seed": seed, "state": "complete", "why": "", "initial": 5.5,
+                    "loss": loss, "losses": {"16": loss}}
                    for variant, losses in LOSSES.items() for seed, loss in enumerate(losses, 1)]}
 
 

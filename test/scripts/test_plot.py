@@ -69,6 +69,12 @@ class Plot(ScriptTest):
     self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
     self.assertEqual(damaged.note(), "")
 
+  def test_numbers_that_cannot_be_negative(self):
+    folder = self.make_run("run", [line(8, 16, 1.5, stderr=-0.5)])
+    for script, *flags in (("plot.py",), ("report.py",), ("export.py", "--to", "tensorboard")):
+      self.draw(script, "run", *flags, code=2, alone=True)
+      self.assert_error(f"{folder[len(self.folder) + 1:]}/metrics.jsonl: line {len(GOOD) + 1}: stderr is -0.5, must not be below 0; restore")
+
   def test_odd_values_are_drawn_around(self):
     self.plot(self.make_run("odd", DAMAGED[:-1] + ODD))
     self.assertTrue(os.path.exists(self.path("odd/loss.png")))

@@ -259,16 +259,24 @@ class Report(ScriptTest):
   def test_sweeps(self):
     entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 1, "state": "complete", "why": "", "initial": 5.0, "loss": 2.5, "losses": {"16": 2.5}}
     result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [1], "chart": "lr", "commit": "abc",
-              "device": "CPU", "command": "sweep.py", "context": 16, "steps": 8, "tokens_per_step": 64, "lengths": [16],
+              "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8", "tokens_per_step": "64", "lengths": [16],
               "runs": [entry, {**entry, "name": "s_2", "labels": {"lr": "2"}, "state": "diverged", "why": "step 3: loss nan", "loss": None, "losses": {}}]}
     self.make_run("a", lines())
     self.write("s.json", json.dumps(result))
     self.report("a", "--sweep", "s.json")
     self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"], [row for table in self.page.tables for row in table])
     self.assertIn("s_2 diverged: step 3: loss nan", self.said)
-    self.write("s.json", json.dumps({**result, "axes": None}))
-    self.report("a", "--sweep", "s.json", code=2)
-    self.assertIn("--sweep s.json does not hold results", self.errors)
+    without = lambda entry, key: {name: value for name, value in entry.items() if name != key}
+    for damaged, part in ((without(result, "name"), "name is missing"), ({**result, "size": 2}, "size is 2, must be a text"),
+                          (without(result, "command"), "command is missing"), ({**result, "context": None}, "context is null"),
+                          ({**result, "axes": None}, "axes is null"), ({**result, "lengths": []}, "lengths is []"), ([result], "name is missing"),
+                          ({**result, "runs": [without(entry, "why")]}, "runs[0].why is missing"),
+                          ({**result, "runs": [{**entry, "labels": {"lr": "3"}}]}, "runs[0].labels is"),
+                          ({**result, "runs": [{**entry, "losses": {"16": "2.5"}}]}, 'runs[0].losses is {"16": "2.5"}')):
+      with self.subTest(part):
+        self.write("s.json", json.dumps(damaged))
+        self.report("a", "--sweep", "s.json", code=2)
+        self.assert_error(f"s.json does not hold results of scripts/sweep.py: {part}", "--table --results s.json writes it again")
 
   def test_stability(self):
     content = lines(steps=100, config=[("train", {"steps": 100})])
@@ -286,7 +294,7 @@ class Report(ScriptTest):
     self.make_run("a", lines())
     for flags, part in ((["none"], "none/metrics.jsonl: No such file"), (["empty"], "empty/metrics.jsonl holds no losses yet"),
                         (["a", "--out", "none/x.html"], "no folder none"), (["a", "--out", "empty"], "--out empty: Is a directory"),
-                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"), (["a", "--sweep", "none.json"], "--sweep none.json")):
+                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"), (["a", "--sweep", "none.json"], "none.json: No such file")):
       with self.subTest(flags):
         self.report(*flags, code=2)
         self.assertIn(part, self.errors)
