@@ -1,5 +1,5 @@
 // Where a run resumes, and whether it may: only with settings and data that make it the same run.
-// The configuration table says which settings may change (ConfigRow::may_change). train.steps may change too, if the
+// The configuration table says which settings may change (ConfigRow::at_resume). train.steps may change too, if the
 // learning rates of the steps already made stay the same. Data files may move, but their names, content and order must
 // not change.
 #pragma once

@@ -174,22 +174,32 @@ def train(program, *flags, folder=None):
   return done.stdout
 
 
-def settings(program, *flags, folder=None):
-  """{"model": {"layers": 12, ...}, ...}: every setting that ./train makes of a configuration and flags, but for those
-  that are chosen when a run starts (auto)."""
+def rows(program, *flags, folder=None):
+  """{key: (value as ./train writes it, where it is from and whether it may change)} of every setting that ./train makes of a
+  configuration and flags, but for those that are chosen when a run starts (auto)."""
   result = {}
   for line in train(program, *flags, "--print-config", folder=folder).splitlines():
     key, rest = line.split(None, 1)
-    try:
-      value, _ = json.JSONDecoder().raw_decode(rest)
-    except ValueError:
-      continue
+    with contextlib.suppress(ValueError):
+      _, end = json.JSONDecoder().raw_decode(rest)
+      result[key] = rest[:end], rest[end:].strip()
+  return result
+
+
+def nested(rows):
+  """{"model": {"layers": 12, ...}, ...}: the values of rows()."""
+  result = {}
+  for key, (value, _) in rows.items():
     *path, last = key.split(".")
     place = result
     for part in path:
       place = place.setdefault(part, {})
-    place[last] = value
+    place[last] = json.loads(value)
   return result
+
+
+def settings(program, *flags, folder=None):
+  return nested(rows(program, *flags, folder=folder))
 
 
 def variants(program):

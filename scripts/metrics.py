@@ -98,6 +98,7 @@ class Evaluation:
     if None in self.edges or len(self.edges) != len(self.by_position) + 1:
       self.by_position = []
     of, evaluation = section(entry, "of"), section(config, "eval")
+    self.evaluation = evaluation
     self.shards = [(count(shard["tokens"]), str(shard.get("xxh64") or shard["name"])) for shard in of.get("data", [])]
     val, labels = (section(config, "data").get(key) for key in ("val", "val_labels"))
     self.patterns = val, labels
@@ -331,6 +332,13 @@ class Run:
 
   def context(self):
     return finite(section(self.config, "model").get("context"))
+
+  def seed(self):
+    return str(self.config.get("seed"))
+
+  def steps(self):
+    """That it is to make."""
+    return finite(section(self.config, "train").get("steps"))
 
   def step(self):
     """The step of the row; without one, of the contexts; without these, the last that was trained or asked."""

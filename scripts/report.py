@@ -82,7 +82,7 @@ def newest(run, kind, keys):
 
 def without_seed(run, text):
   """The text with * for the run's seed, where that stands as a number of its own."""
-  return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % run.config.get("seed"), "*", text)
+  return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % re.escape(run.seed()), "*", text)
 
 
 def settings(run):
@@ -96,7 +96,7 @@ def by_seed(runs):
   groups = []
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
-    same = [group for known, group in groups if known == rest and run.config.get("seed") not in {other.config.get("seed") for other in group}]
+    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}]
     if same:
       same[0].append(run)
     else:
@@ -182,7 +182,7 @@ def unfair(runs):
   if len(data) > 1:
     result.append("The losses are of different data: " + "; ".join(f"{', '.join(run.label for run in group)} of {group[0].of()}" for group in data) + ".")
   for run in runs:
-    steps, made = metrics.section(run.config, "train").get("steps"), run.lines[-1]["step"] if run.lines else None
+    steps, made = run.steps(), run.lines[-1]["step"] if run.lines else None
     if made and steps and made < steps:
       result.append(f"{run.label} has made {made} of {steps} steps.")
   groups = by_seed(runs)
@@ -284,9 +284,9 @@ def seed_differences(runs, baseline):
   groups = by_seed(runs)
   base = next(group for group in groups if baseline in group)
   some, rows = sorted(baseline.row), []
-  of = lambda group, length: {run.config.get("seed"): run.row[length].loss for run in group if length in run.row}
+  of = lambda group, length: {run.seed(): run.row[length].loss for run in group if length in run.row}
   for group in groups:
-    both = {run.config.get("seed") for run in group} & {run.config.get("seed") for run in base}
+    both = {run.seed() for run in group} & {run.seed() for run in base}
     if group is not base and len(both) > 1:
       rows.append([f"{group_label(group)} - {group_label(base)}", str(len(both)), *(sweep.paired(of(group, n), of(base, n)) for n in some)])
   return [Text("Difference paired by seed: mean ± standard error over seeds:"),

@@ -11,10 +11,11 @@ lengths, which the note below the table says. --axis selects labels of an axis, 
 
 Keys eval.* but eval.every, in an axis or by --set, train nothing: a combination with such keys is a run that evaluates the
 last checkpoint of the one without them, which is trained first if it is missing. After a sweep, --set eval.mode=suffix thus
-makes the table of suffix losses of the same weights, in runs/SWEEP_suffix.json.
+makes the table of suffix losses of the same weights, in runs/SWEEP_suffix.json; other eval.* in the configuration do the same.
 
 Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
-runs/SWEEP_LABELS_SEED_HASH; the hash is that of the configuration and the run's settings. All settings are checked before
+runs/SWEEP_LABELS_SEED_HASH; the hash is that of all settings that are given, but for those that may change while a run
+continues (./train --print-config marks them): another log.every does not make another run. All settings are checked before
 the first run. A complete run is not repeated, and one that was stopped continues from its newest checkpoint, unless
 --overwrite is given. If a run fails the others are still made. Ctrl-C ends the sweep once the run has saved.
 
@@ -30,6 +31,7 @@ paired differences to the first row. --results keeps all of it [runs/SWEEP.json]
 import argparse
 import collections
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import itertools
@@ -47,7 +49,7 @@ import time
 
 import metrics
 import plot
-from common import UserError, check_output, die_of_interrupt, run as run_main, settings
+from common import UserError, check_output, die_of_interrupt, nested, rows, run as run_main, settings
 
 KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
 CHARTS = ("lengths", "lines", "bars", "lr")
@@ -151,16 +153,32 @@ def only_evaluates(key):
   return key.startswith("eval.") and key != "eval.every"
 
 
-def members_of(sweep):
+def identity(found, evaluates):
+  """What makes a run another one, of ./train's rows: the values that are given and may not change while it continues. evaluates:
+  and those of its evaluations."""
+  given = {key: value for key, (value, origin) in found.items() if origin not in ("default", "default; may change")
+           and key != "seed" and (not origin.endswith("; may change") or evaluates and only_evaluates(key))}
+  return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def evaluated_otherwise(name, found):
+  """Whether a run made all its steps, but was evaluated with other settings than those of ./train's rows."""
+  run = trained(name) and read_run(name)
+  was = run.own.evaluation if run and run.own else {}
+  return any(was.get(key, value) != value for key, value in nested(found).get("eval", {}).items() if key not in ("every", "batch"))
+
+
+def members_of(program, sweep):
   """Seed by seed, so that a sweep that is not finished is a whole one with fewer seeds."""
-  try:
-    with open(sweep["config"], encoding="utf-8") as file:
-      config = file.read()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"{sweep['config']}: {getattr(error, 'strerror', error)}")
+  if not os.path.isfile(sweep["config"]):
+    raise UserError(f"{sweep['config']}: No such file")
+  rows_of = functools.cache(lambda *command: rows(program, *command))
+
+  def found(chosen):
+    return rows_of(*command_of(sweep, Member("sweep", {}, sweep["seeds"][0], chosen)))
 
   def run_of(labels, seed, chosen, trained=None):
-    digest = hashlib.sha256("\0".join([config, json.dumps(chosen, sort_keys=True)]).encode()).hexdigest()[:8]
+    digest = identity(found(chosen), trained)
     name = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels), str(seed), digest])
     return Member(name, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
 
@@ -179,8 +197,9 @@ def members_of(sweep):
   for seed, labels in itertools.product(sweep["seeds"], itertools.product(*sweep["axes"].values())):
     chosen = settings_with(labels)
     own = training(chosen)
-    trained = run_of(first[json.dumps(own, sort_keys=True)], seed, own) if own != chosen else None
-    result.append(run_of(labels, seed, chosen, trained))
+    run = run_of(labels if own == chosen else first[json.dumps(own, sort_keys=True)], seed, own)
+    other = own != chosen or evaluated_otherwise(run.name, found(own))
+    result.append(run_of(labels, seed, chosen, run) if other else run)
   return result
 
 
@@ -233,16 +252,15 @@ def outcome(member):
     return found
   name = member.name
   run = read_run(name)
-  try:
-    steps, lengths = run.config["train"]["steps"], run.config["eval"]["lengths"]
-  except (AttributeError, KeyError):
+  lengths = run and metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
+  if not lengths or not run.steps():
     return None
   try:
     with open(note_file(name), encoding="utf-8") as file:
       return "diverged", run, str(json.load(file)["diverged"])
   except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
     pass
-  if run.step() != steps or any(length not in evaluated(run) for length in lengths):
+  if run.step() != run.steps() or any(length not in evaluated(run) for length in lengths):
     return None
   why = judged(run)
   return ("diverged" if why else "complete"), run, why
@@ -251,7 +269,7 @@ def outcome(member):
 def trained(name):
   """Whether the run has made all its steps, so that continuing it would change nothing."""
   run = read_run(name)
-  return bool(run and run.lines) and run.lines[-1]["step"] == metrics.section(run.config, "train").get("steps")
+  return bool(run and run.lines) and run.lines[-1]["step"] == run.steps()
 
 
 def duration(seconds):
@@ -273,7 +291,7 @@ def check(program, sweep, members):
   """Ends the script if ./train refuses the settings of a run, would not evaluate it, or if two are the same."""
   known = {}
   for member in members:
-    found = settings(program, *command_of(sweep, member))
+    found = nested(rows(program, *command_of(sweep, member)))
     if not found["eval"]["every"]:
       raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 (the last step always is)")
     if member.trained and not found["checkpoint"]["at_end"]:
@@ -315,17 +333,23 @@ def train(command):
   return -signal.SIGINT if interrupted else code, said
 
 
-def collect(program, sweep, members, overwrite):
-  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
-  Ctrl-C, or a signal to a run, ended the sweep."""
+def missing_of(program, sweep, members, overwrite):
+  """{name: outcome} of the members, and a list of those to train or to evaluate, whose settings ./train accepts."""
   done = {member.name: None if overwrite else outcome(member) for member in members}
   missing = {}  # each after the one whose weights it evaluates
   for member in (m for m in members if not done[m.name]):
     if member.trained and (overwrite or not outcome(member.trained)):
       missing.setdefault(member.trained.name, member.trained)
     missing.setdefault(member.name, member)
-  missing, failed, stopped, start = [*missing.values()], {}, False, time.monotonic()
-  check(program, sweep, missing)
+  check(program, sweep, missing.values())
+  return done, [*missing.values()]
+
+
+def collect(program, sweep, members, overwrite):
+  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
+  Ctrl-C, or a signal to a run, ended the sweep."""
+  done, missing = missing_of(program, sweep, members, overwrite)
+  failed, stopped, start = {}, False, time.monotonic()
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
     ends = f", about {duration(left)} left, until {time.strftime('%H:%M', time.localtime(time.time() + left))}" if number else ""
@@ -368,11 +392,12 @@ def summary(sweep, members, done, failed):
   """All that tables and charts need, as JSON."""
   first, entries = next(iter(done.values()))[1], []
   config = first.config
-  values = lambda section, key: " or ".join(map(str, sorted({run.config[section][key] for _, run, _ in done.values()})))
+  values = lambda section, key: " or ".join(map(str, sorted({
+      value for _, run, _ in done.values() if (value := metrics.finite(metrics.section(run.config, section).get(key))) is not None})))
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
-    losses = {str(n): e.loss for n, e in sorted(evaluated(run).items())} if run and run.step() == run.config["train"]["steps"] else {}
+    losses = {str(n): e.loss for n, e in sorted(evaluated(run).items())} if run and run.step() == run.steps() else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and initial_loss(run), "loss": losses.get(str(main_length(run))) if run else None,
                     "losses": losses, "clipped": run and metrics.clipped(run)})
@@ -635,11 +660,12 @@ def main():
   if arguments.picture:
     arguments.picture = plot.picture_path("--picture", arguments.picture)
   sweep = read_sweep(arguments.sweep, arguments)
-  members = members_of(sweep)
+  members = members_of(arguments.train, sweep)
   if arguments.plan:
-    for member in members:
-      found = outcome(member)
-      print(f"{member.name}: {found[0] if found else 'to train'}")
+    done, missing = missing_of(arguments.train, sweep, members, arguments.overwrite)
+    with_trained = (m for member in members for m in (member.trained, member) if m is member or m in missing)
+    for member in {member.name: member for member in with_trained}.values():
+      print(f"{member.name}: {(done.get(member.name) or ['to evaluate' if member.trained else 'to train'])[0]}")
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
   if not drawable:

@@ -107,7 +107,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.add_flag("--remeasure", flags.remeasure,
                "time the algorithms for matrix products again, though earlier runs kept theirs (GPUs only)");
   auto* print_config =
-      app.add_flag("--print-config", flags.print_config, "print every setting with its origin and exit");
+      app.add_flag("--print-config", flags.print_config,
+                   "print every setting with its origin, and whether it may change at --resume, and exit");
   auto* gradients = add_text("--dump-gradients", flags.dump_gradients, "FILE", "needs the name of a file to write",
                              "write the gradients of the first step as safetensors and exit");
   CLI::Option* modes[] = {eval,    passkey,      tasks,   diagnostics,  generate, generate_file,

@@ -29,7 +29,8 @@ std::string print_config(const Config& config) {
   for (auto& row : rows) {
     auto origin = config.origins.find(row.key);
     text += padded(row.key, key_width) + "  " + padded(shown(row), value_width) + "  " +
-            (origin == config.origins.end() ? "default" : origin->second) + "\n";
+            (origin == config.origins.end() ? "default" : origin->second) +
+            (row.at_resume == AtResume::free ? "; may change\n" : "\n");
   }
   return text;
 }
@@ -96,7 +97,7 @@ std::vector<ChangedSetting> changed_settings(const Config& before, const Config&
   std::vector<ChangedSetting> changes;
   for (size_t i = 0; i < new_rows.size(); i++) {
     std::string was = value_text(old_rows[i]), is = value_text(new_rows[i]);
-    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].may_change});
+    if (was != is) changes.push_back({new_rows[i].key, was, is, new_rows[i].at_resume != AtResume::refused});
   }
   return changes;
 }

@@ -101,7 +101,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
   auto& g = c.attention.gate;
   auto& o = c.optimizer;
   const char* no = nullptr;
-  constexpr bool may_change = true, of_a_rank = true;
+  constexpr AtResume may_change = AtResume::free, compared = AtResume::compared;
+  constexpr bool of_a_rank = true;
   std::string variant_names;
   for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
   std::vector<ConfigRow> rows = {
@@ -109,7 +110,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
      may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "seed of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
-     "folder with a model.safetensors to start from; empty starts afresh", may_change, of_a_rank},
+     "folder with a model.safetensors to start from; empty starts afresh", compared, of_a_rank},
     {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "precision of activations and matrix products"},
     {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
 
@@ -161,11 +162,11 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),
 
     {"data.train", &c.data.train, "", no,
-     "shards to train on: a glob, or a list of globs and files, sorted", may_change, of_a_rank},
-    {"data.val", &c.data.val, "", no, "shards to evaluate on", may_change, of_a_rank},
+     "shards to train on: a glob, or a list of globs and files, sorted", compared, of_a_rank},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", compared, of_a_rank},
     {"data.labels", &c.data.labels, "", no,
-     "label files that say what to predict, one for each shard of data.train; none: the next tokens", may_change, of_a_rank},
-    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", may_change, of_a_rank},
+     "label files that say what to predict, one for each shard of data.train; none: the next tokens", compared, of_a_rank},
+    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", compared, of_a_rank},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -187,9 +188,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "share of steps in which wsd decays"}),
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
 
-    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", may_change},
+    {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", compared},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
-     "instead of steps: train on at least this many; 0 = not used", may_change},
+     "instead of steps: train on at least this many; 0 = not used", compared},
     only_with(LABELS, {"train.label_mean", &c.train.label_mean, "batch | sequence", no,
                        "the loss is the mean over all labels, or over the means of sequences that have any"}),
     {"train.recompute", &c.train.recompute, "none | gelu | block", no,

@@ -27,6 +27,13 @@ struct Needs {
   bool or_a_flag = false;  // a flag may ask for what it needs, as --lengths, where nothing is trained
 };
 
+// What another value does at --resume.
+enum class AtResume {
+  refused,
+  compared,  // allowed if check_same_run() finds the same shards and learning rates, or if it matters at the start only
+  free       // allowed: it is the same run, as its weights do not depend on the value
+};
+
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
@@ -35,8 +42,8 @@ struct ConfigRow {
   std::string allowed;    // numbers: an interval as "[0, 1)"; names: "a | b | c"; "" for free text and true/false
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
-  bool may_change = false;  // at --resume: the weights do not depend on it, or check_same_run() compares what they do
-  bool of_a_rank = false;   // ranks may differ: results do not depend on the value, or the named files are compared
+  AtResume at_resume = AtResume::refused;
+  bool of_a_rank = false;  // ranks may differ: results do not depend on the value, or the named files are compared
   const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);

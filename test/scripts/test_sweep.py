@@ -20,15 +20,21 @@ if sys.argv[-1] == "--print-config":
   if settings["attention.variant"] == "":
     print('config: attention.variant = "" is unknown', file=sys.stderr)
     sys.exit(2)
-  settings = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true", **settings}
-  for key, value in settings.items():
-    print(key, value if value.isdigit() or value in ("true", "false") else json.dumps(value))
+  if settings.get("train.steps") == "0":
+    print("config: train.steps = 0 is not in [1, 1e9]", file=sys.stderr)
+    sys.exit(2)
+  given = {**json.load(open(sys.argv[1])), **settings}
+  for key, value in {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true", **given}.items():
+    value = value if value.isdigit() or value in ("true", "false") else json.dumps(value)
+    may_change = "; may change" * (key == "name" or key.startswith(("eval.", "log.")))
+    print(key, value, " ", ("--set" if key in given else "default") + may_change)
   sys.exit(0)
 print(member, sys.argv[-1], file=open("calls", "a"))
 what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
 os.makedirs("runs/" + settings["name"], exist_ok=True)
 config = {"model": {"context": 16}, "train": {"steps": int(settings.get("train.steps", 4))}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+config["eval"].update({key[5:]: json.loads(value) for key, value in json.load(open(sys.argv[1])).items() if key.startswith("eval.")})
 if settings.get("eval.mode"):
   config["eval"]["mode"] = settings["eval.mode"]
 if "--eval" in sys.argv:  # 10 more than the run's own
@@ -182,8 +188,9 @@ class Series(ScriptTest):
     self.assertEqual((table, calls), (HEAD + "| plain | diverged | diverged |\n| wide | diverged | diverged |\n", ["a1 --resume"]))
     self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
-  def plan(self, *flags):
-    return [line.split(": ") for line in self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder).splitlines()]
+  def plan(self, *flags, **options):
+    said = self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder, env={**os.environ, "TRAIN": "./train"}, **options)
+    return [line.split(": ") for line in said.splitlines()]
 
   def test_plan(self):
     named = {"plain": {"attention.variant": "a"}, "with, more": {"attention.variant": "b", "y": [1, True]}}
@@ -194,15 +201,33 @@ class Series(ScriptTest):
     self.assertEqual([name for name, _ in self.plan()], names)
     self.assertEqual([name for name, _ in self.plan("--axis", "which=plain", "--seeds", "1")], [names[0], names[2]])
     self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")], ["s_5_plain_7"])
-    self.run_script("sweep.py", "s.json", "--plan", "--axis", "which=other", cwd=self.folder, code=2)
+    self.plan("--axis", "which=other", code=2)
     self.assert_error("other is not one of plain, with, more")
-    self.write("c.json", "{ }")
+    self.write("c.json", '{"model.layers": "3"}')
     self.assertFalse(set(names) & {name for name, _ in self.plan()})  # another configuration
-    self.write("c.json", "{}")
+    self.write("c.json", '{"eval.tokens": "4"}')
     self.assertFalse(set(names) & {name for name, _ in self.plan("--set", "z=1")})
     self.sweep()
     self.assertEqual(self.plan(), [[name, "complete"] for name in names])
-    self.assertEqual(self.sweep("--table", TRAIN="none")[1], [])
+    self.assertEqual(self.sweep("--table")[1], [])
+    self.write("c.json", '{"log.every": "5", "eval.tokens": "4"}')
+    self.assertEqual(self.plan(), [[name, "complete"] for name in names])
+    self.write("c.json", '{"eval.tokens": "5"}')  # other losses of the same weights
+    plan = self.plan()
+    self.assertEqual({how for _, how in plan}, {"to evaluate"})
+    self.assertEqual([name[:-9] for name, _ in plan], [name[:-9] for name in names])
+    self.assertFalse(set(names) & {name for name, _ in plan})
+    calls = self.sweep()[1]
+    self.assertEqual([call.split()[1] for call in calls], ["runs/" + name for name in names])
+    self.assertEqual(self.plan(), [[name, "complete"] for name, _ in plan])
+    self.write("c.json", '{"eval.tokens": "4"}')
+    self.assertEqual(self.plan(), [[name, "complete"] for name in names])
+
+  def test_a_plan_is_checked(self):
+    for flags, part in ((["--set", "train.steps=0"], "train.steps = 0"), (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
+                        (["--set", "eval.every=0"], "eval.every = 0")):
+      self.sweep("--plan", *flags, code=2)
+      self.assert_error(part)
 
   def test_a_run_that_diverges_is_recorded(self):
     table, calls = self.sweep("--results", "r.json", a1="diverges")

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "settings/table.h"
 #include "test/support/error_of.h"
@@ -523,12 +524,27 @@ TEST(Config, PrintShowsValueAndOrigin) {
   EXPECT_EQ(line("model.layers"), "model.layers 4 x.json");
   EXPECT_EQ(line("model.heads"), "model.heads 12 default");
   EXPECT_EQ(line("seed"), "seed 5 --set");
+  EXPECT_EQ(line("data.train"), "data.train [\"data/shards/fineweb10B/fineweb_train_*.bin\"] default");
+  EXPECT_EQ(line("eval.tokens"), "eval.tokens 10485760 default; may change");
   EXPECT_EQ(line("attention.kind"), "attention.kind \"lssar\" variant lssar");
   EXPECT_EQ(line("model.head_dim"), "model.head_dim 64 channels / heads");
   EXPECT_EQ(line("train.steps"), "train.steps 1908 train.tokens / batch.tokens");
   EXPECT_EQ(line("precision"), "precision auto (bf16 on a GPU, fp32 on the CPU) default");
   Config scratch;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<long>(config_rows(scratch).size()));
+}
+
+// scripts/sweep.py takes a run that differs in such keys alone for the same one.
+TEST(Config, NoKeyThatTrainingDependsOnMayChange) {
+  Config scratch;
+  for (const ConfigRow& row : config_rows(scratch)) {
+    std::string key = row.key, section = key.substr(0, key.find('.'));
+    if (row.at_resume == AtResume::free)
+      EXPECT_TRUE(std::set<std::string>({"name", "threads", "eval", "checkpoint", "generate", "passkey", "task",
+                                         "diagnostics", "log", "plan", "train.recompute", "train.zero_stage"})
+                      .count(section == "train" ? key : section))
+          << key;
+  }
 }
 
 TEST(Config, HelpNamesEveryKeyAndVariant) {
