@@ -16,14 +16,17 @@ makes, in every type of number. Compared are
     The row is the last one, at the longest length, so that every layer, position and key has a part in it. Only its
     token changes, so the loss summed over the window changes by as much as that of the last position;
   - greedy generation by generate(), beyond the trained length, with a loop that takes the largest logit each time.
+The formula is that of scripts/modeling_plusgpt.py beside this script; if ./train was built with another one, a line says so.
 All in fp32. The promise is 1e-4 (nats); an error above 1e-5 is a failure (exit 1), as rounding alone makes 1e-6, and
 the other GELU, for example, not even 1e-4.
 """
 import argparse
+import filecmp
 import itertools
 import json
 import os
 import random
+import shutil
 import struct
 import sys
 import tempfile
@@ -41,6 +44,7 @@ except ImportError as error:
 import compare_torch
 
 BOUND = 1e-5
+FORMULA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modeling_plusgpt.py")
 CONTEXT, VOCAB, EVAL_TOKENS = 24, 40, 960
 CONFIG = {
     "name": "compare",
@@ -94,6 +98,17 @@ def text(count, seed):
   while len(tokens) < count:
     tokens.append((3 * tokens[-1] + 1) % VOCAB if chance.random() < 0.5 else chance.randrange(VOCAB))
   return tokens
+
+
+def take_formula(folder):
+  """Puts this tree's formula into a checkpoint, which has the one that ./train was built with. Whether they were the same.
+  Plain GPT-2 carries none."""
+  carried = os.path.join(folder, os.path.basename(FORMULA))
+  if not os.path.exists(carried):
+    return True
+  same = filecmp.cmp(FORMULA, carried, shallow=False)
+  shutil.copyfile(FORMULA, carried)
+  return same
 
 
 class Trainer:
@@ -196,6 +211,8 @@ class Table:
 
 def ours_there(trainer, name, table):
   folder = trainer.trained()
+  if not take_formula(folder):
+    print(f"warning: compared is {FORMULA}; {trainer.program} was built with another one, so run make", file=sys.stderr, flush=True)
   model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
   learned = trainer.config["model"]["position"] == "learned"
   errors, generated = compare(trainer, folder, model, [CONTEXT] if learned else [CONTEXT, 2 * CONTEXT])

@@ -3,6 +3,7 @@ Skipped where torch or transformers is missing.
 """
 import functools
 import os
+import tempfile
 import unittest
 
 from support.scripts import ROOT, SCRIPTS  # noqa: F401: on the path
@@ -13,6 +14,8 @@ import common
 try:
   import torch
   import transformers
+  import numpy  # noqa: F401: without it the next would end the tests
+  import compare_transformers
   from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
 except ImportError:
   torch = None
@@ -80,6 +83,18 @@ class Modeling(unittest.TestCase):
         model(self.tokens, **{name: self.tokens})
     with torch.no_grad():
       model(self.tokens, use_cache=True, past_key_values=None, inputs_embeds=None)
+
+  def test_the_compared_formula_is_that_of_the_tree(self):
+    with tempfile.TemporaryDirectory() as folder:
+      carried = os.path.join(folder, "modeling_plusgpt.py")
+      self.assertTrue(compare_transformers.take_formula(folder))  # transformers' own GPT-2
+      self.assertEqual(os.listdir(folder), [])
+      with open(carried, "w") as file:
+        file.write("# of an older ./train\n")
+      self.assertFalse(compare_transformers.take_formula(folder))
+      with open(carried) as file:
+        self.assertIn("class PlusGPTLMHeadModel", file.read())
+      self.assertTrue(compare_transformers.take_formula(folder))
 
   def test_generation_gives_them_too(self):
     out = model_of("rope").generate(self.tokens[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=3, do_sample=False, pad_token_id=0,
