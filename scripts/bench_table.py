@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 
-from common import stop
+from common import run as run_main, stop
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
@@ -261,4 +261,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  run_main(main, "the tables are not complete")

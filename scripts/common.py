@@ -18,12 +18,17 @@ def stop(message, code=2):
   sys.exit(code)
 
 
+def end_by(number):
+  """Ends the script as the signal does by default."""
+  signal.signal(number, signal.SIG_DFL)
+  os.kill(os.getpid(), number)
+
+
 def die_of_interrupt():
   """Ends the script as Ctrl-C does by default: a shell ends the loop that runs it only then, not at an exit code."""
   with contextlib.suppress(OSError):
     sys.stdout.flush()
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
-  os.kill(os.getpid(), signal.SIGINT)
+  end_by(signal.SIGINT)
 
 
 class UserError(Exception):
@@ -41,7 +46,12 @@ def run(main, interrupted):
     if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and sweep.py has its own way
       signal.signal(number, lambda number, _: sys.exit(128 + number))
   try:
-    main()
+    try:
+      main()
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:  # the reader of its output (head) has ended
+    end_by(signal.SIGPIPE)
   except UserError as error:
     stop(error)
   except (Failure, OSError) as error:
@@ -52,10 +62,11 @@ def run(main, interrupted):
 
 
 class Progress:
-  """Of bytes: a line on standard error that rewrites itself on a terminal, and a line every half minute elsewhere."""
+  """Of bytes, or of steps: a line on standard error that rewrites itself on a terminal, and a line every half minute elsewhere."""
 
-  def __init__(self, total, title=""):
-    """total: 0 if it is not known yet, which shows nothing. title: begins the line."""
+  def __init__(self, total, title="", unit="MB/s", of=1e6):
+    """total: 0 if it is not known yet, which shows nothing. title: begins the line. unit: of the speed, how much that is."""
+    self.unit, self.of = unit, of
     self.total, self.title, self.done, self.moved = total, title, 0, 0  # moved: now, not in an earlier attempt
     self.terminal = sys.stderr.isatty()
     self.begin = self.shown = time.monotonic()
@@ -67,10 +78,10 @@ class Progress:
     if not self.total or now - self.shown < (0.2 if self.terminal else 30):
       return
     self.shown = now
-    speed = max(self.moved / max(now - self.begin, 1e-3), 1)
+    speed = max(self.moved, 1) / max(now - self.begin, 1e-3)
     left = (self.total - self.done) / speed
-    self._write("%s%s%5.1f%% | %.1f MB/s | eta %d:%02d:%02d%s" % (
-        "\r" if self.terminal else "", self.title, 100 * self.done / self.total, speed / 1e6,
+    self._write("%s%s%5.1f%% | %.1f %s | eta %d:%02d:%02d%s" % (
+        "\r" if self.terminal else "", self.title, 100 * self.done / self.total, speed / self.of, self.unit,
         left // 3600, left % 3600 // 60, left % 60, "   " if self.terminal else "\n"))
 
   def end(self):

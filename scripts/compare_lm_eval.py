@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does ./train --tasks give the log-likelihoods and accuracies that lm-eval gives for the same checkpoint?
 
-    python3 -m venv .venv && .venv/bin/pip install lm-eval torch transformers
+    python3 -m venv .venv && .venv/bin/pip install "lm-eval[hf]" torch transformers
     .venv/bin/python scripts/compare_lm_eval.py runs/NAME/step_N hellaswag=hellaswag_val.jsonl piqa=piqa_val.jsonl
 
 The first --limit examples of each file go through scripts/prepare_tasks.py and ./train, and through lm-eval with its own
@@ -25,7 +25,7 @@ try:
   from lm_eval.models.huggingface import HFLM
   from lm_eval.tasks import TaskManager
 except ImportError as error:
-  common.stop(f"{error}; pip install lm-eval torch transformers")
+  common.stop(f"{error}; pip install 'lm-eval[hf]' torch transformers")
 
 BOUND = 1e-3
 SHARED = ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu", "mmlu_continuation")

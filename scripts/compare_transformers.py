@@ -262,4 +262,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  common.run(main, "the table is not complete")

@@ -25,7 +25,7 @@ import subprocess
 import sys
 
 import sass
-from common import stop
+from common import run as run_main, stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -171,4 +171,4 @@ def main():
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  run_main(lambda: sys.exit(main()), "the table is not complete")

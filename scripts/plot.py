@@ -16,10 +16,14 @@ import argparse
 import contextlib
 import math
 import os
-import signal
+import sys
 
 import metrics
 from common import UserError, check_output, run as run_main, stop
+
+
+WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install matplotlib, or use /usr/bin/python3, "
+                      "for which scripts/install_deps.sh installs it")
 
 
 def load_pyplot():
@@ -28,7 +32,7 @@ def load_pyplot():
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
   except ImportError:
-    stop("no picture: install matplotlib (pip install matplotlib, or scripts/install_deps.sh for /usr/bin/python3)")
+    stop(f"no picture: {WITHOUT_MATPLOTLIB}")
   pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                           "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
                           "axes.axisbelow": True, "legend.frameon": False})
@@ -164,12 +168,17 @@ def looks(runs):
 DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "tokens per second"))
 
 
-def draw_details(runs, style, panels):
-  for axes, (key, title, label) in zip(panels, DETAILS):
-    for run in runs:
-      points = [(entry["step"], entry[key]) for entry in run.lines if metrics.finite(entry.get(key)) is not None]
-      if points:
-        axes.plot(*zip(*points), color=style[run]["color"], linestyle=style[run]["linestyle"], linewidth=1.0, alpha=0.9)
+def details(runs):
+  """{(title, label of the axis): {run: [(step, value)]}} of those of DETAILS that some run has."""
+  found = {(title, label): {run: points for run in runs if (points := [
+      (entry["step"], entry[key]) for entry in run.lines if metrics.finite(entry.get(key)) is not None])} for key, title, label in DETAILS}
+  return {name: points for name, points in found.items() if points}
+
+
+def draw_details(found, style, panels):
+  for axes, ((title, label), by_run) in zip(panels, found.items()):
+    for run, points in by_run.items():
+      axes.plot(*zip(*points), color=style[run]["color"], linestyle=style[run]["linestyle"], linewidth=1.0, alpha=0.9)
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
@@ -306,32 +315,36 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
   pyplot, ticker = load_pyplot()
   style = looks(runs)
   gaps = differences(runs, baseline or runs[0])
+  trained = any(run.train() or run.curve() for run in runs)  # panels without lines are left out
   if brief:
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    figure, panels = pyplot.subplots(1, 1 + trained, figsize=(5.5 * (1 + trained), 4.2), constrained_layout=True, squeeze=False)
+    *left, right = panels[0]
     by_length = [right]
   else:
-    figure = pyplot.figure(figsize=(15, 7), constrained_layout=True)
-    contexts, (scores, names) = metrics.same_targets(runs), task_scores(runs)
+    found, contexts, (scores, names) = details(runs), metrics.same_targets(runs), task_scores(runs)
     scores = {run: points for run, points in scores.items() if points}
-    grid = figure.add_gridspec(2, 1, height_ratios=(3, 2))
-    left, *by_length = grid[0].subgridspec(1, 3).subplots()
-    right = by_length[0]
-    below = grid[1].subgridspec(1, len(DETAILS) + bool(gaps) + bool(scores) + bool(contexts)).subplots()
-    draw_details(runs, style, below)
+    count = len(found) + bool(gaps) + bool(scores) + bool(contexts)
+    figure = pyplot.figure(figsize=(15 if trained else 10, 7 if count else 4.2), constrained_layout=True)
+    grid = figure.add_gridspec(1 + bool(count), 1, height_ratios=(3, 2)[:1 + bool(count)])
+    *left, right, by_position = grid[0].subgridspec(1, 2 + trained).subplots()
+    by_length, below = [right, by_position], list(grid[1].subgridspec(1, count).subplots(squeeze=False)[0]) if count else []
+    draw_details(found, style, below)
     if contexts:
       draw_contexts(runs, contexts, below[-1], ticker, unit)
       by_length.append(below[-1])
-    draw_positions(runs, style, by_length[1], ticker, unit)
+    draw_positions(runs, style, by_position, ticker, unit)
     if gaps:
-      draw_differences(gaps, baseline or runs[0], style, below[3], ticker)
+      draw_differences(gaps, baseline or runs[0], style, below[len(found)], ticker)
     if scores:
-      draw_tasks(scores, names, style, below[len(DETAILS) + bool(gaps)])
-  draw_losses(runs, style, left)
+      draw_tasks(scores, names, style, below[len(found) + bool(gaps)])
+  for axes in left:
+    draw_losses(runs, style, axes)
   lengths = draw_lengths(runs, style, right, ticker, unit)
   mark_contexts(runs, by_length)
   labels = right.get_legend_handles_labels()[1]
-  if left.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
-    left.legend(loc="best")
+  for axes in left:
+    if axes.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
+      axes.legend(loc="best")
   if labels:  # below: "best" does not see error bars
     right.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=min(3, len(labels)))
   if not lengths:
@@ -368,5 +381,4 @@ def main():
 
 
 if __name__ == "__main__":
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly when the reader of its output (head) has
   run_main(main, "no picture was drawn")

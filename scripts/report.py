@@ -418,7 +418,7 @@ def diagnostics(runs, baseline):
   try:
     length = diagnose.chosen_length(some, None)
   except UserError as error:
-    return [Text(str(error), "missing")]
+    return [Text(str(error))]
   diagnose.draw(some, length, picture)
   return [Text(f"What attention looks at, at length {length}:"), diagnose.table(some, length),
           Figure("diagnostics", "Diagnostics by layer, head and distance.", picture.getvalue(), True)]
@@ -455,10 +455,11 @@ def stability(runs, baseline):
     rows.append([run.label, score(metrics.spike_score([loss for _, loss in run.train()])), score(metrics.spike_score(norms)),
                  number(max(norms, default=None)), percent(metrics.clipped(run)), str(len(skipped)),
                  f"loss not finite at step {broken[0]}" if broken else why or "no"])
-  style = plot.looks(runs)
+  style, found = plot.looks(runs), plot.details(runs)
   return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations or more from the mean of the steps before it."),
           plot.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
-          figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(runs, style, axes[:-1]), len(plot.DETAILS))]
+          *([figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(found, style, axes[:-1]), len(found))]
+            if found else [])]
 
 
 def appendix(runs, baseline):
@@ -472,6 +473,9 @@ def appendix(runs, baseline):
 
 SECTIONS = (("Runs", runs_section), ("Training", curves), ("Loss by length", lengths), ("The same targets with growing context", contexts),
             ("Tasks", tasks), ("Passkey retrieval", passkeys), ("Diagnostics", diagnostics), ("Speed", speed), ("Stability", stability))
+
+
+MEASURES = {"windows": SECTIONS[2][0], "suffix": SECTIONS[3][0]}  # the section that a sweep's results are of, by their mode
 
 
 def newest_time(runs):
@@ -556,9 +560,10 @@ def main():
 
 def write(arguments, runs, baseline, results):
   sections = [(name, make(runs, baseline)) for name, make in SECTIONS] + [("Sweeps", sweeps(results))]
+  by_sweep = {MEASURES[result.get("mode", "windows")] for result in results}
   empty = [(name, blocks) for name, blocks in sections if isinstance(blocks[0], Text) and blocks[0].kind == "missing"]
   sections = [("Summary", [*unfair(runs), summary(runs)]), *(section for section in sections if section not in empty),
-              *([("Not measured", [Text(f"{name}: {blocks[0].text}") for name, blocks in empty])] if empty else []),
+              *([("Not measured", [Text(f"{name}: {blocks[0].text}") for name, blocks in empty if name not in by_sweep])] if empty else []),
               ("Appendix", appendix(runs, baseline))]
   subtitle = f"{len(runs)} run{'s' * (len(runs) > 1)}, newest line of {newest_time(runs)}"
   with open(arguments.out, "w", encoding="utf-8") as file:

@@ -429,7 +429,7 @@ COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole
 RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
           "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"), "context": (whole, "a whole number"),
           "chart": (lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"), "seeds": WHOLES, "lengths": WHOLES,
-          "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
+          "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"), "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
                    "lists of texts by axis"),
           "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
 ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
@@ -452,6 +452,8 @@ def read_results(path):
         found = json.dumps(entry[key])[:40] if key in entry else "missing"
         raise UserError(f"{path} does not hold results of scripts/sweep.py: {where}{key} is {found}, must be {what}; "
                         f"scripts/sweep.py SWEEP.json --table --results {path} writes it again")
+  if isinstance(result, dict):
+    result.setdefault("mode", "windows")  # of older results
   check(result if isinstance(result, dict) else {}, RESULT)
   axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
       label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
@@ -669,8 +671,7 @@ def main():
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
   if not drawable:
-    print("sweep.py: no picture will be drawn: install matplotlib (pip install matplotlib); then run this again",
-          file=sys.stderr, flush=True)
+    print(f"sweep.py: no picture will be drawn: {plot.WITHOUT_MATPLOTLIB}; then run this again", file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
@@ -680,12 +681,12 @@ def main():
     raise UserError("no run of this sweep is complete; --plan lists them, and without --table they are trained")
   if done:
     result = summary(sweep, members, done, failed)
-    print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
     mode = result["mode"] if result["mode"] != "windows" else ""
     stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")
+    print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
     if drawable:
       picture(result, arguments.picture or stem + ".png")
   for name, reason in failed.items():

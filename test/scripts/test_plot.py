@@ -272,6 +272,14 @@ class Plot(ScriptTest):
     self.plot(folder, "--out", "p.xyz", code=2)
     self.assertEqual(self.plot(folder, "--out", "nosuch/p.png", code=2), "")  # before the work
 
+  def test_runs_that_were_only_evaluated_have_no_empty_panels(self):
+    self.evaluated("a", line(8, 16, 1.5), line(8, 32, 1.5))
+    for flags in (), ("--brief",):
+      self.plot("a", "--out", "p.svg", *flags)
+      for title in ("Training", "Gradient norm", "Learning rate", "Speed"):
+        self.assertNotIn(f"<!-- {title}", self.text_of("p.svg"))
+      self.assertIn("<!-- Validation loss by length -->", self.text_of("p.svg"))
+
   def test_tasks(self):
     task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
                                                      "acc_norm": score, **more}
@@ -292,12 +300,14 @@ class Plot(ScriptTest):
         "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |", "| run | 8 | 1.500 |"])
 
   def test_the_end_of_a_pipe(self):
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([drawing_python() or self.skipTest("no matplotlib"), os.path.join(SCRIPTS, "plot.py"), self.make_run("run")],
-                          stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
+    python = drawing_python() or self.skipTest("no matplotlib")
+    for script in ("plot.py", "report.py"):
+      reader, writer = os.pipe()
+      os.close(reader)
+      done = subprocess.run([python, os.path.join(SCRIPTS, script), self.path("run") if script == "report.py" else self.make_run("run")],
+                            stdout=writer, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+      os.close(writer)
+      self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
   def test_runs_of_one_name_are_told_apart(self):
     folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]

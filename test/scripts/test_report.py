@@ -265,6 +265,10 @@ class Report(ScriptTest):
     self.write("s.json", json.dumps(result))
     self.report("a", "--sweep", "s.json")
     self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"], [row for table in self.page.tables for row in table])
+    self.assertIn("growing context: ./train", self.said)
+    self.write("s.json", json.dumps({**result, "mode": "suffix"}))
+    self.report("a", "--sweep", "s.json")
+    self.assertNotIn("growing context: ./train", self.said)  # not called "not measured": the sweep did
     self.assertIn("s_2 diverged: step 3: loss nan", self.said)
     without = lambda entry, key: {name: value for name, value in entry.items() if name != key}
     for damaged, part in ((without(result, "name"), "name is missing"), ({**result, "size": 2}, "size is 2, must be a text"),
