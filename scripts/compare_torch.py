@@ -16,6 +16,7 @@ rounding decides. For lssar and threshold, which magnify rounding, that is after
 bf16 is only shown. The shard should hold bytes; for GPT-2 tokens add --set model.vocab=50257.
 """
 import argparse
+import itertools
 import json
 import math
 import os
@@ -124,7 +125,7 @@ def evaluate(model, shard, settings):
   return result
 
 
-def train_torch(weights, shard, settings, dtype):
+def train_torch(weights, shard, settings, dtype, progress):
   """-> losses of all steps, {(step, length): validation loss} at the start and the end."""
   o = settings["optimizer"]
   windows = Windows(shard, settings["model"]["context"])
@@ -146,6 +147,7 @@ def train_torch(weights, shard, settings, dtype):
     for group in adamw.param_groups:
       group["lr"] = learning_rate(settings, s)
     adamw.step()
+    progress.add(1)
   val.update({(steps, length): loss for length, loss in evaluate(model, shard, settings).items()})
   return losses, val
 
@@ -216,8 +218,8 @@ def judge_losses(ours, single, double):
   return judged, worst
 
 
-def compare(arguments, variant, position, precision, rows):
-  """Adds one line to the table; returns whether all is within bounds."""
+def compare(arguments, variant, position, precision, progress):
+  """Prints one line of the table; returns whether all is within bounds."""
   shard = os.path.abspath(arguments.shard)
   changes = [f"attention.variant={variant}", f"model.position={position}", f"precision={precision}",
              f"train.steps={arguments.steps}", f"eval.every={arguments.steps}", f"data.train={shard}", f"data.val={shard}",
@@ -238,16 +240,17 @@ def compare(arguments, variant, position, precision, rows):
   exact_error = {name: relative(gradients[name], exact[name]) for name in theirs}
   worst = max(error, key=error.get)
   torch_worst = max(relative(theirs[name], exact[name]) for name in theirs)
-  torch_runs = [train_torch(weights, shard, settings, dtype) for dtype in (torch.float32, torch.float64)]
+  torch_runs = [train_torch(weights, shard, settings, dtype, progress) for dtype in (torch.float32, torch.float64)]
   first_error = abs(losses[0] - first) / first
   judged, later_error = judge_losses(*(in_order(*run) for run in ((losses, val), *torch_runs)))
   good = first_error <= 1e-4 and later_error <= 1e-3 and \
       all(min(error[name], exact_error[name]) <= max(1e-4, 2 * torch_worst) for name in theirs)
   verdict = "-" if precision == "bf16" else "equal" if good else "DIFFERENT"
   name = ", ".join([variant, settings["model"]["position"], *arguments.set])
-  rows.append(f"| {name} | {precision} | {first:.6f} | {first_error:.1e} | "
-              f"{error[worst]:.1e} ({worst}) | {max(exact_error.values()):.1e} ({torch_worst:.1e}) | "
-              f"{torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f} | {later_error:.1e} ({judged} of {len(losses) + len(val)}) | {verdict} |")
+  progress.end()
+  print(f"| {name} | {precision} | {first:.6f} | {first_error:.1e} | "
+        f"{error[worst]:.1e} ({worst}) | {max(exact_error.values()):.1e} ({torch_worst:.1e}) | {torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f} | "
+        f"{later_error:.1e} ({judged} of {len(losses) + len(val)}) | {verdict} |", flush=True)
   if arguments.verbose:
     for name, value in sorted(error.items(), key=lambda item: -item[1]):
       print(f"{value:.2e}  {name}")
@@ -265,20 +268,18 @@ def main():
   parser.add_argument("--train", default="./train", help="the program [./train]")
   parser.add_argument("--verbose", action="store_true", help="print the error of every gradient tensor")
   arguments = parser.parse_args()
-  torch.set_num_threads(os.cpu_count() or 1)
+  torch.set_num_threads(1)  # the products are small: more threads wait for each other longer than they compute
   torch.manual_seed(0)
 
-  rows, good = [], True
-  for variant in common.variants(arguments.train) if arguments.variants == "all" else arguments.variants.split(","):
-    for position in arguments.positions.split(","):
-      for precision in ("fp32", "bf16") if arguments.bf16 else ("fp32",):
-        good &= compare(arguments, variant, position, precision, rows)
+  variants = common.variants(arguments.train) if arguments.variants == "all" else arguments.variants.split(",")
+  cases = list(itertools.product(variants, arguments.positions.split(","), ("fp32", "bf16") if arguments.bf16 else ("fp32",)))
+  progress = common.Progress(2 * arguments.steps * len(cases), "PyTorch, in two precisions: ", "steps/s", 1)
   print("| attention, position | precision | first loss | error | worst gradient error | against float64 (PyTorch's) | "
         f"loss of step {arguments.steps}, PyTorch / ours | worst error of a loss (losses judged) | verdict |")
-  print("|---" * 9 + "|")
-  print("\n".join(rows))
+  print("|---" * 9 + "|", flush=True)
+  good = all([compare(arguments, *case, progress) for case in cases])
   sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":
-  main()
+  common.run(main, "the table is not complete")

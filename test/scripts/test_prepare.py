@@ -138,6 +138,10 @@ class PrepareBytes(Prepare):
       for _ in range(3):
         progress.add(20000000)
       self.assertEqual(said.getvalue(), "file 1/2  31.0% | 0.5 MB/s | eta 0:02:11\nfile 1/2  71.0% | 0.8 MB/s | eta 0:00:35\n")
+    ticks = iter([0, 40])
+    with mock.patch("time.monotonic", lambda: next(ticks)), mock.patch("sys.stderr", io.StringIO()) as said:
+      Progress(100, "", "steps/s", 1).add(20)
+      self.assertEqual(said.getvalue(), " 20.0% | 0.5 steps/s | eta 0:02:40\n")
 
   def test_parquet(self):
     try:
