@@ -15,18 +15,19 @@ import sys
 
 import metrics
 import plot
+import results
 import sweep
 from common import UserError, run as run_main
 
-STUDENT = {4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707, 8: 3.499, 9: 3.355, 10: 3.250, 11: 3.169, 12: 3.106}  # 99 %, two-sided, by seeds
+SEEDS = 4  # at least: the intervals of fewer hold nearly everything
 
 
 def bounds(losses):
   """The interval that holds a further seed's loss 99 times in 100."""
   n = len(losses)
-  if n not in STUDENT:
-    raise UserError(f"{n} seeds: 99% intervals are known for {min(STUDENT)} to {max(STUDENT)} seeds")
-  width = STUDENT[n] * statistics.stdev(losses) * math.sqrt(1 + 1 / n)
+  if n < SEEDS:
+    raise UserError(f"{n} seeds: at least {SEEDS} are needed to say what another one gives")
+  width = metrics.student(0.99, n - 1) * statistics.stdev(losses) * math.sqrt(1 + 1 / n)
   return statistics.mean(losses) - width, statistics.mean(losses) + width
 
 
@@ -73,7 +74,7 @@ def main():
     runs = [metrics.Run(folder) for folder in sys.argv[2:]]
   except OSError as error:
     raise UserError(f"{error.filename}: {error.strerror}")
-  result = sweep.read_results(sys.argv[1])
+  result = results.read(sys.argv[1])
   try:
     text, outside = table(result, runs)
   except ValueError:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import statistics
 import sys
 
 from common import UserError, stop
@@ -161,7 +162,7 @@ def mean(values):
 
 def window_of(entry):
   """The window of attention in a "passkey" or "diagnostics" line, as text; "" without one."""
-  return f"a window of {entry['window']} keys and {entry['sink_tokens']} sink tokens" if entry.get("window") else ""
+  return f"a window of {entry['window']} keys and {entry.get('sink_tokens', 0)} sink tokens" if entry.get("window") else ""
 
 
 class Diagnosis:
@@ -185,6 +186,36 @@ class Diagnosis:
 
   def by_layer(self, name):
     return [mean(heads) for heads in self.heads[name]]
+
+
+def student(chance, freedom):
+  """t: a value of Student's distribution lies within -t to t with this chance. By bisection over the angle atan(t / sqrt(freedom)), of
+  which the chance is a finite series."""
+  low, high = 0.0, math.pi / 2
+  for _ in range(60):
+    angle, odd = (low + high) / 2, freedom % 2
+    term = total = math.cos(angle) ** odd if freedom > 1 else 0.0
+    for k in range(1 + odd, freedom - 2, 2):
+      term *= math.cos(angle) ** 2 * k / (k + 1)
+      total += term
+    within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+    low, high = (angle, high) if within < chance else (low, angle)
+  return math.sqrt(freedom) * math.tan(low)
+
+
+INTERVAL = "± is the 95% interval of a mean over seeds (Student's t, n - 1 degrees of freedom)"
+
+
+def half_width(values):
+  """Of the INTERVAL of their mean; 0 for a single one."""
+  n = len(values)
+  return student(0.95, n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
+
+
+def plus_minus(values, digits="{:.3f}"):
+  """" ± " and the half width as text, never as 0: a spread that small is an accident of few seeds. "" for a single value."""
+  text = digits.format(half_width(values))
+  return "" if len(values) < 2 else f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
 def spike_score(values):

@@ -16,6 +16,7 @@ import sys
 import expected
 import metrics
 import report
+import results
 import sweep
 from common import run as run_main, stop
 
@@ -50,13 +51,14 @@ def main():
   if sources == ["-"]:
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
-    result = sweep.read_results(sources[0])
-    losses = expected.table(result)[0] if name == "quickstart" else sweep.table(result)
-    differences = "" if result["chart"] == "lengths" else sweep.difference_table(result)
-    content = "\n\n".join(filter(None, (losses, differences, sweep.note(result))))
+    result = results.read(sources[0])
+    losses, *differences, note = sweep.texts(result)
+    if name == "quickstart":
+      losses, note = expected.table(result)[0], sweep.note(result)
+    content = "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
   else:
     runs = [metrics.Run(folder) for folder in sources]
-    content = report.answers(runs) + "\n\n" + made_by(runs)
+    content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION
   replace_block(name, content)
 
 

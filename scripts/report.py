@@ -4,7 +4,7 @@
     python3 scripts/report.py RUN... [--sweep FILE.json]... [--out report.html] [--markdown DIR] [--title TEXT] [--baseline RUN]
 
 All numbers are from RUN/metrics.jsonl and the results of scripts/sweep.py (--sweep). Runs that differ in nothing but the seed
-are one row of the summary, with mean and standard deviation. Differences are to the first run, or --baseline. What makes a
+are one row of the summary, with mean and 95% interval. Differences are to the first run, or --baseline. What makes a
 comparison unfair is listed first. A section without lines says which command makes them. Equal inputs give equal pages: the
 date is that of the newest line. Damaged lines are skipped.
 """
@@ -25,6 +25,7 @@ import diagnose
 import metrics
 import passkey
 import plot
+import results
 import sweep
 from common import UserError, check_output, output_folder, run as run_main
 
@@ -34,6 +35,7 @@ Column = collections.namedtuple("Column", "title value digits better", defaults=
 
 FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.", "diagnostics.",
         "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ between runs that are compared
+CAPTION = f"{metrics.INTERVAL}. Bold: the best mean, and all whose intervals meet its own."
 UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 STYLE = """
 :root { color-scheme: light }
@@ -124,18 +126,20 @@ def loss_at(length):
 
 
 def grouped(runs, columns):
-  """Markdown: a row for runs that differ by seed only, with mean and standard deviation, and the best mean in bold."""
+  """Markdown: a row for runs that differ by seed only, with mean and interval. In bold is the best mean, with those whose intervals
+  meet its own: a difference within the errors is none."""
   groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
   cells = []  # by column
   for column in columns:
     found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
     means = [statistics.mean(values) for values in found if values]
-    top = column.better(means) if column.better and comparable and len(set(means)) > 1 else None
+    top = column.better((v for v in found if v), key=statistics.mean) if column.better and comparable and len(set(means)) > 1 else None
     texts = []
     for values in found:
       text = column.digits.format(statistics.mean(values)) if values else "-"
-      spread = " ± " + column.digits.format(statistics.stdev(values)) if len(set(values)) > 1 else ""
-      texts.append(f"**{text}{spread}**" if values and statistics.mean(values) == top else text + spread)
+      text += metrics.plus_minus(values, column.digits) if len(set(values)) > 1 else ""
+      bold = values and top and abs(statistics.mean(values) - statistics.mean(top)) <= metrics.half_width(values) + metrics.half_width(top)
+      texts.append(f"**{text}**" if bold else text)
     if means:
       cells.append((column.title, texts))
   return plot.markdown(["run", *(title for title, _ in cells)],
@@ -289,7 +293,7 @@ def seed_differences(runs, baseline):
     both = {run.seed() for run in group} & {run.seed() for run in base}
     if group is not base and len(both) > 1:
       rows.append([f"{group_label(group)} - {group_label(base)}", str(len(both)), *(sweep.paired(of(group, n), of(base, n)) for n in some)])
-  return [Text("Difference paired by seed: mean ± standard error over seeds:"),
+  return [Text("Difference paired by seed:"),
           plot.markdown(["difference", "seeds", *map(str, some)], rows)] if rows else []
 
 
@@ -427,8 +431,8 @@ def diagnostics(runs, baseline):
 def sweeps(results):
   blocks = []
   for position, result in enumerate(results, 1):
-    blocks += [Text(f"{result['name']}{', size ' + result['size'] if result['size'] else ''}: {sweep.note(result)}"), sweep.table(result)]
-    blocks += filter(None, [sweep.difference_table(result)])
+    *tables, said = sweep.texts(result)
+    blocks += [Text(f"{result['name']}{', size ' + result['size'] if result['size'] else ''}: {said}"), *tables]
     lost = [f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"]]
     blocks += [figure(f"sweep_{position}", f"Sweep {result['name']}.", lambda axes, ticker: sweep.draw(result, axes, ticker), 1, 3)]
     blocks += [Text("\n".join(lost), "code")] * bool(lost) + [Text(f"Made by {result['command']}")]
@@ -544,7 +548,7 @@ def main():
   parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
   arguments = parser.parse_args()
   check_output("--out", arguments.out)
-  results = [sweep.read_results(path) for path in arguments.sweep]
+  swept = [results.read(path) for path in arguments.sweep]
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.lines and not run.row and not run.contexts:
@@ -554,7 +558,7 @@ def main():
   if not baseline:
     raise UserError(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
   with output_folder(arguments.markdown, "--markdown") if arguments.markdown else contextlib.nullcontext():
-    write(arguments, runs, baseline, results)
+    write(arguments, runs, baseline, swept)
   print(arguments.out)
 
 
@@ -562,7 +566,7 @@ def write(arguments, runs, baseline, results):
   sections = [(name, make(runs, baseline)) for name, make in SECTIONS] + [("Sweeps", sweeps(results))]
   by_sweep = {MEASURES[result.get("mode", "windows")] for result in results}
   empty = [(name, blocks) for name, blocks in sections if isinstance(blocks[0], Text) and blocks[0].kind == "missing"]
-  sections = [("Summary", [*unfair(runs), summary(runs)]), *(section for section in sections if section not in empty),
+  sections = [("Summary", [*unfair(runs), summary(runs), *[Text(CAPTION)] * (len(runs) > 1)]), *(section for section in sections if section not in empty),
               *([("Not measured", [Text(f"{name}: {blocks[0].text}") for name, blocks in empty if name not in by_sweep])] if empty else []),
               ("Appendix", appendix(runs, baseline))]
   subtitle = f"{len(runs)} run{'s' * (len(runs) > 1)}, newest line of {newest_time(runs)}"

@@ -25,7 +25,7 @@ above that of an earlier window as long.
 
 Charts: "lengths" (loss by evaluated length, a line for each combination), and three of the loss at the trained length,
 with the first axis along x: "lines", "bars", and "lr", with the sensitivity of Wortsman et al. (arXiv 2309.14322): the mean
-over the rates of min(loss, loss of step 0) less the lowest loss. Prints the losses, mean and standard deviation over the seeds, and
+over the rates of min(loss, loss of step 0) less the lowest loss. Prints the losses, mean and 95% interval over the seeds, and
 paired differences to the first row. --results keeps all of it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png].
 """
 import argparse
@@ -36,7 +36,6 @@ import hashlib
 import importlib.util
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -49,10 +48,10 @@ import time
 
 import metrics
 import plot
-from common import UserError, check_output, die_of_interrupt, nested, rows, run as run_main, settings
+from common import UserError, check_output, die_of_interrupt, nested, rows, run as run_main
+from results import CHARTS
 
 KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
-CHARTS = ("lengths", "lines", "bars", "lr")
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 JUDGED = 100  # steps from which losses tell whether a run has diverged
 
@@ -409,59 +408,6 @@ def summary(sweep, members, done, failed):
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
 
-def list_of(good, value):
-  return isinstance(value, list) and bool(value) and all(map(good, value))
-
-
-def whole(value):
-  return type(value) is int and value >= 0
-
-
-def number(value):
-  return metrics.finite(value) is not None
-
-
-# What a field of results must be: whether a value is that, and its name.
-TEXT = lambda value: isinstance(value, str), "a text"
-WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
-NUMBER = lambda value: value is None or number(value), "a number or null"
-COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": the axis has several
-RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
-          "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"), "context": (whole, "a whole number"),
-          "chart": (lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"), "seeds": WHOLES, "lengths": WHOLES,
-          "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"), "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
-                   "lists of texts by axis"),
-          "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
-ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
-         "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}
-
-
-def read_results(path):
-  """What --results wrote, with every field that is read of it checked here."""
-  try:
-    with open(path, encoding="utf-8") as file:
-      result = json.load(file)
-  except OSError as error:
-    raise UserError(f"{path}: {error.strerror}")
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path} is not JSON: {error}")
-
-  def check(entry, fields, where=""):
-    for key, (good, what) in fields.items():
-      if key not in entry or not good(entry[key]):
-        found = json.dumps(entry[key])[:40] if key in entry else "missing"
-        raise UserError(f"{path} does not hold results of scripts/sweep.py: {where}{key} is {found}, must be {what}; "
-                        f"scripts/sweep.py SWEEP.json --table --results {path} writes it again")
-  if isinstance(result, dict):
-    result.setdefault("mode", "windows")  # of older results
-  check(result if isinstance(result, dict) else {}, RESULT)
-  axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
-      label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
-  for number, entry in enumerate(result["runs"]):
-    check(entry, {**ENTRY, **axes}, f"runs[{number}].")
-  return result
-
-
 Cell = collections.namedtuple("Cell", "losses capped diverged")  # of runs that did not diverge, of all at most that of step 0
 
 
@@ -490,7 +436,7 @@ def cell_text(cell, seeds):
   values = list(cell.losses.values())
   if not values:
     return "diverged" if cell.diverged else "-"
-  return ("%.3f" % statistics.mean(values) + (" ± %.3f" % statistics.stdev(values) if len(values) > 1 else "")
+  return ("%.3f" % statistics.mean(values) + metrics.plus_minus(values)
           + (f" ({len(values)} of {seeds} seeds)" if len(values) + cell.diverged < seeds else "")
           + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
 
@@ -522,11 +468,9 @@ def table(result):
 
 
 def paired(one, other):
-  """Mean difference of the losses over the seeds that both have, with its standard error, as text."""
+  """Mean difference of the losses over the seeds that both have, with its interval, as text."""
   gaps = [one[seed] - other[seed] for seed in one if seed in other]
-  if len(gaps) < 2:
-    return "%+.3f" % gaps[0] if gaps else "-"
-  return "%+.3f ± %.3f" % (statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)))
+  return "%+.3f" % statistics.mean(gaps) + metrics.plus_minus(gaps) if gaps else "-"
 
 
 def difference_table(result):
@@ -541,7 +485,7 @@ def difference_table(result):
                  + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
     counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
   seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-  head = "difference in nats" + (f", paired by seed: mean ± standard error, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
+  head = "difference in nats" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
   return plot.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
 
 
@@ -559,6 +503,12 @@ def note(result):
           f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
 
 
+def texts(result):
+  """The tables, then what the figures are of and what ± is."""
+  interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
+  return list(filter(None, (table(result), difference_table(result), note(result) + interval)))
+
+
 # ---------------------------------------------------------------------------------------------------------- the chart
 
 def draw(result, axes, ticker):
@@ -573,7 +523,7 @@ def draw(result, axes, ticker):
     look = {"color": plot.COLOURS[colour], "linestyle": plot.LINES[turn % len(plot.LINES)], "label": plot.in_text(label)}
     cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
     at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
-    spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in cells]
+    spread = [metrics.half_width(v) for _, v in cells]
     if kind == "lr" and (even := sensitivity(row)) is not None:
       look["label"] += " (sensitivity %.3f)" % even
     if kind == "bars":
@@ -603,7 +553,7 @@ def draw(result, axes, ticker):
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
     axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
-  spread = "standard deviation" if kind in ("lengths", "bars") else "range"
+  spread = "95% interval" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
            title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
   # A legend of more rows would cover the lines.
@@ -686,7 +636,7 @@ def main():
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")
-    print("\n\n".join(filter(None, (table(result), difference_table(result), note(result)))), flush=True)
+    print("\n\n".join(texts(result)), flush=True)
     if drawable:
       picture(result, arguments.picture or stem + ".png")
   for name, reason in failed.items():

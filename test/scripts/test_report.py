@@ -123,16 +123,22 @@ class Report(ScriptTest):
              for variant, base in (("softmax", 1.0), ("lssar", 1.5)) for seed in (1, 2)]
     self.report(*names)
     self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
-                     {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.071", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.071"})
+                     {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.635", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.635"})
     paired, = (table for table in self.page.tables if table[0][:2] == ["difference", "seeds"])
-    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "2", "+0.500 ± 0.000", "+0.500 ± 0.000"])
+    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "2", "+0.500 ± <0.001", "+0.500 ± <0.001"])
+    for cell in ("<td><b>1.400 ± 0.635</b></td>", "<td><b>1.900 ± 0.635</b></td>"):  # they may be equal
+      self.assertIn(cell, self.source)
     self.assertEqual(self.warnings(), [])
+    far = self.make_run("x_far_1_1a2b", lines(3.0, [("attention", {"variant": "far"})]))
+    self.report(*names, far)
+    self.assertNotIn("<b>3.250", self.source)
+    self.assertIn("± is the 95% interval of a mean over seeds", self.said)
 
   def test_seeds_that_began_with_runs_of_their_own(self):
     names = [self.make_run(f"probe_{seed}", lines(1 + seed / 10, [("init", f"runs/orbits_{seed}/step_00000010")], seed=seed))
              for seed in (1, 2)]
     self.report(*names)
-    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()}, {"probe_* (2 seeds)": "1.400 ± 0.071"})
+    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()}, {"probe_* (2 seeds)": "1.400 ± 0.635"})
     self.assertEqual(self.warnings(), [])
     names.append(self.make_run("other_3", lines(1, [("init", "runs/others_3/step_00000010")], seed=3)))
     self.report(*names)

@@ -97,7 +97,7 @@ class Series(ScriptTest):
   def test_a_run_that_fails_does_not_end_the_series(self):
     table, calls = self.sweep("--results", "r.json", code=1, a2="1")
     self.assertEqual(calls, [member + " --resume" for member in ("a1", "b1", "a2", "b2")])
-    self.assertEqual(table, HEAD + ONE + "| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
+    self.assertEqual(table, HEAD + ONE + "| b | 1.500 ± 6.353 | 1.500 ± 6.353 |\n")
     self.assertIn("\n2 seeds, ", self.said)
     self.assertIn("| difference in nats, one seed |", self.said)
     failed, = (entry for entry in self.json_of("r.json")["runs"] if entry["state"] == "failed")
@@ -106,7 +106,7 @@ class Series(ScriptTest):
     self.assert_error(f"runs/{failed['name']} failed: {failed['why']}")
     table, calls = self.sweep()
     self.assertEqual(calls, ["a2 --resume"])
-    self.assertIn("| a | 1.500 ± 0.707 |", table)
+    self.assertIn("| a | 1.500 ± 6.353 |", table)
     self.assertEqual(self.sweep()[1], [])
     self.assertEqual(self.sweep("--overwrite")[1], [member + " --overwrite" for member in ("a1", "b1", "a2", "b2")])
     self.assertEqual(self.sweep("--seeds", "1", "--set", "x=1", code=1, a1="3", b1="3")[0], "")
@@ -175,7 +175,7 @@ class Series(ScriptTest):
     plain = [name for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_plain")]
     evaluations = [f"a{seed} {os.path.join('runs', name)}" for seed, name in zip("12", plain)]
     self.assertEqual(calls, ["a1 --resume", evaluations[0], "a2 --resume", evaluations[1]])
-    self.assertEqual(table, HEAD + "| plain | 1.500 ± 0.707 | 1.500 ± 0.707 |\n| wide | 11.500 ± 0.707 | 11.500 ± 0.707 |\n")
+    self.assertEqual(table, HEAD + "| plain | 1.500 ± 6.353 | 1.500 ± 6.353 |\n| wide | 11.500 ± 6.353 | 11.500 ± 6.353 |\n")
     self.assertEqual(self.sweep(), (table, []))
     table, calls = self.sweep("--set", "eval.mode=suffix", "--axis", "what=wide")
     self.assertEqual(calls, evaluations)
@@ -232,12 +232,12 @@ class Series(ScriptTest):
   def test_a_run_that_diverges_is_recorded(self):
     table, calls = self.sweep("--results", "r.json", a1="diverges")
     self.assertEqual(len(calls), 4)
-    self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n| b | 1.500 ± 0.707 | 1.500 ± 0.707 |\n")
+    self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n| b | 1.500 ± 6.353 | 1.500 ± 6.353 |\n")
     entry = self.json_of("r.json")["runs"][0]
     self.assertEqual((entry["state"], entry["why"], entry["loss"], entry["losses"], entry["initial"]),
                      ("diverged", "step 3: loss nan, gradient norm nan", None, {}, 4.0))
     self.assertEqual(self.sweep(), (table, []))
-    self.assertEqual(self.sweep("--overwrite")[0], HEAD + "".join(f"| {x} | 1.500 ± 0.707 | 1.500 ± 0.707 |\n" for x in "ab"))
+    self.assertEqual(self.sweep("--overwrite")[0], HEAD + "".join(f"| {x} | 1.500 ± 6.353 | 1.500 ± 6.353 |\n" for x in "ab"))
     self.assertEqual(self.sweep("--set", "x=1", a1="diverges", b1="diverges", a2="diverges", b2="diverges")[0],
                      HEAD + "".join(f"| {x} | diverged | diverged |\n" for x in "ab"))
 
@@ -326,6 +326,16 @@ class Judgement(ScriptTest):
 
 
 class Tables(unittest.TestCase):
+  def test_intervals(self):
+    """Against the tables of Student's distribution."""
+    for freedom, middle, most in ((1, 12.7062, 63.6567), (2, 4.3027, 9.9248), (3, 3.1824, 5.8409), (4, 2.7764, 4.6041), (8, 2.3060, 3.3554),
+                                  (9, 2.2622, 3.2498), (30, 2.0423, 2.7500)):
+      self.assertAlmostEqual(metrics.student(0.95, freedom), middle, places=4)
+      self.assertAlmostEqual(metrics.student(0.99, freedom), most, places=4)
+    self.assertAlmostEqual(metrics.half_width([1.0, 1.2]), 12.7062 * 0.1, places=4)
+    self.assertEqual([metrics.plus_minus(values) for values in ([1.0], [1.0, 1.2], [1.0, 1.0])], ["", " ± 1.271", " ± <0.001"])
+    self.assertEqual(metrics.plus_minus([0.5, 0.5], "{:.1%}"), " ± <0.1%")
+
   def result(self, losses, chart="lr"):
     """losses: {row: {rate: [loss or None for diverged, by seed]}}, from 6 nats at step 0."""
     runs = [{"name": f"{row}{rate}", "labels": {"lr": rate, "kind": row}, "seed": seed, "state": "diverged" if loss is None else "complete",
@@ -337,12 +347,12 @@ class Tables(unittest.TestCase):
   def test_learning_rates(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": [2.0, 2.2]}, "b": {"1": [3.5, 3.5], "2": [2.5, None]}})
     self.assertEqual(sweep.table(result).splitlines()[2:], [
-        "| a | 3.100 ± 0.141 | 2.100 ± 0.141 | 2.100 ± 0.141 at 2 | 0.500 |",  # (1 + 0) / 2
-        "| b | 3.500 ± 0.000 | 2.500 (1 diverged) | 3.500 ± 0.000 at 1 | 0.375 |"])  # 3.5, (2.5 + 6) / 2: (0 + 0.75) / 2
-    # b - a by seed: 0.5 and 0.3, standard error 0.2 / sqrt(2) / sqrt(2); the best ones 1.5 and 1.3
-    self.assertEqual(sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 0.100 | +0.500 | +1.400 ± 0.100 |"])
+        "| a | 3.100 ± 1.271 | 2.100 ± 1.271 | 2.100 ± 1.271 at 2 | 0.500 |",  # (1 + 0) / 2
+        "| b | 3.500 ± <0.001 | 2.500 (1 diverged) | 3.500 ± <0.001 at 1 | 0.375 |"])  # 3.5, (2.5 + 6) / 2: (0 + 0.75) / 2
+    # b - a by seed: 0.5 and 0.3, standard error 0.1, t of 1 degree of freedom 12.706; the best ones 1.5 and 1.3
+    self.assertEqual(sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
-    self.assertEqual(sweep.table(result).splitlines()[2], "| a | 3.100 ± 0.141 | - | 3.100 ± 0.141 at 1 | - |")
+    self.assertEqual(sweep.table(result).splitlines()[2], "| a | 3.100 ± 1.271 | - | 3.100 ± 1.271 at 1 | - |")
     self.assertEqual(sweep.difference_table(result), "")

@@ -1,0 +1,61 @@
+"""The file that sweep.py --results writes, for every script that reads it: its fields and their check. Standard library only."""
+import json
+
+from common import UserError
+from metrics import finite
+
+CHARTS = ("lengths", "lines", "bars", "lr")
+
+
+def list_of(good, value):
+  return isinstance(value, list) and bool(value) and all(map(good, value))
+
+
+def whole(value):
+  return type(value) is int and value >= 0
+
+
+def number(value):
+  return finite(value) is not None
+
+
+# What a field of results must be: whether a value is that, and its name.
+TEXT = lambda value: isinstance(value, str), "a text"
+WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
+NUMBER = lambda value: value is None or number(value), "a number or null"
+COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": the axis has several
+RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
+          "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"), "context": (whole, "a whole number"),
+          "chart": (lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"), "seeds": WHOLES, "lengths": WHOLES,
+          "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
+          "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
+                   "lists of texts by axis"),
+          "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
+ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
+         "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}
+
+
+def read(path):
+  """What --results wrote, with every field that is read of it checked here."""
+  try:
+    with open(path, encoding="utf-8") as file:
+      result = json.load(file)
+  except OSError as error:
+    raise UserError(f"{path}: {error.strerror}")
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{path} is not JSON: {error}")
+
+  def check(entry, fields, where=""):
+    for key, (good, what) in fields.items():
+      if key not in entry or not good(entry[key]):
+        found = json.dumps(entry[key])[:40] if key in entry else "missing"
+        raise UserError(f"{path} does not hold results of scripts/sweep.py: {where}{key} is {found}, must be {what}; "
+                        f"scripts/sweep.py SWEEP.json --table --results {path} writes it again")
+  if isinstance(result, dict):
+    result.setdefault("mode", "windows")  # of older results
+  check(result if isinstance(result, dict) else {}, RESULT)
+  axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
+      label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
+  for number, entry in enumerate(result["runs"]):
+    check(entry, {**ENTRY, **axes}, f"runs[{number}].")
+  return result
