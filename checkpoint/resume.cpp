@@ -147,7 +147,9 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   schedule_alone = schedule_alone && changes.size() == settings;
   std::string earlier;
-  for (int64_t step = 0; changes.empty() && step < std::min(state.step, now.train.steps) && !scheduled; step++) {
+  bool longer =
+      now.train.steps != before.train.steps && !scheduled;  // what else a schedule depends on is compared above
+  for (int64_t step = 0; longer && changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
     if (std::string path = checkpoint_before(fs::path(checkpoint.path).parent_path(), step + 1); !path.empty())
       earlier = "continue from an earlier checkpoint (--resume " + path + " can), ";
