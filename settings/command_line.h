@@ -8,7 +8,7 @@ struct Flags {
   std::string run;  // X where CONFIG is the folder runs/X or in it: what the run is called, whatever config.json says
   std::vector<std::string> sets;
   std::string resume, lengths, tasks, generate, generate_file, predict, token_losses, gpus = "1", dump_gradients,
-      encode;
+                                                                                      encode;
   bool resuming = false, eval = false, passkey = false, diagnostics = false, generating = false, overwrite = false,
        dry_run = false, print_config = false, remeasure = false;
   std::string command;  // as typed

@@ -183,12 +183,12 @@ class Interrupted(Runs):
     self.run_ok(**changes)
     longer = {**changes, "train__steps": 80}
     done = self.run_bad("--resume", **longer, names=[
-        r"earlier checkpoint \(--resume runs/tiny/step_00000030 can\), or begin another run with these weights "
+        r"earlier checkpoint \(--resume runs/tiny/step_00000030 can\), begin another schedule .*=40\), or begin another run with these weights "
         r"\(--set name=\.\.\. --set init=runs/tiny/step_00000040, without --resume\)"])
     self.assertNotIn("continuing", done.stdout)
     self.run_bad("--resume", "runs/tiny", **longer, name="other",
                  names=[r"weights \(--set init=runs/tiny/step_00000040, without"])
-    self.run_bad("--resume", **{**longer, "optimizer__schedule": "cosine"}, names=["restore the old values, or begin another"])
+    self.run_bad("--resume", **{**longer, "optimizer__schedule": "cosine"}, names=["restore the old values, begin another schedule here"])
     done = self.run_bad("--resume", "runs/tiny/step_00000030", "--gpus", "3", **longer, names=["x ranks"])
     self.assertNotIn("continuing", done.stdout)
     self.assertIn("continuing", self.run_ok("--resume", "runs/tiny/step_00000030", **longer).stdout)

@@ -103,7 +103,7 @@ class Diagnostics(Workspace):
       self.assertTrue(1 <= layer["survivors"][0] <= 16)
 
   def test_layers_that_differ(self):
-    self.ok("--diagnostics", attention__variant="lssar_softplus_gated", attention__layers=["window", "softmax_ungated"])
+    self.ok("--diagnostics", attention__variant="lssar_softplus_gated", attention__layers=["unrotated", "softmax_ungated"])
     line, = self.metrics(kind="diagnostics")
     self.assertEqual(line["gate"], 1)  # of the layer that has one
     gated, ungated = line["layers"]

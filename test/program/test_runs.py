@@ -532,6 +532,12 @@ class Sweeps(Workspace):
     return subprocess.Popen([sys.executable, os.path.join(ROOT, "scripts", "sweep.py"), "s.json", *flags], cwd=self.folder, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TRAIN": train})
 
+  def asked_only(self):
+    """A ./train that says what its settings are, and trains nothing."""
+    self.write("asked", f'#!/bin/sh\nfor last; do :; done\n[ "$last" = --print-config ] && exec "{TRAIN}" "$@"\nexit 1\n')
+    os.chmod(self.path("asked"), 0o755)
+    return self.path("asked")
+
   def sweep(self, *flags, train=TRAIN, code=0):
     """The table of losses."""
     process = self.start(*flags, train=train)
@@ -553,9 +559,9 @@ class Sweeps(Workspace):
 
   def test_repeats_no_run_and_takes_none_for_another(self):
     table = self.sweep("--results", "results.json")
-    self.assertEqual(self.sweep(train="/bin/false"), table)
+    self.assertEqual(self.sweep(train=self.asked_only()), table)
     self.assertNotEqual(self.sweep("--set", "optimizer.lr=0.1"), table)
-    self.assertEqual(self.sweep(train="/bin/false"), table)
+    self.assertEqual(self.sweep(train=self.asked_only()), table)
     losses = [entry["losses"]["16"] for entry in self.json_of("results.json")["runs"]
               if entry["labels"] == {"attention.variant": "softmax"}]
     self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses))
@@ -570,7 +576,7 @@ class Sweeps(Workspace):
     for row in rows:
       self.assertEqual(row[1], "diverged")
       self.assertRegex(row[2], r"^\d\.\d{3}$")
-    self.assertEqual([row.split(" | ") for row in self.sweep(train="/bin/false").splitlines()[2:]], rows)
+    self.assertEqual([row.split(" | ") for row in self.sweep(train=self.asked_only()).splitlines()[2:]], rows)
 
   def test_killed_at_random_moments(self):
     self.sweep_file(axes={"attention.variant": ["softmax", "lssa"], "optimizer.lr": [0.01, 0.02]}, set={

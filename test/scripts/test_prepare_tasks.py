@@ -254,4 +254,4 @@ class PrepareTasks(ScriptTest):
 
   def test_lm_eval_is_optional(self):
     self.run_script("compare_lm_eval.py", self.folder, "piqa=y", code=2)
-    self.assertRegex(self.errors, "pip install lm-eval|holds no tokenizer")
+    self.assertRegex(self.errors, "pip install 'lm-eval|holds no tokenizer")
