@@ -60,7 +60,8 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
 // batches and added models: a single error, also of the naive formula, is a matter of chance (see Pool in compare.h).
 template <class T> class GradientPool {
  public:
-  explicit GradientPool(std::string precision) : precision_(std::move(precision)) {}
+  explicit GradientPool(std::string precision, unsigned batches = 3)
+      : precision_(std::move(precision)), batches_(batches) {}
   GradientPool(const GradientPool&) = delete;
   ~GradientPool() { EXPECT_LE(worst_kernel_, 2 * worst_naive_ + 2 * unit_roundoff<T>) << precision_ << " " << where_; }
 
@@ -68,7 +69,7 @@ template <class T> class GradientPool {
     Config config = small_config(precision_, sets);
     auto model = small_model(config);
     std::vector<double> losses, exact_losses, naive_losses;
-    for (unsigned seed : {3, 4, 5}) {
+    for (unsigned seed = 3; seed < 3 + batches_; seed++) {
       TestBatch batch(config, seed);
       ReferenceModel<Exact> exact(config);
       ReferenceModel<Naive<T>> naive(config);
@@ -92,13 +93,15 @@ template <class T> class GradientPool {
 
  private:
   std::string precision_, where_;
+  unsigned batches_;
   double worst_naive_ = 0, worst_kernel_ = 0;
 };
 
 // One of each precision.
 struct GradientPools {
-  GradientPool<float> fp32{"fp32"};
-  GradientPool<bf16> half{"bf16"};
+  GradientPool<float> fp32;
+  GradientPool<bf16> half;
+  explicit GradientPools(unsigned batches = 3) : fp32("fp32", batches), half("bf16", batches) {}
   void add(const std::vector<std::string>& sets, const std::string& what) {
     fp32.add(sets, what);
     half.add(sets, what);
@@ -386,7 +389,9 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
       {"attention.variant=cable", "attention.window=5"},
       {"attention.variant=softplus_gated", "attention.bias=fox"},
       {"attention.variant=sigmoid_gated", "attention.bias=cable", "attention.gate.granularity=headwise"}};
-  GradientPools pools;
+  // LSSAR's errors are by far the largest here and vary most: of three batches, clang's kernels had 2.4 times the naive
+  // formula's, of 12 1.3 times, of 40 0.6 times.
+  GradientPools pools(12);
   for (const auto& sets : cases) {
     std::string what;
     for (const std::string& set : sets) what += set + " ";
