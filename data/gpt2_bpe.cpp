@@ -115,9 +115,10 @@ std::vector<std::string_view> split_gpt2(std::string_view) {
 #endif
 
 Gpt2Files gpt2_files(const std::string& dir) {
-  std::string vocabulary =
-      find_file(dir, "vocab.json", "encoder.json");  // if the next call throws, g++ 11 leaks a member
-  return {vocabulary, find_file(dir, "merges.txt", "vocab.bpe")};
+  // No member yet: if a call throws among those of a list, g++ 11 leaks the ones before it.
+  std::string vocabulary = find_file(dir, "vocab.json", "encoder.json");
+  std::string merges = find_file(dir, "merges.txt", "vocab.bpe");
+  return {vocabulary, merges};
 }
 
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {

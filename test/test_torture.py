@@ -64,7 +64,7 @@ VALUES = {
     "log.groups_every": [0, 0, 2]}
 USUAL = 0.6  # the share of choices and switches that keep their defaults
 # Drawn anew for every start: no bit depends on them.
-CHANGING = ("threads", "train.zero_stage", "eval.batch", "checkpoint.every", "checkpoint.minutes")
+CHANGING = ("threads", "train.zero_stage", "checkpoint.every", "checkpoint.minutes")
 
 # A kind of interruption is signals, each after a random time. "rank": to one of the ranks.
 KINDS = {"kill": [signal.SIGKILL], "rank": [signal.SIGKILL], "term": [signal.SIGTERM], "int": [signal.SIGINT],

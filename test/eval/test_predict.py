@@ -127,8 +127,9 @@ class Runs(Head):
           first += count
         self.assertEqual(len(sums), line["of"]["tokens"])
         self.assertAlmostEqual(math.fsum(sums) / len(sums), line["loss"], delta=2e-6)
-      on_ranks = self.predicted("--gpus", "3", what="--per-token-losses", eval__batch=2, **changes)
-      self.assertEqual(bytes(on_ranks[0]), bytes(losses))
+      # A library of products may choose other kernels for other batches, as OpenBLAS 0.3.20 does.
+      alone, ranks = (self.predicted(*flags, what="--per-token-losses", eval__batch=2, **changes) for flags in ((), ("--gpus", "3")))
+      self.assertEqual(bytes(alone[0]), bytes(ranks[0]))
     self.assertEqual(os.listdir(self.path("runs/tiny")).count("pred.npy"), 0)
     self.bad("--per-token-losses", "absent/x.npy", names=["--per-token-losses"], wrote_nothing=False)
 
