@@ -27,6 +27,11 @@ Beside each shard X.bin, X.json has its numbers of tokens and of bytes: {"tokens
 The bytes are those of the text, as UTF-8, that these tokens stand for. The token between documents stands for none, and
 a document that crosses the end of a shard is counted where its tokens are: the sum over all shards is the whole text.
 
+--answer-field, for JSONL with prompts in --field and answers, also writes a label file for each shard, so that only
+answers are predicted: NAME_labels_train_000000.bin, ... Prompt and answer are joined by nothing: write what separates
+them into the fields, a space at the beginning of the answer. gpt2: a token with text of both is predicted, and so is
+the 50256 after an answer, which begins the next document.
+
 No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
@@ -92,18 +97,19 @@ def listed(names):
   return ", ".join('"%s"' % name for name in names[:20]) or "no fields"
 
 
-def utf8(value, where, args):
-  """The text of a document as UTF-8; None if it is null."""
-  if value is None:
+def utf8(value, where, args, flag="--field"):
+  """The text of a document, in the field that the flag names, as UTF-8; None if it is null and no answer is needed."""
+  field = args.fields[flag]
+  if value is None and not args.answer_field:
     return None
   if not isinstance(value, str):
-    raise UserError('%s: "%s" is %s, not text; name the field that has the text with --field' % (
-        where, args.field, json.dumps(value, default=str)[:40]))
+    raise UserError('%s: "%s" is %s, not text; name the field that has the text with %s' % (
+        where, field, json.dumps(value, default=str)[:40], flag))
   try:
     return value.encode()
   except UnicodeEncodeError:  # JSON can write half of a surrogate pair
     if args.errors == "strict":
-      raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, args.field))
+      raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, field))
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
@@ -120,12 +126,18 @@ def json_documents(name, stream, args):
     except (ValueError, RecursionError) as error:
       at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
       raise UserError("%s is not JSON: %s; every line must be a JSON object" % (where, at))
-    if not isinstance(record, dict) or args.field not in record:
-      raise UserError('%s: a JSON object with "%s" is needed, but it %s; --field names the field with the text' % (
-          where, args.field, "has " + listed(list(record)) if isinstance(record, dict) else
-          "is an array; write each of its elements on a line of its own (jq -c '.[]')" if isinstance(record, list) else
-          "is " + json.dumps(record)[:40]))
-    yield utf8(record[args.field], where, args)
+    for flag, field in args.fields.items():
+      if not isinstance(record, dict) or field not in record:
+        raise UserError('%s: a JSON object with "%s" is needed, but it %s; %s names the field with the text' % (
+            where, field, "has " + listed(list(record)) if isinstance(record, dict) else
+            "is an array; write each of its elements on a line of its own (jq -c '.[]')"
+            if isinstance(record, list) else "is " + json.dumps(record)[:40], flag))
+    parts = [utf8(record[field], where, args, flag) for flag, field in args.fields.items()]
+    if args.answer_field and not parts[1]:
+      raise UserError('%s: the answer, "%s", is empty; write one, or remove the line' % (where, args.answer_field))
+    if args.answer_field and args.tokenizer != "bytes" and MARKER in b"".join(parts):
+      raise UserError("%s has %s; remove it: it separates documents" % (where, MARKER.decode()))
+    yield parts if args.answer_field else parts[0]
 
 
 def parquet_documents(name, stream, args):
@@ -174,10 +186,11 @@ def warn_of_another_format(name, block):
 
 class Text:
   """All inputs as one long text, addressed by byte offset. starts: where its documents begin, in order, and its end. nulls:
-  how many had null as their text, and are left out."""
+  how many had null as their text, and are left out. answers: where the answer of each document begins."""
 
   def __init__(self, args, temporary):
     self.args, self.temporary, self.size, self.nulls = args, temporary, 0, 0
+    self.answers = array.array("Q")
     self.names, self.files = [], []  # files: (name, path, first byte, end)
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
     with open(os.path.join(temporary, "starts"), "w+b") as self.starts_file:  # on the disk: there may be many
@@ -213,6 +226,9 @@ class Text:
           if part is None:
             self.nulls += 1
             continue
+          if args.answer_field:
+            self.answers.append(self.size + len(part[0]))
+            part = b"".join(part)
           if documents and part:
             self._begin(self.size)
           copy.write(part)
@@ -255,6 +271,13 @@ class Text:
             file.seek(start - file_first)
             yield name, start - file_first, self._blocks(name, file, end - start)
 
+  def answers_in(self, first, last, chosen=lambda number: True):
+    """(bytes before its answer, bytes) of each document that documents() yields for the same arguments."""
+    for number, (start, end, answer) in enumerate(zip(self.starts, self.starts[1:], self.answers), 1):
+      if start < last and first < end and chosen(number):
+        start = max(start, first)
+        yield max(answer - start, 0), min(end, last) - start
+
   @staticmethod
   def _blocks(name, file, length):
     while length > 0:
@@ -288,11 +311,11 @@ def validation_start(text, fraction):
 
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
-# Both have tokens(documents, args), which yields (bytes of text read, their tokens as the bytes of uint16), and lengths:
-# how many bytes of text each token stands for (None: 1).
+# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: how many
+# bytes of text each of these tokens stands for; None: 1).
 
 class Bytes:
-  vocab, lengths = 256, None
+  vocab = 256
 
   @staticmethod
   def tokens(documents, args):
@@ -300,7 +323,7 @@ class Bytes:
       for block in blocks:
         wide = bytearray(2 * len(block))
         wide[::2] = block
-        yield len(block), wide
+        yield len(block), wide, None
 
 
 class Gpt2:
@@ -341,7 +364,7 @@ class Gpt2:
         try:
           for part in self._utf8(documents, args.errors):
             process.stdin.write(part)
-            yield len(part), b""
+            yield len(part), b"", None
         except BrokenPipeError:
           self._finish(process)  # says why, if it knows
           raise Failure("%s ended before it had read the text" % process.args[0])
@@ -351,7 +374,7 @@ class Gpt2:
         block = output.read(BLOCK)
         if not block:
           return
-        yield 0, block
+        yield 0, block, array.array("H", map(self.lengths.__getitem__, memoryview(block).cast("H")))
 
   @staticmethod
   def _utf8(documents, errors):
@@ -371,12 +394,14 @@ class Gpt2:
 # ----------------------------------------------------------------------------------------------------------- output
 
 class ShardWriter:
-  def __init__(self, directory, stem, args, lengths):
-    self.directory, self.stem, self.args, self.lengths = directory, stem, args, lengths
+  magic, columns = MAGIC, (0, 0)
+
+  def __init__(self, directory, stem, args):
+    self.directory, self.stem, self.args = directory, stem, args
     self.counts, self.bytes, self.file = [], 0, None  # tokens of each shard; bytes of text of the last
 
-  def write(self, data):
-    data = memoryview(data)
+  def write(self, data, lengths=None):
+    data = memoryview(data).cast("B")
     while len(data):
       if self.file is None or self.counts[-1] == self.args.shard_tokens:
         self.close()
@@ -386,24 +411,54 @@ class ShardWriter:
         self.bytes = 0
       part = data[:2 * (self.args.shard_tokens - self.counts[-1])]
       self.file.write(part)
-      self.counts[-1] += len(part) // 2
-      self.bytes += sum(map(self.lengths.__getitem__, part.cast("H"))) if self.lengths else len(part) // 2
-      data = data[len(part):]
+      count = len(part) // 2
+      self.counts[-1] += count
+      self.bytes += sum(lengths[:count]) if lengths else count
+      data, lengths = data[len(part):], lengths and lengths[count:]
 
   def close(self):
     if self.file is not None:
       self.file.seek(0)
-      self.file.write(struct.pack("<3i", MAGIC, VERSION, self.counts[-1]))
+      self.file.write(struct.pack("<5i", self.magic, VERSION, self.counts[-1], *self.columns))
       self.file.flush()
       os.fsync(self.file.fileno())
       self.file.close()
-      with open(self.file.name[:-len("bin")] + "json", "w") as file:
-        json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
-        file.write("\n")
+      if self.magic == MAGIC:
+        with open(self.file.name[:-len("bin")] + "json", "w") as file:
+          json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
+          file.write("\n")
       self.file = None
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)
+
+
+class LabelWriter(ShardWriter):
+  magic, columns = LABEL_MAGIC, (1, 1)
+
+  def __init__(self, directory, stem, args, answers):
+    super().__init__(directory, stem, args)
+    self.answers, self.read = answers, 0  # read, answer, document_end: bytes of text
+    self.answer = self.document_end = 0  # where those of the present document begin and end
+    self.begun, self.shared = False, 0  # shared: tokens with text of both a prompt and its answer
+
+  def write_next(self, tokens, lengths):
+    """Gives each token to the position before it if it has text of an answer, or has no text and comes after one."""
+    labels = array.array("H")
+    for token, length in zip(memoryview(tokens).cast("H"), lengths or itertools.repeat(1)):
+      while self.read + length > self.document_end:
+        before, size = next(self.answers)
+        self.answer, self.document_end = self.document_end + before, self.document_end + size
+      self.shared += self.read < self.answer < self.read + length
+      self.read += length
+      if self.begun:
+        labels.append(token if self.read > self.answer else NO_LABEL)
+      self.begun = True
+    self.write(labels)
+
+  def finish(self):
+    self.write(array.array("H", [NO_LABEL] * self.begun))  # the last token has no successor
+    self.close()
 
 
 def parse_arguments():
@@ -416,6 +471,8 @@ def parse_arguments():
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
+  parser.add_argument("--answer-field", metavar="FIELD",
+                      help="JSONL: the field that has the answer to --field; also writes label files")
   parser.add_argument("--jsonl", action="store_true", help="every input is JSONL, whatever its name is")
   validation = parser.add_mutually_exclusive_group()
   validation.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
@@ -435,6 +492,13 @@ def parse_arguments():
   if args.field is not None and not args.jsonl and not any(kind_of(f) in (".jsonl", ".parquet") for f in args.files):
     raise UserError("--field %s: no input is called .jsonl or .parquet; --jsonl reads others as JSONL" % args.field)
   args.field = args.field or "text"
+  args.fields = {"--field": args.field}
+  if args.answer_field:
+    args.fields["--answer-field"] = args.answer_field
+    for name in args.files:
+      if not args.jsonl and kind_of(name) != ".jsonl":
+        raise UserError("--answer-field %s: %s is not called .jsonl; --jsonl reads it as JSONL if it is" % (
+            args.answer_field, name))
   if not 1 <= args.shard_tokens < 1 << 31:
     raise UserError("--shard-tokens %d is not between 1 and %d" % (args.shard_tokens, (1 << 31) - 1))
   if args.tokenizer == "gpt2" and not args.tokenizer_dir:
@@ -453,24 +517,31 @@ def prepare(text, args, tokenizer, folder):
   if args.val_every:
     if len(text.starts) - 1 < args.val_every:
       raise UserError("--val-every %d: the number of documents is only %d" % (args.val_every, len(text.starts) - 1))
-    train = text.documents(0, text.size, lambda number: number % args.val_every)
-    val = text.documents(0, text.size, lambda number: number % args.val_every == 0)
+    train = 0, text.size, lambda number: number % args.val_every
+    val = 0, text.size, lambda number: number % args.val_every == 0
   else:
     start = validation_start(text, args.val_fraction)
     if args.val_fraction not in (0, 1) and start in (0, text.size):
       raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
                       "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
-    train, val = text.documents(0, start), text.documents(start, text.size)
+    train, val = (0, start), (start, text.size)
   writers = []
   progress = Progress(text.size)
-  for split, documents in (("train", train), ("val", val)):
-    writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args, tokenizer.lengths), progress.done
-    for read, tokens in tokenizer.tokens(documents, args):
-      writer.write(tokens)
+  for split, part in (("train", train), ("val", val)):
+    writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args), progress.done
+    labels = LabelWriter(folder, "%s_labels_%s" % (args.name, split), args, text.answers_in(*part))
+    for read, tokens, lengths in tokenizer.tokens(text.documents(*part), args):
+      writer.write(tokens, lengths)
+      if args.answer_field:
+        labels.write_next(tokens, lengths)
       progress.add(read)
     writer.close()
+    labels.finish()
+    if labels.shared:
+      print("prepare_text.py: warning: %s: tokens with text of both a prompt and its answer: %d; end no prompt with a "
+            "space, but begin the answer with it" % (split, labels.shared), file=sys.stderr)
     if writer.counts:
-      writers.append(writer)
+      writers += [writer, labels] if labels.counts else [writer]
     elif progress.done > before:
       raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
@@ -483,14 +554,16 @@ def main():
   args = parse_arguments()
   tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
   splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
-  old = re.compile(r"%s_(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
+  old = re.compile(r"%s_(labels_)?(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
       tempfile.TemporaryDirectory(prefix=".tmp_prepare_", dir=args.out) as temporary:
     writers = prepare(Text(args, temporary), args, tokenizer, folder)
-  written = {writer.name(index): count for writer in writers for index, count in enumerate(writer.counts)}
+  written = {writer.name(index): count for writer in writers if writer.magic == MAGIC
+             for index, count in enumerate(writer.counts)}
   for name, count in written.items():
     print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))
-  data = {writer.stem[len(args.name) + 1:]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
+  keys = {"train": "train", "val": "val", "labels_train": "labels", "labels_val": "val_labels"}
+  data = {keys[writer.stem[len(args.name) + 1:]]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
   print('for the configuration: "data": %s, "model": {"vocab": %d}' % (json.dumps(data), tokenizer.vocab))
 
 

@@ -1,10 +1,13 @@
 """scripts/prepare_text.py, run as a user runs it. Standard library only, and pyarrow where it is installed."""
+import array
 import gzip
 import io
 import json
 import os
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -13,7 +16,7 @@ import unittest
 from unittest import mock
 
 from support.scripts import SCRIPTS, ScriptTest, start
-from support.workspace import TRAIN
+from support.workspace import TRAIN, Workspace, shard
 
 from common import Progress
 
@@ -372,3 +375,78 @@ class PrepareGpt2(Prepare):
     self.prepare(self.write("text", "hello\n" * 100000), "--train", program, code=1)
     self.assert_error("exit 1: too bad")
     self.assertEqual(self.files(), [])
+
+
+class Answers(Prepare, Workspace):
+  PAIRS = [("hello%d:" % i, " world" * (i % 3 + 1) + "\n" * (i % 2)) for i in range(60)]
+
+  def make(self, tokenizer, *args, pairs=PAIRS, **options):
+    text = "".join(json.dumps({"id": 1, "q": prompt, "a": answer}) + "\n" for prompt, answer in pairs)
+    self.prepare(self.write("a.jsonl", text), "--tokenizer", tokenizer, "--tokenizer-dir", self.folder, "--train", TRAIN,
+                 "--field", "q", *args, **options)
+
+  def prepare(self, *args, **options):
+    self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--overwrite", "--answer-field", "a", *args, **options)
+
+  def labels(self, name):
+    data = self.bytes_of(self.out, name)
+    self.assertEqual(struct.unpack("<256i", data[:1024]), (20261101, 1, (len(data) - 1024) // 2, 1, 1) + (0,) * 251)
+    return list(array.array("H", data[1024:]))
+
+  def encoded(self, tokenizer, text):
+    pieces = re.findall("." if tokenizer == "bytes" else "hello| world|.", text, re.DOTALL)
+    return [{"hello": HELLO, " world": SPACE_WORLD}.get(piece) or ord(piece) for piece in pieces]
+
+  def test_a_training_is_that_of_labels_made_by_hand(self):
+    self.write_vocabulary("")
+    self.needs_pcre2("")
+    for tokenizer, first, vocab in (("bytes", [], 256), ("gpt2", [SEPARATOR], 268)):
+      with self.subTest(tokenizer):
+        self.make(tokenizer, "--val-every", "3", "--shard-tokens", "177")
+        self.assertIn('"labels": "%s"' % os.path.join(self.out, "x_labels_train_*.bin"), self.output)
+        self.assertIn('"val_labels": ', self.output)
+        self.assertEqual(self.errors, "")
+        for split, chosen in (("train", lambda i: i % 3), ("val", lambda i: i % 3 == 0)):
+          tokens, predicted = [], []
+          for prompt, answer in (pair for i, pair in enumerate(self.PAIRS, 1) if chosen(i)):
+            before, after = self.encoded(tokenizer, prompt), self.encoded(tokenizer, answer)
+            predicted += [bool(tokens)] * len(first) + [False] * len(before) + [True] * len(after)
+            tokens += first + before + after
+          labels = [token if is_predicted else 65535 for token, is_predicted in zip(tokens, predicted)][1:] + [65535]
+          for number, at in enumerate(range(0, len(tokens), 177)):
+            self.assertEqual(self.tokens("x_%s_%06d.bin" % (split, number)), tokens[at:at + 177])
+            self.assertEqual(self.labels("x_labels_%s_%06d.bin" % (split, number)), labels[at:at + 177])
+            by_hand = struct.pack("<256i", 20261101, 1, len(labels[at:at + 177]), 1, 1, *[0] * 251)
+            by_hand += array.array("H", labels[at:at + 177]).tobytes()
+            self.write("%s_%s_%d.bin" % (tokenizer, split, number), shard(tokens[at:at + 177]))
+            self.write("%s_labels_%s_%d.bin" % (tokenizer, split, number), by_hand)
+        for name, stem in (("made", "out/x"), ("hand", tokenizer)):
+          self.ok(model__vocab=vocab, name=name + tokenizer, data={key: "%s_%s_*.bin" % (stem, files) for key, files in (
+              ("train", "train"), ("val", "val"), ("labels", "labels_train"), ("val_labels", "labels_val"))})
+        losses = [[(line["step"], line["loss"]) for line in self.metrics(name + tokenizer) if "loss" in line]
+                  for name in ("made", "hand")]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(len(losses[0]), 4 + 3)
+
+  def test_a_token_of_both_is_predicted_with_a_warning(self):
+    self.write_vocabulary("")
+    self.needs_pcre2("")
+    self.make("gpt2", "--val-fraction", "0", pairs=[("hello ", "world")])
+    self.assertEqual(self.labels("x_labels_train_000000.bin"), [65535, SPACE_WORLD, 65535])
+    self.assert_error("train: tokens with text of both a prompt and its answer: 1;", "begin the answer with it")
+
+  def test_bad_lines(self):
+    good = '{"q": "1", "a": "2"}\n'
+    for line, parts in (('{"q": "1"}', ['"a" is needed, but it has "q"', "--answer-field names"]),
+                        ('{"a": "1"}', ['"q" is needed, but it has "a"', "--field names"]),
+                        ('{"q": "1", "a": 2}', ['"a" is 2, not text', "with --answer-field"]),
+                        ('{"q": null, "a": "2"}', ['"q" is null, not text', "with --field"]),
+                        ('{"q": "1", "a": ""}', ['the answer, "a", is empty', "remove the line"])):
+      self.prepare(self.write("a.jsonl", good + line), "--field", "q", code=2)
+      self.assert_error("a.jsonl, line 2: ", *parts)
+      self.assertEqual(self.files(), [])
+    self.prepare(self.write("a.txt", good), code=2)
+    self.assert_error("--answer-field a: ", "a.txt is not called .jsonl", "--jsonl")
+    self.write_vocabulary("")
+    self.make("gpt2", pairs=[("<|endoftext|>1", "2")], code=2)
+    self.assert_error("a.jsonl, line 1 has <|endoftext|>; remove it")
