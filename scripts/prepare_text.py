@@ -6,8 +6,9 @@
         --tokenizer gpt2 --tokenizer-dir DIR
 
 Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8;
-for GPT-2 tokens also ./train, for .zst the program zstd, for .parquet the package pyarrow. Inputs are read in the given
-order; "-" is standard input. What a file holds follows from its name, once .gz or .zst is taken off:
+for GPT-2 tokens also ./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet the
+package pyarrow. Inputs are read in the given order; "-" is standard input. What a file holds follows from its name,
+once .gz or .zst is taken off:
 
   .jsonl    a JSON object a line, whose text in the field --field is a document
   .parquet  the same, a row a document; only the column --field is read
@@ -22,6 +23,8 @@ bytes: one token per byte; documents are joined without a separator (model.vocab
 gpt2:  GPT-2's BPE by ./train --encode, with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir
        (model.vocab 50257). Each document that is not empty gets one token 50256 before it; <|endoftext|> within a
        document of JSONL or Parquet begins another too.
+FILE.json: Hugging Face's tokenizer.json, with at most 65536 tokens. Each document is tokenized as a whole, and gets the
+       tokens that the file adds to a text, or --separator TOKEN before it instead; <|endoftext|> begins another too.
 
 Beside each shard X.bin, X.json has its numbers of tokens and of bytes: {"tokens": N, "bytes": M, "tokenizer": "gpt2"}.
 The bytes are those of the text, as UTF-8, that these tokens stand for. The token between documents stands for none, and
@@ -29,8 +32,8 @@ a document that crosses the end of a shard is counted where its tokens are: the 
 
 --answer-field, for JSONL with prompts in --field and answers, also writes a label file for each shard, so that only
 answers are predicted: NAME_labels_train_000000.bin, ... Prompt and answer are joined by nothing: write what separates
-them into the fields, a space at the beginning of the answer. gpt2: a token with text of both is predicted, and so is
-the 50256 after an answer, which begins the next document.
+them into the fields, a space at the beginning of the answer. A token with text of both is predicted, and so is what
+comes after an answer without text: gpt2's 50256, which begins the next document.
 
 No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
@@ -391,6 +394,59 @@ class Gpt2:
       yield MARKER
 
 
+class TokenizerJson:
+  """Any that the package tokenizers knows. Tokens need not give back the text: offsets say what they stand for."""
+
+  def __init__(self, path, separator):
+    try:
+      from tokenizers import Tokenizer
+    except ImportError as error:
+      raise UserError("--tokenizer %s: %s; %s -m pip install tokenizers" % (path, error, sys.executable))
+    try:
+      self.tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the package has no class of its own
+      raise UserError("--tokenizer %s cannot be used: %s; name a tokenizer.json" % (path, error))
+    self.path = path
+    self.tokenizer.no_truncation()  # the file may ask for both
+    self.tokenizer.no_padding()
+    self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not 1 <= self.vocab <= 1 << 16:
+      raise UserError("--tokenizer %s has %d tokens, but shards hold 1 to 65536; use another" % (path, self.vocab))
+    self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
+    if self.separator == [None]:
+      raise UserError("--separator %s is not a token of %s; name one that is" % (separator, path))
+
+  def tokens(self, documents, args):
+    texts, read = [], 0
+    for document in itertools.chain(documents, [None]):
+      if document:
+        whole = b"".join(Gpt2._utf8([document], args.errors)).decode()
+        read += len(whole) - len(MARKER)
+        texts += filter(None, whole.split(MARKER.decode()))
+      if read and (read >= BLOCK or not document):
+        yield (read, *self._encode(texts))
+        texts, read = [], 0
+
+  def _encode(self, texts):
+    try:
+      encodings = self.tokenizer.encode_batch(texts, add_special_tokens=not self.separator)
+    except Exception as error:
+      raise UserError("--tokenizer %s cannot encode this text: %s" % (self.path, error))
+    tokens, lengths, unread = array.array("H"), array.array("Q"), 0  # unread: bytes of text without a token so far
+    for text, encoding in zip(texts, encodings):
+      at, first = 0, len(tokens)
+      tokens.extend(self.separator + encoding.ids)
+      lengths.extend([0] * len(self.separator))
+      for _, end in encoding.offsets:  # in characters, which several tokens may share
+        lengths.append(unread + len(text[at:end].encode()))
+        at, unread = max(at, end), 0
+      unread += len(text[at:].encode())
+      if len(tokens) > first:
+        lengths[-1] += unread
+        unread = 0
+    return tokens.tobytes(), lengths
+
+
 # ----------------------------------------------------------------------------------------------------------- output
 
 class ShardWriter:
@@ -467,7 +523,9 @@ def parse_arguments():
                                                                '"-" is standard input')
   parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
   parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
-  parser.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
+  parser.add_argument("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
+  parser.add_argument("--separator", metavar="TOKEN",
+                      help="tokenizer.json: the token before each document [the tokens that the file adds]")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
@@ -492,6 +550,10 @@ def parse_arguments():
   if args.field is not None and not args.jsonl and not any(kind_of(f) in (".jsonl", ".parquet") for f in args.files):
     raise UserError("--field %s: no input is called .jsonl or .parquet; --jsonl reads others as JSONL" % args.field)
   args.field = args.field or "text"
+  if args.tokenizer not in ("bytes", "gpt2") and not args.tokenizer.endswith(".json"):
+    raise UserError("--tokenizer %s: use bytes, gpt2, or the path of a tokenizer.json" % args.tokenizer)
+  if args.separator and not args.tokenizer.endswith(".json"):
+    raise UserError("--separator %s: only a tokenizer.json can choose; leave it out" % args.separator)
   args.fields = {"--field": args.field}
   if args.answer_field:
     args.fields["--answer-field"] = args.answer_field
@@ -552,7 +614,11 @@ def prepare(text, args, tokenizer, folder):
 
 def main():
   args = parse_arguments()
-  tokenizer = Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
+  tokenizer = (Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
+               if args.tokenizer == "gpt2" else TokenizerJson(args.tokenizer, args.separator))
+  if args.answer_field and tokenizer.vocab > NO_LABEL:
+    raise UserError("--answer-field needs a tokenizer of at most 65535 tokens, as 65535 means no label; %s has %d" % (
+        args.tokenizer, tokenizer.vocab))
   splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
   old = re.compile(r"%s_(labels_)?(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
@@ -565,6 +631,9 @@ def main():
   keys = {"train": "train", "val": "val", "labels_train": "labels", "labels_val": "val_labels"}
   data = {keys[writer.stem[len(args.name) + 1:]]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
   print('for the configuration: "data": %s, "model": {"vocab": %d}' % (json.dumps(data), tokenizer.vocab))
+  if args.tokenizer.endswith(".json"):
+    print("./train itself reads and writes text only in bytes and GPT-2 tokens: with this tokenizer leave out "
+          "generate.every, --generate and --passkey")
 
 
 if __name__ == "__main__":
