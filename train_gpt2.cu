@@ -125,10 +125,12 @@ int64_t parameter_count(const Config& config) {
 double flops_per_token(const Config& config) {
   const Config::Model& m = config.model;
   double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
-  double seen = 0, context = 0;  // keys of all rows of a sequence
+  double context = 0;  // keys of all rows of a sequence
   if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
-  for (int i = 1; i <= m.context; i++) seen += config.attention.keys_seen(i);
-  for (int l = 0; l < m.layers; l++) context += m.context * (config.layer(l).attention.window ? seen / full : 1);
+  for (int l = 0; l < m.layers; l++) {
+    double most = config.layer(l).attention.keys_seen(m.context), seen = most * (most + 1) / 2;
+    context += m.context * ((seen + (m.context - most) * most) / full);
+  }
   return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
 }
 

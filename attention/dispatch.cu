@@ -103,13 +103,14 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
     most = LARGEST_TENSOR_D;  // ./train for the CPU lacks them, and plans for a GPU that has them
   bool biased = settings.bias != Bias::none;
   if (!gpu || !(biased || settings.window > 0) || !(fp32 || D > most || diagnoses)) return;
-  std::string mask = biased ? format("attention.bias = \"%s\"", bias_names[int(settings.bias)])
-                            : format("a window of %d keys (attention.window, eval.window)", settings.window);
+  std::string mask =
+      biased ? format("attention.bias = \"%s\"", bias_names[int(settings.bias)])
+             : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
                     : D > most ? format("model.head_dim = %d; use up to %d", D, most)
                                : "diagnostics; run those with the CPU build";
-  user_error("config: %s has no kernels on a GPU for %s, or set it to %s", mask.c_str(), use.c_str(),
-             biased ? "\"none\"" : "0");
+  user_error("config: %s has no kernels on a GPU for %s, or no %s", mask.c_str(), use.c_str(),
+             biased ? "bias" : "window");
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {

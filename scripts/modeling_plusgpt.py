@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutput
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
-LAYER_WORDS = ("window", "full", "rotated", "unrotated", "gated", "ungated")  # of attention.layers, beside the kinds
+LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated")  # in attention.layers
 
 
 class PlusGPTConfig(PretrainedConfig):
@@ -159,13 +159,17 @@ class Attention(nn.Module):
     self.rope_base = model["rope_base"] if model["position"] == "rope" else None
     pattern = attention.get("layers") or [""]
     words = pattern[layer % len(pattern)].split("_")
+    for word in words:
+      if word.startswith("window") and word != "window":  # window256
+        self.settings.window = int(word.removeprefix("window"))
     if "full" in words:
       self.settings.window = 0
     if "unrotated" in words:
       self.rope_base = None
     if "ungated" in words:
       self.gate.activation = "none"
-    kind = "_".join(word for word in words if word not in LAYER_WORDS)  # its name may have a _ too
+    # A kind's name may have a _ too.
+    kind = "_".join(word for word in words if word not in LAYER_WORDS and not word.startswith("window"))
     self.settings.kind = kind or self.settings.kind
     if self.settings.kind != "softmax":
       self.settings.sink = "none"

@@ -1,8 +1,10 @@
 // Derived values, and the rules between keys.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -42,7 +44,7 @@ int Config::Eval::targets(int length) const {
 }
 
 // The words of attention.layers beside the kinds' names; the first of two is what holds without either. Where the
-// configuration lacks what they are about, neither says anything.
+// configuration lacks what they are about, neither says anything. A window's number of keys may follow "window".
 static const struct {
   const char *usual, *other;
   Needs needs;
@@ -54,10 +56,23 @@ static const struct {
     {"rotated", "unrotated", {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }}},
     {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
 
+constexpr int LARGEST_WINDOW = 16777216;  // as the table allows
+
+static int own_window(const std::string& word) {  // N of "windowN"; 0: it is none
+  const std::string begin = "window";
+  if (!word.starts_with(begin)) return 0;
+  const char* end = word.data() + word.size();
+  int keys = 0;
+  if (std::from_chars(word.data() + begin.size(), end, keys).ptr != end) return 0;
+  return keys >= 1 && keys <= LARGEST_WINDOW ? keys : 0;
+}
+
 LayerEntry layer_entry(const std::string& entry) {
   LayerEntry parts;
   for (const std::string& piece : split(entry, '_')) {
-    bool is_word = false;
+    int window = own_window(piece);
+    if (window) parts.window = window;
+    bool is_word = window > 0;
     for (auto& pair : LAYER_WORDS) is_word = is_word || piece == pair.usual || piece == pair.other;
     if (is_word) parts.words.push_back(piece);
     else append_item(parts.kind, piece, "_");
@@ -71,6 +86,7 @@ Config::Layer Config::layer(int l, int length) const {
   LayerEntry entry = layer_entry(layers.empty() ? "" : layers[size_t(l) % layers.size()]);
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (entry.kind == kind_names[kind]) a.kind = Kind(kind);
+  if (entry.window) a.window = entry.window, a.sink_tokens = attention.sink_tokens;  // at every length
   for (const std::string& word : entry.words) {
     if (word == "full") a.window = a.sink_tokens = 0;
     if (word == "unrotated") layer.rotated = false;
@@ -85,14 +101,18 @@ static std::string layer_problem(const Config& c, const std::string& entry) {
   std::vector<std::string> names(std::begin(kind_names), std::end(kind_names));
   std::string kinds, pairs, without_effect, named = "has " + json_quote(shortened(entry)) + ": ";
   for (const char* kind : kind_names) append_item(kinds, kind);
-  auto [words, kind] = layer_entry(entry);
+  auto [words, kind, window] = layer_entry(entry);
+  // Beside a layer with its own window, full says something.
+  bool some_own = std::ranges::any_of(c.layers, [](const auto& other) { return layer_entry(other).window > 0; });
   auto has = [&](const std::string& text) { return ("_" + entry + "_").find("_" + text + "_") != std::string::npos; };
   bool wrong = has("") || (!kind.empty() && !(std::ranges::count(names, kind) && has(kind)));
   for (auto& [usual, other, needs] : LAYER_WORDS) {
-    auto given = std::ranges::count(words, usual) + std::ranges::count(words, other);
+    auto is_usual = [&](const std::string& word) { return word.starts_with(usual); };
+    auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
+    bool met = needs.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));
     wrong = wrong || given > 1;
     append_item(pairs, format("%s or %s", usual, other));
-    if (given && !needs.met(c) && without_effect.empty())
+    if (given && !met && without_effect.empty())
       without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, needs.what);
     names.insert(names.end(), {usual, other});
   }
@@ -100,7 +120,8 @@ static std::string layer_problem(const Config& c, const std::string& entry) {
   std::string hint = did_you_mean(kind, names);
   for (const std::string& piece : split(kind, '_'))
     if (hint.empty() && !std::ranges::count(names, piece)) hint = did_you_mean(piece, names);
-  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), " + pairs + hint;
+  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), " + pairs +
+         format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
 }
 
 static void complete(Config& c) {
@@ -299,10 +320,14 @@ static void warn_without_effect(Config& c, bool trains) {
     warn("config: attention.layers: the pattern from " + shortened(json_quote(c.layers[reached])) + " on",
          format("model.layers > %zu", reached), {"attention.layers", "model.layers"});
   int longest = std::max(c.model.context, *std::max_element(c.eval.lengths.begin(), c.eval.lengths.end()));
-  if (trains && c.attention.window >= longest && c.some_layer([](const auto& l) { return l.attention.window > 0; }))
-    warn(format("config: attention.window = %d", c.attention.window),
-         "a longer length in model.context or eval.lengths, or in --lengths",
-         {"attention.window", "model.context", "eval.lengths"});
+  std::set<int> hides_nothing;  // windows
+  for (int l = 0; l < c.model.layers && trains; l++)
+    if (int window = c.layer(l).attention.window; window >= longest) hides_nothing.insert(window);
+  for (int window : hides_nothing) {
+    const char* key = window == c.attention.window ? "attention.window" : "attention.layers";
+    warn(format("config: %s: a window of %d keys", key, window),
+         "a longer length in model.context or eval.lengths, or in --lengths", {key, "model.context", "eval.lengths"});
+  }
 }
 
 void complete_and_check(Config& c, bool trains) {

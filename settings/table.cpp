@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -73,17 +74,22 @@ static const Needs
               constexpr Kind none{std::size(kind_names)};
               return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& l) { return l.attention.kind == none; });
             }},
-    NOT_FULL = {"a layer that is not \"full\"",
-                [](const Config& c) { return reaches_a_layer(c, [](auto& a) { a.window = 1; }, has_window); }},
+    KEY_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers",
+                  [](const Config& c) {
+                    constexpr int any = std::numeric_limits<int>::max();
+                    return reaches_a_layer(
+                        c, [](auto& a) { a.window = any; }, [](auto& l) { return l.attention.window == any; });
+                  }},
     NOT_UNGATED = {"a layer that is not \"ungated\"",
                    [](const Config& c) {
                      return reaches_a_layer(c, [](auto& a) { a.gate.activation = GateActivation::sigmoid; }, has_gate);
                    }},
-    WINDOW = {"layers with attention.window > 0", [](const Config& c) { return c.some_layer(has_window); }},
-    EVAL_WINDOW = {"a layer that is not \"full\", and a length beyond model.context in eval.lengths, or in --lengths",
-                   [](const Config& c) { return LONGER.met(c) && NOT_FULL.met(c); }, true},
-    EVAL_SINK = {"eval.window > 0, and a layer that is not \"full\"",
-                 [](const Config& c) { return c.eval.key_window > 0 && NOT_FULL.met(c); }},
+    WINDOW = {"layers with a window", [](const Config& c) { return c.some_layer(has_window); }},
+    EVAL_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers, and a length beyond "
+                   "model.context in eval.lengths, or in --lengths",
+                   [](const Config& c) { return LONGER.met(c) && KEY_WINDOW.met(c); }, true},
+    EVAL_SINK = {"eval.window > 0, and a layer with neither a window of its own nor \"full\" in attention.layers",
+                 [](const Config& c) { return c.eval.key_window > 0 && KEY_WINDOW.met(c); }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     PLAN = {"plan.memory", [](const Config& c) { return c.plan.elsewhere(); }},
@@ -143,13 +149,14 @@ std::vector<ConfigRow> config_rows(Config& c) {
     only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
                        "normalises each head's output"}),
     {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
-    only_with(NOT_FULL, {"attention.window", &a.window, "[0, 16777216]", no, "keys that a row sees: its last ones; 0 = all"}),
+    only_with(KEY_WINDOW, {"attention.window", &a.window, "[0, 16777216]", no,
+                           "keys that a row sees: its last ones; 0 = all"}),
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
                        "first keys that every row sees beside its window"}),
     {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
     {"attention.layers", &c.layers, "", no,
-     "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), unrotated (no rope), "
-     "ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
+     "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), window256 (its own), "
+     "unrotated (no rope), ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,

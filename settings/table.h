@@ -65,6 +65,7 @@ template <class... F> Overloaded(F...) -> Overloaded<F...>;
 struct LayerEntry {
   std::vector<std::string> words;
   std::string kind;  // "" if none is named
+  int window = 0;    // N of the word windowN; 0 without one
 };
 LayerEntry layer_entry(const std::string& entry);
 

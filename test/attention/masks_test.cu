@@ -104,12 +104,12 @@ TEST(Masks, NeedTensorCoresOnAGpu) {
     return error_of([&] { attention_check(s, D, fp32, diagnoses, gpu); });
   };
   EXPECT_EQ(refusal(window, most, true),
-            "user: config: a window of 64 keys (attention.window, eval.window) has no kernels on a GPU for precision = "
-            "\"fp32\"; use \"bf16\", or set it to 0");
+            "user: config: a window of 64 keys (attention.window, attention.layers, eval.window) has no kernels on a "
+            "GPU for precision = \"fp32\"; use \"bf16\", or no window");
   EXPECT_EQ(
       refusal(bias, most + 1, false),
       format("user: config: attention.bias = \"fox\" has no kernels on a GPU for model.head_dim = %d; use up to %d, or "
-             "set it to \"none\"",
+             "no bias",
              most + 1, most));
   expect_has(refusal(window, most, false, true), {"for diagnostics; run those with the CPU build"});
   for (const AttentionSettings& s : {plain, window, bias}) {

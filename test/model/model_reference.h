@@ -183,6 +183,8 @@ template <class P> class ReferenceModel {
   AttentionSetup setup(int l) const {
     AttentionSetup s = settings_;
     if (says(l, "full")) s.window = 0;
+    for (int keys = 1; keys < 64; keys++)
+      if (says(l, format("window%d", keys))) s.window = keys;
     for (size_t kind = 0, longest = 0; kind < std::size(kind_names); kind++)  // a kind's name may be part of another's
       if (std::string name = kind_names[kind]; says(l, name) && name.size() > longest)
         s.kind = Kind(kind), longest = name.size();

@@ -379,6 +379,7 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
       {"attention.window=3", "attention.sink_tokens=2", "attention.scale=logn"},
       {"attention.window=4", "attention.layers=window,full_unrotated"},
       MIXED_LAYERS,
+      {"attention.layers=window2,lssar_window5", "attention.sink_tokens=1", "attention.power=3"},
       {"attention.variant=threshold", "attention.layers=lssa,gated", "attention.gate.activation=silu",
        "attention.gate.position=output"},
       {"attention.layers=ungated_relu,sigmoid", "attention.gate.activation=tanh", "attention.gate.position=key",
@@ -415,9 +416,14 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
   const std::map<std::string, std::vector<std::string>> cases = {
       {"lssar_full", {"attention.kind=lssar", "attention.window=0"}},
       {"ungated_unrotated", {"attention.gate.activation=none", "model.position=none"}},
-      {"gated_window_rotated", {}}};
+      {"gated_window_rotated", {}},
+      {"window5", {"attention.window=5"}}};
   for (auto& [layers, same] : cases)
     expect_same_bits(layers, gradients_of(gated, {"attention.layers=" + layers}), gradients_of(gated, same));
+
+  auto flops = [](const std::string& set) { return flops_per_token(small_config("fp32", {set})); };
+  EXPECT_DOUBLE_EQ(2 * flops("attention.layers=window3,full"), flops("attention.window=3") + flops("model.layers=2"));
+  EXPECT_LT(flops("attention.window=3"), flops("model.layers=2"));
 
   auto model = small_model(small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax"}));
   auto has = [&](const std::string& name) { return std::ranges::count(model->tensors(), name, &Tensor::name) == 1; };

@@ -266,12 +266,19 @@ TEST(ConfigErrors, CrossChecks) {
                                                         {"_gated", ""},
                                                         {"gated__lssa", "; did you mean \"lssa\"?"},
                                                         {"softmax_qknorm", ""},
+                                                        {"window8_window", ""},
+                                                        {"full_window8", ""},
+                                                        {"window0", "; did you mean \"window\"?"},
+                                                        {"window-1", "; did you mean \"window\"?"},
+                                                        {"window8k", "; did you mean \"window\"?"},
+                                                        {"window16777217", ""},
                                                         {"ful_lssa", "; did you mean \"full\"?"}})
     expect_error(
         format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
         "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
             "\": an entry is words joined by _, at most one of each: a kind (softmax, lssa, lssar, sigmoid, relu, "
-            "relu2, threshold), window or full, rotated or unrotated, gated or ungated" +
+            "relu2, threshold), window or full, rotated or unrotated, gated or ungated; windowN is a window of N keys, "
+            "1 to 16777216" +
             hint + "  [x.json]");
   expect_error(
       R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},
@@ -286,6 +293,11 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"attention": {"layers": ["lssar_full"]}})", {},
                "attention.layers = [\"lssar_full\"] has \"lssar_full\": window and full need attention.window > 0, or "
                "eval.window; set it, or remove these words  [x.json]");
+  expect_error(
+      R"({"attention": {"layers": ["window", "window8"]}})", {},
+      "attention.layers = [\"window\",\"window8\"] has \"window\": window and full need attention.window > 0, or "
+      "eval.window; set it, or remove these words  [x.json]");
+  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window8", "lssa_full", "window16777216"]}})"), "");
   EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"], "window": 5}})"), "");
   EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})"), "");
   expect_error(R"({"attention": {"sink": "one", "layers": ["lssa"]}})", {"model.layers=1"},

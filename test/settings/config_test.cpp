@@ -191,7 +191,12 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
       warnings({"attention.layers=lssar_full", "attention.window=2", "attention.kind=relu"}),
       (Sets{"config: attention.kind = \"relu\" has no effect: it needs a layer whose kind attention.layers does not "
             "say  [--set]",
-            "config: attention.window = 2 has no effect: it needs a layer that is not \"full\"  [--set]"}));
+            "config: attention.window = 2 has no effect: it needs a layer with neither a window of its own nor "
+            "\"full\" in attention.layers  [--set]"}));
+  EXPECT_EQ(warnings({"attention.layers=window3,full", "attention.window=2", "attention.sink_tokens=1"}).size(), 1u);
+  EXPECT_EQ(warnings({"attention.layers=window3,window2000", "attention.sink_tokens=1"}),
+            Sets{"config: attention.layers: a window of 2000 keys has no effect: it needs a longer length in "
+                 "model.context or eval.lengths, or in --lengths  [--set]"});
   EXPECT_EQ(warnings({"attention.layers=full", "attention.window=2", "attention.sink_tokens=1"}).size(), 2u);
   EXPECT_TRUE(warnings({"attention.variant=softplus_gated", "attention.gate.activation=none"}).empty());
   EXPECT_EQ(warnings({"attention.layers=ungated", "attention.gate.activation=silu"}).size(), 1u);
@@ -210,6 +215,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
            {"model.rope_fraction=0.5", {"attention.layers=unrotated"}, "attention.layers=unrotated,rotated"},
            {"eval.rope_scaling=yarn", {longer, "attention.layers=unrotated"}, "attention.layers=rotated"},
            {"eval.window=8", {longer, "attention.layers=full"}, "attention.layers=full,window"},
+           {"eval.window=8", {longer, "attention.layers=window9"}, "attention.layers=window9,window"},
            {"eval.sink_tokens=1", {longer, "eval.window=8", "attention.layers=full"}, mixed},
            {mixed, {"attention.window=2", "model.layers=1"}, "model.layers=2"},
            {"attention.window=1024", {}, longer},
@@ -348,8 +354,9 @@ TEST(Config, SetParsesByType) {
 TEST(Config, LayersSayWhatTheirsIs) {
   Config c =
       parse_config("{}", "",
-                   {"attention.layers=window,lssar_full_ungated,unrotated", "attention.sink=one", "attention.window=64",
-                    "attention.gate.activation=silu", "model.layers=5", "eval.window=256", "eval.sink_tokens=4"});
+                   {"attention.layers=window,lssar_full_ungated,unrotated,window100_rotated", "attention.sink=one",
+                    "attention.window=64", "attention.sink_tokens=1", "attention.gate.activation=silu",
+                    "model.layers=6", "eval.window=256", "eval.sink_tokens=4"});
   auto is = [&](int l, int length, Kind kind, int window, int sink_tokens, bool gated, bool rotated) {
     Config::Layer layer = c.layer(l, length);
     EXPECT_EQ(layer.attention.kind, kind) << l;
@@ -359,10 +366,11 @@ TEST(Config, LayersSayWhatTheirsIs) {
     EXPECT_EQ(layer.attention.gate.activation, gated ? GateActivation::silu : GateActivation::none) << l;
     EXPECT_EQ(layer.rotated, rotated) << l;
   };
-  is(0, 1024, Kind::softmax, 64, 0, true, true);
-  is(3, 1025, Kind::softmax, 256, 4, true, true);
-  is(4, 1025, Kind::lssar, 0, 0, false, true);
-  is(2, 1024, Kind::softmax, 64, 0, true, false);
+  is(0, 1024, Kind::softmax, 64, 1, true, true);
+  is(4, 1025, Kind::softmax, 256, 4, true, true);
+  is(5, 1025, Kind::lssar, 0, 0, false, true);
+  is(2, 1024, Kind::softmax, 64, 1, true, false);
+  for (int length : {1024, 1025}) is(3, length, Kind::softmax, 100, 1, true, true);  // eval.window leaves it
   EXPECT_FALSE(parse_config("{}", "", {"model.position=none"}).layer(0).rotated);
 }
 
