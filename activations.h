@@ -95,7 +95,8 @@ template <class Real> struct Activations {
       if (layers[l].columns.G) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
     by_layer(
         &Layer::att_stats, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }, keep);
-    per_layer(&Layer::bias, config.attention.bias == Bias::none ? 0 : N * m.heads, keep);
+    by_layer(
+        &Layer::bias, [&](int l) { return attention[l].bias == Bias::none ? 0 : N * m.heads; }, keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
     plan.add(&x_final, N * C, category);

@@ -60,7 +60,7 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
 }
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It is
-// layer l's: layers may differ in their gate and sink.
+// layer l's: layers may differ in their gate, bias and sink.
 // Its columns: id, name, shape, initial values, whether weight decay applies, whether it is per layer; then the shape
 // in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
 //

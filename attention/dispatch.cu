@@ -104,7 +104,7 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   bool biased = settings.bias != Bias::none;
   if (!gpu || !(biased || settings.window > 0) || !(fp32 || D > most || diagnoses)) return;
   std::string mask =
-      biased ? format("attention.bias = \"%s\"", bias_names[int(settings.bias)])
+      biased ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
              : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
                     : D > most ? format("model.head_dim = %d; use up to %d", D, most)

@@ -77,6 +77,8 @@ def cases(variants):
                    {"attention.scale": "logn"}, {"attention.scale": 0.3}, {"attention.sink": "one"},
                    {"model.rope_fraction": 0.5}, {"attention.window": 4, "attention.layers": ["window", "full_unrotated"]},
                    {"attention.sink_tokens": 1, "attention.layers": ["window3", "lssa_window7_unrotated"]},
+                   {"attention.bias": "fox", "attention.layers": ["none_full", "window5_cable"]},
+                   {"attention.layers": ["window4_alibi", "unrotated_fox"], "attention.gate": {"activation": "silu"}},
                    {"attention.variant": "lssar_softplus_gated", "attention.layers": ["gated", "softmax_ungated"]},
                    {"attention.sink": "learned", "attention.gate": {"activation": "silu"}, "attention.layers": ["lssa_ungated", "gated"]},
                    {"attention.variant": "lssar", "attention.window": 5, "attention.sink_tokens": 2},

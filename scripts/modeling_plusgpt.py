@@ -21,7 +21,8 @@ from transformers.modeling_outputs import CausalLMOutput
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
-LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated")  # in attention.layers
+BIASES = ("none", "alibi", "fox", "cable")
+LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
 
 
 class PlusGPTConfig(PretrainedConfig):
@@ -162,6 +163,8 @@ class Attention(nn.Module):
     for word in words:
       if word.startswith("window") and word != "window":  # window256
         self.settings.window = int(word.removeprefix("window"))
+      if word in BIASES:
+        self.settings.bias = word
     if "full" in words:
       self.settings.window = 0
     if "unrotated" in words:

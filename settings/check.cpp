@@ -72,7 +72,7 @@ LayerEntry layer_entry(const std::string& entry) {
   for (const std::string& piece : split(entry, '_')) {
     int window = own_window(piece);
     if (window) parts.window = window;
-    bool is_word = window > 0;
+    bool is_word = window > 0 || std::ranges::count(bias_names, piece);
     for (auto& pair : LAYER_WORDS) is_word = is_word || piece == pair.usual || piece == pair.other;
     if (is_word) parts.words.push_back(piece);
     else append_item(parts.kind, piece, "_");
@@ -88,6 +88,8 @@ Config::Layer Config::layer(int l, int length) const {
     if (entry.kind == kind_names[kind]) a.kind = Kind(kind);
   if (entry.window) a.window = entry.window, a.sink_tokens = attention.sink_tokens;  // at every length
   for (const std::string& word : entry.words) {
+    for (size_t bias = 0; bias < std::size(bias_names); bias++)
+      if (word == bias_names[bias]) a.bias = Bias(bias);
     if (word == "full") a.window = a.sink_tokens = 0;
     if (word == "unrotated") layer.rotated = false;
     if (word == "ungated") a.gate.activation = GateActivation::none;
@@ -99,13 +101,17 @@ Config::Layer Config::layer(int l, int length) const {
 // What is wrong with an entry of attention.layers, or "".
 static std::string layer_problem(const Config& c, const std::string& entry) {
   std::vector<std::string> names(std::begin(kind_names), std::end(kind_names));
-  std::string kinds, pairs, without_effect, named = "has " + json_quote(shortened(entry)) + ": ";
+  std::string kinds, biases, pairs, without_effect, named = "has " + json_quote(shortened(entry)) + ": ";
   for (const char* kind : kind_names) append_item(kinds, kind);
+  for (const char* bias : bias_names) append_item(biases, bias);
   auto [words, kind, window] = layer_entry(entry);
   // Beside a layer with its own window, full says something.
   bool some_own = std::ranges::any_of(c.layers, [](const auto& other) { return layer_entry(other).window > 0; });
   auto has = [&](const std::string& text) { return ("_" + entry + "_").find("_" + text + "_") != std::string::npos; };
   bool wrong = has("") || (!kind.empty() && !(std::ranges::count(names, kind) && has(kind)));
+  auto is_bias = [](const std::string& word) { return std::ranges::count(bias_names, word) > 0; };
+  wrong = wrong || std::ranges::count_if(words, is_bias) > 1;
+  names.insert(names.end(), std::begin(bias_names), std::end(bias_names));
   for (auto& [usual, other, needs] : LAYER_WORDS) {
     auto is_usual = [&](const std::string& word) { return word.starts_with(usual); };
     auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
@@ -120,8 +126,8 @@ static std::string layer_problem(const Config& c, const std::string& entry) {
   std::string hint = did_you_mean(kind, names);
   for (const std::string& piece : split(kind, '_'))
     if (hint.empty() && !std::ranges::count(names, piece)) hint = did_you_mean(piece, names);
-  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), " + pairs +
-         format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
+  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), a bias (" + biases +
+         "), " + pairs + format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
 }
 
 static void complete(Config& c) {

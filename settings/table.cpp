@@ -74,6 +74,12 @@ static const Needs
               constexpr Kind none{std::size(kind_names)};
               return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& l) { return l.attention.kind == none; });
             }},
+    BIAS = {"a layer whose bias attention.layers does not say",
+            [](const Config& c) {
+              constexpr Bias none{std::size(bias_names)};
+              return reaches_a_layer(
+                  c, [](auto& a) { a.bias = none; }, [](auto& l) { return l.attention.bias == none; });
+            }},
     KEY_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers",
                   [](const Config& c) {
                     constexpr int any = std::numeric_limits<int>::max();
@@ -153,10 +159,11 @@ std::vector<ConfigRow> config_rows(Config& c) {
                            "keys that a row sees: its last ones; 0 = all"}),
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
                        "first keys that every row sees beside its window"}),
-    {"attention.bias", choice(a.bias, bias_names), "", no, "added to the scores by position (usually with model.position none)"},
+    only_with(BIAS, {"attention.bias", choice(a.bias, bias_names), "", no,
+                     "added to the scores by position (usually with model.position none)"}),
     {"attention.layers", &c.layers, "", no,
-     "pattern repeated over the layers, each entry words joined by _: a kind, full (no window), window256 (its own), "
-     "unrotated (no rope), ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
+     "pattern repeated over the layers, each entry words joined by _: a kind, a bias, full (no window), window256 (its "
+     "own), unrotated (no rope), ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,

@@ -106,11 +106,10 @@ TEST(Masks, NeedTensorCoresOnAGpu) {
   EXPECT_EQ(refusal(window, most, true),
             "user: config: a window of 64 keys (attention.window, attention.layers, eval.window) has no kernels on a "
             "GPU for precision = \"fp32\"; use \"bf16\", or no window");
-  EXPECT_EQ(
-      refusal(bias, most + 1, false),
-      format("user: config: attention.bias = \"fox\" has no kernels on a GPU for model.head_dim = %d; use up to %d, or "
-             "no bias",
-             most + 1, most));
+  EXPECT_EQ(refusal(bias, most + 1, false), format("user: config: the bias \"fox\" (attention.bias, attention.layers) "
+                                                   "has no kernels on a GPU for model.head_dim = %d; use up "
+                                                   "to %d, or no bias",
+                                                   most + 1, most));
   expect_has(refusal(window, most, false, true), {"for diagnostics; run those with the CPU build"});
   for (const AttentionSettings& s : {plain, window, bias}) {
     EXPECT_EQ(refusal(s, most, false), "");

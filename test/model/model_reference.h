@@ -72,7 +72,7 @@ template <class P> class ReferenceModel {
       for (int part = 0; part < 3; part++)
         if (gated(a, part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
       settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
-      if (settings_.bias != Bias::none) a.bias = bias(a.ln1.out, h, B, T, a.decay);
+      if (setup(l).bias != Bias::none) a.bias = bias(setup(l).bias, a.ln1.out, h, B, T, a.decay);
       a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
       a.att = ref_attention<P>(setup(l), {B, T, H, D}, a.prepared, {}, 0, a.bias);
       a.gated_att = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att);
@@ -142,26 +142,26 @@ template <class P> class ReferenceModel {
   }
 
   // c [B, H, T]; decay [N, H]: its logits
-  Numbers<Exact> bias(const Array& x, const std::string& h, int B, int T, Array& decay) {
+  Numbers<Exact> bias(Bias kind, const Array& x, const std::string& h, int B, int T, Array& decay) {
     Numbers<Exact> c(size_t(B) * H * T);
-    if (settings_.bias != Bias::alibi) decay = linear(x, h + "attn.c_decay", B * T, C, H, 1).d;
+    if (kind != Bias::alibi) decay = linear(x, h + "attn.c_decay", B * T, C, H, 1).d;
     for (int b = 0; b < B; b++)
       for (int head = 0; head < H; head++) {
         double sum = 0;
         for (int t = 0; t < T; t++) {
           double& at = c[(size_t(b) * H + head) * T + t];
-          if (settings_.bias == Bias::alibi) {
+          if (kind == Bias::alibi) {
             at = -std::pow(2.0, -8.0 * (head + 1) / H) * t;
           } else {
             R g = decay[(size_t(b) * T + t) * H + head];
-            at = sum += std::log(settings_.bias == Bias::fox ? ref_sigmoid(g) : ref_sigmoid(-g));
+            at = sum += std::log(kind == Bias::fox ? ref_sigmoid(g) : ref_sigmoid(-g));
           }
         }
       }
     return c;
   }
   // dlogits [N, H] from the gradient of c
-  Array bias_backward(const Array& dc, const Array& decay, int B, int T) const {
+  Array bias_backward(Bias kind, const Array& dc, const Array& decay, int B, int T) const {
     Array d(decay.size());
     for (int b = 0; b < B; b++)
       for (int head = 0; head < H; head++) {
@@ -169,7 +169,7 @@ template <class P> class ReferenceModel {
         for (int t = T - 1; t >= 0; t--) {
           size_t n = (size_t(b) * T + t) * H + head;
           sum += dc[(size_t(b) * H + head) * T + t];
-          d[n] = P::round(R(sum) * (settings_.bias == Bias::fox ? ref_sigmoid(-decay[n]) : -ref_sigmoid(decay[n])));
+          d[n] = P::round(R(sum) * (kind == Bias::fox ? ref_sigmoid(-decay[n]) : -ref_sigmoid(decay[n])));
         }
       }
     return d;
@@ -188,6 +188,8 @@ template <class P> class ReferenceModel {
     for (size_t kind = 0, longest = 0; kind < std::size(kind_names); kind++)  // a kind's name may be part of another's
       if (std::string name = kind_names[kind]; says(l, name) && name.size() > longest)
         s.kind = Kind(kind), longest = name.size();
+    for (size_t bias = 0; bias < std::size(bias_names); bias++)
+      if (says(l, bias_names[bias])) s.bias = Bias(bias);
     if (s.kind != Kind::softmax) s.sink = Sink::none;
     return s;
   }
@@ -260,7 +262,8 @@ template <class P> class ReferenceModel {
         if (gated(a, part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
       Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A);
       if (!a.decay.empty())
-        add(dln, linear_backward(bias_backward(dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N, C, H));
+        add(dln, linear_backward(bias_backward(setup(l).bias, dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N,
+                                 C, H));
       if (a.gated) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
       layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }

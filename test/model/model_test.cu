@@ -25,6 +25,7 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
                                                  {"attention.variant=cable", "attention.kind=lssa"},
                                                  {"attention.window=3", "attention.layers=window,full_unrotated"},
                                                  MIXED_LAYERS,
+                                                 {"attention.layers=window5_cable,full_fox"},
                                                  {"data.labels=x"},
                                                  {"model.head.outputs=1", "data.labels=x"},
                                                  {"model.head.outputs=7", "data.labels=x"}};
@@ -379,6 +380,8 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
       {"attention.window=3", "attention.sink_tokens=2", "attention.scale=logn"},
       {"attention.window=4", "attention.layers=window,full_unrotated"},
       MIXED_LAYERS,
+      {"attention.layers=window4_alibi,fox_ungated", "attention.gate.activation=silu"},
+      {"attention.layers=window3_cable,none", "attention.bias=fox", "model.position=none"},
       {"attention.layers=window2,lssar_window5", "attention.sink_tokens=1", "attention.power=3"},
       {"attention.variant=threshold", "attention.layers=lssa,gated", "attention.gate.activation=silu",
        "attention.gate.position=output"},
@@ -417,7 +420,7 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
       {"lssar_full", {"attention.kind=lssar", "attention.window=0"}},
       {"ungated_unrotated", {"attention.gate.activation=none", "model.position=none"}},
       {"gated_window_rotated", {}},
-      {"window5", {"attention.window=5"}}};
+      {"window5_fox", {"attention.window=5", "attention.bias=fox"}}};
   for (auto& [layers, same] : cases)
     expect_same_bits(layers, gradients_of(gated, {"attention.layers=" + layers}), gradients_of(gated, same));
 
@@ -425,10 +428,13 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
   EXPECT_DOUBLE_EQ(2 * flops("attention.layers=window3,full"), flops("attention.window=3") + flops("model.layers=2"));
   EXPECT_LT(flops("attention.window=3"), flops("model.layers=2"));
 
-  auto model = small_model(small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax"}));
+  auto model = small_model(
+      small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax_none", "attention.bias=fox"}));
   auto has = [&](const std::string& name) { return std::ranges::count(model->tensors(), name, &Tensor::name) == 1; };
   EXPECT_FALSE(has("h.0.attn.sink"));
   EXPECT_TRUE(has("h.1.attn.sink"));
+  EXPECT_TRUE(has("h.0.attn.c_decay.weight"));
+  EXPECT_FALSE(has("h.1.attn.c_decay.weight"));
 }
 
 // ---- snapshots

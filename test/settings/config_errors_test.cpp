@@ -267,6 +267,8 @@ TEST(ConfigErrors, CrossChecks) {
                                                         {"gated__lssa", "; did you mean \"lssa\"?"},
                                                         {"softmax_qknorm", ""},
                                                         {"window8_window", ""},
+                                                        {"fox_none", ""},
+                                                        {"alibbi", "; did you mean \"alibi\"?"},
                                                         {"full_window8", ""},
                                                         {"window0", "; did you mean \"window\"?"},
                                                         {"window-1", "; did you mean \"window\"?"},
@@ -277,8 +279,8 @@ TEST(ConfigErrors, CrossChecks) {
         format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
         "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
             "\": an entry is words joined by _, at most one of each: a kind (softmax, lssa, lssar, sigmoid, relu, "
-            "relu2, threshold), window or full, rotated or unrotated, gated or ungated; windowN is a window of N keys, "
-            "1 to 16777216" +
+            "relu2, threshold), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
+            "ungated; windowN is a window of N keys, 1 to 16777216" +
             hint + "  [x.json]");
   expect_error(
       R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},

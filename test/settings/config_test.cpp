@@ -193,6 +193,10 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             "say  [--set]",
             "config: attention.window = 2 has no effect: it needs a layer with neither a window of its own nor "
             "\"full\" in attention.layers  [--set]"}));
+  EXPECT_EQ(
+      warnings({"attention.layers=none,alibi", "attention.bias=fox"}),
+      Sets{"config: attention.bias = \"fox\" has no effect: it needs a layer whose bias attention.layers does not "
+           "say  [--set]"});
   EXPECT_EQ(warnings({"attention.layers=window3,full", "attention.window=2", "attention.sink_tokens=1"}).size(), 1u);
   EXPECT_EQ(warnings({"attention.layers=window3,window2000", "attention.sink_tokens=1"}),
             Sets{"config: attention.layers: a window of 2000 keys has no effect: it needs a longer length in "
@@ -372,6 +376,9 @@ TEST(Config, LayersSayWhatTheirsIs) {
   is(2, 1024, Kind::softmax, 64, 1, true, false);
   for (int length : {1024, 1025}) is(3, length, Kind::softmax, 100, 1, true, true);  // eval.window leaves it
   EXPECT_FALSE(parse_config("{}", "", {"model.position=none"}).layer(0).rotated);
+  c = parse_config("{}", "", {"attention.layers=lssa_alibi,none,full,window9_cable", "attention.bias=fox"});
+  for (int l = 0; Bias bias : {Bias::alibi, Bias::none, Bias::fox, Bias::cable})
+    EXPECT_EQ(c.layer(l++).attention.bias, bias);
 }
 
 // A kind may have a _ in its name, and may have another kind's name in it, wherever in an entry it is named.
