@@ -554,11 +554,12 @@ TEST(Config, NoKeyThatTrainingDependsOnMayChange) {
   Config scratch;
   for (const ConfigRow& row : config_rows(scratch)) {
     std::string key = row.key, section = key.substr(0, key.find('.'));
-    if (row.at_resume == AtResume::free)
+    if (row.at_resume == AtResume::free) {
       EXPECT_TRUE(std::set<std::string>({"name", "threads", "eval", "checkpoint", "generate", "passkey", "task",
                                          "diagnostics", "log", "plan", "train.recompute", "train.zero_stage"})
                       .count(section == "train" ? key : section))
           << key;
+    }
   }
 }
 
