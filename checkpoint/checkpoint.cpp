@@ -147,7 +147,7 @@ RunState parsed_state(const json& root, const std::string& path) {
   state.spikes.grad_norm = numbers(spikes, "grad_norm");
   state.spikes.skipped = natural(spikes, "skipped");
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
-  state.config = config_from_json(member(root, "config", &json::is_object), path);
+  state.config = config_from_json(member(root, "config", &json::is_object), path, {}, false);
   return state;
 }
 

@@ -158,8 +158,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-      // Its layers may have had windows in evaluations alone, of which this file says nothing.
-      Config theirs = config_from_json(found["plusgpt"], path, {"eval.window=1"}, false);
+      Config theirs = config_from_json(found["plusgpt"], path, {}, false);
       for (const ChangedSetting& change : changed_model(theirs, config))
         if (change.key != "model.head.outputs")  // another head's tensors have other shapes, and a new one is reported
           append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));

@@ -275,10 +275,12 @@ class Run:
           check_signs(entry)
           if entry["type"] == "start":
             latest = {**entry["config"]}  # a TypeError unless it is an object
-            self.start, self.config = self.start or entry, self.config or latest
+            self.start, self.config = self.start or entry, self.config or dict(latest)
           elif entry["type"] in ("train", "skip"):
             count(entry["step"])
             self.lines.append(entry)
+            # Those of the newest training: optimizer.schedule_start begins another schedule in the same run.
+            self.config.update({group: latest[group] for group in ("optimizer", "train") if group in latest})
           elif entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
           elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):

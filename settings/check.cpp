@@ -52,7 +52,8 @@ static const struct {
     {"window",
      "full",
      {"attention.window > 0, or eval.window",
-      [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0; }}},
+      // The words belong to the model, but an evaluation may leave the windows out.
+      [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0 || !c.trains; }}},
     {"rotated", "unrotated", {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }}},
     {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
 
@@ -337,6 +338,7 @@ static void warn_without_effect(Config& c, bool trains) {
 }
 
 void complete_and_check(Config& c, bool trains) {
+  c.trains = trains;
   complete(c);
   warn_without_effect(c, trains);
   Mistakes mistakes;
@@ -345,12 +347,11 @@ void complete_and_check(Config& c, bool trains) {
   mistakes.attempt([&] { check_batch(c, 1); });
   if (trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
   mistakes.report();
-  if (c.optimizer.warmup_steps > c.train.steps - c.optimizer.schedule_start)
-    c.warnings.push_back(
-        format("config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "
-               "rate never reaches optimizer.lr%s",
-               c.optimizer.warmup_steps, c.train.steps - c.optimizer.schedule_start,
-               source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
+  if (int64_t steps = c.train.steps - c.optimizer.schedule_start; c.optimizer.warmup_steps > steps && steps > 0)
+    c.warnings.push_back(format(
+        "config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "
+        "rate never reaches optimizer.lr%s",
+        c.optimizer.warmup_steps, steps, source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

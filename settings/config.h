@@ -166,6 +166,7 @@ struct Config {
   std::string file;                            // as the user named it
   std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
   std::vector<std::string> warnings;           // complete sentences, to be printed once
+  bool trains = true;                          // false: the settings of an evaluation, or of a checkpoint
   bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
 };
 

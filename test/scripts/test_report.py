@@ -144,6 +144,13 @@ class Report(ScriptTest):
     self.report(*names)
     self.assertTrue(any("init" in warning for warning in self.warnings()), self.warnings())
 
+  def test_another_schedule_is_no_seed(self):
+    again = lines(1.1, seed=2, steps=9, config=[("optimizer", {**CONFIG.get("optimizer", {}), "schedule_start": 8})])
+    newer = [again[0], *(line for line in again[1:] if line["step"] > 8)]
+    self.report(self.make_run("x_1", lines(1)), self.make_run("x_2", [*lines(1.1, seed=2), *newer]))
+    self.assertEqual(len(self.summary()), 2)
+    self.assertIn("optimizer.schedule_start", self.said)
+
   def test_paired_windows(self):
     self.make_run("a", lines())
     other = lines()

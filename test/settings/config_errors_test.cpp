@@ -300,6 +300,7 @@ TEST(ConfigErrors, CrossChecks) {
       "attention.layers = [\"window\",\"window8\"] has \"window\": window and full need attention.window > 0, or "
       "eval.window; set it, or remove these words  [x.json]");
   EXPECT_EQ(error_in(R"({"attention": {"layers": ["window8", "lssa_full", "window16777216"]}})"), "");
+  EXPECT_EQ(parse_config(R"({"attention": {"layers": ["window", "full"]}})", "x.json", {}, false).layers.size(), 2u);
   EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"], "window": 5}})"), "");
   EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})"), "");
   expect_error(R"({"attention": {"sink": "one", "layers": ["lssa"]}})", {"model.layers=1"},
