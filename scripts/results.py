@@ -12,7 +12,7 @@ def list_of(good, value):
 
 
 def whole(value):
-  return type(value) is int and value >= 0
+  return type(value) is int and 0 <= value < 2**53
 
 
 def number(value):

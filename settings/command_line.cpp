@@ -55,11 +55,12 @@ static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags
 // They could forge lines of the output. Texts to generate from may have them.
 static void refuse_control_characters(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
-    bool text = std::string(argv[i - 1]) == "--generate" || std::string(argv[i]).starts_with("--generate=") ||
-                std::string(argv[i]).find("generate.prompt=") != std::string::npos ||
-                std::string(argv[i]).find("generate.stop=") != std::string::npos;
-    if (!text && has_control_characters(argv[i]))
-      user_error("command line: %s has control characters", shortened(json_quote(argv[i])).c_str());
+    std::string before = argv[i - 1], here = argv[i], set = before == "--set" ? here : here.substr(here.find('=') + 1);
+    bool sets = before == "--set" || here.starts_with("--set="), text = before == "--generate";
+    text = text || here.starts_with("--generate=") ||
+           (sets && (set.starts_with("generate.prompt=") || set.starts_with("generate.stop=")));
+    if (!text && has_control_characters(here))
+      user_error("command line: %s has control characters", shortened(json_quote(here)).c_str());
   }
 }
 

@@ -201,9 +201,9 @@ class BadFlags(Workspace):
     self.bad("--set", "optimizer.lr", "1e-3", names=['has no "="; write --set optimizer.lr=VALUE\n$'])
 
   def test_control_characters(self):
-    for flags in (("--resume", "a\x1b]0;title\x07"), ("--set", "seed=3\nsaved runs/fake"), ("--eval\x1b[2J",)):
+    for flags in (("--resume", "a\x1b]0;title\x07"), ("--set", "seed=3\nsaved runs/fake"), ("--eval\x1b[2J",), ("generate.prompt=a\nb",)):
       self.bad(*flags, names=[re.escape(json.dumps(flags[-1])) + " has control characters\n$"])
-    self.ok("--generate", "a\nb", generate__stop="\n")
+    self.ok("--generate", "a\nb", "--set=generate.stop=\n", "--set", "generate.prompt=\n")
 
   def test_missing_values(self):
     self.bad("--set", names=["--set"])
