@@ -114,7 +114,7 @@ static std::string layer_problem(const Config& c, const std::string& entry) {
   wrong = wrong || std::ranges::count_if(words, is_bias) > 1;
   names.insert(names.end(), std::begin(bias_names), std::end(bias_names));
   for (auto& [usual, other, needs] : LAYER_WORDS) {
-    auto is_usual = [&](const std::string& word) { return word.starts_with(usual); };
+    auto is_usual = [&name = usual](const std::string& word) { return word.starts_with(name); };
     auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
     bool met = needs.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));
     wrong = wrong || given > 1;
