@@ -1,7 +1,7 @@
 // The two kinds of error.
 // user_error(): the user can fix it (config, data, memory, flags): exit 2. failure(): something broke (device, disk):
-// exit 1. Both take printf formats and throw, with control characters but \n escaped; main() prints the text and exits. The text names the key or file, the
-// value found, what is allowed and the fix.
+// exit 1. Both take printf formats and throw, with control characters but \n escaped; main() prints the text and exits.
+// The text names the key or file, the value found, what is allowed and the fix.
 #pragma once
 #include <cstdarg>
 #include <stdexcept>

@@ -1,11 +1,12 @@
 #include "base/json.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"

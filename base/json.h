@@ -16,8 +16,8 @@ nlohmann::json parse_json(std::string_view text, const char* what, const std::st
 
 nlohmann::json parsed_or_null(std::string_view text);  // null for what parse_json refuses
 
-// Calls f(text, line) for every whole line of a file, with {} for one that is not a JSON object within the limits above;
-// a torn last line is left out. A file that does not exist has no lines.
+// Calls f(text, line) for every whole line of a file, with {} for one that is not a JSON object within the limits
+// above; a torn last line is left out. A file that does not exist has no lines.
 void for_each_json_line(const std::string& path,
                         const std::function<void(const std::string& text, const nlohmann::json& line)>& f);
 

@@ -75,10 +75,10 @@ struct SkippedCheckpoint {
   bool damaged;  // false: it could not be read now
 };
 
-// Reads and verifies one folder; training = false: only the weights are needed, and optimizer.safetensors may be
-// missing. Returns a description of the damage, "" if there is none, REMOVED if the folder is gone. A folder without read permission is a user_error,
-// and a disk that fails to return the bytes, but may later, is a failure.
 inline constexpr const char* REMOVED = "it was removed just now";
+// Reads and verifies one folder; training = false: only the weights are needed, and optimizer.safetensors may be
+// missing. Returns a description of the damage, "" if there is none, REMOVED if the folder is gone. A folder without
+// read permission is a user_error, and a disk that fails to return the bytes, but may later, is a failure.
 std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint);
 
 // The newest intact checkpoint of a run, if it has one. Newer ones that are not intact are appended to `skipped`.

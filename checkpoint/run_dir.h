@@ -20,16 +20,17 @@ std::vector<StepFolder> step_folders(const std::string& run_path);
 std::string step_folder_name(int64_t step);       // step_00001000
 int64_t step_in_name(const std::string& path);    // 1000 if the last part of the path is such a name, else 0
 int64_t step_of_folder(const std::string& path);  // the same for an existing folder
-// Locks a step folder until `lock` is destroyed: LOCK_SH while it is read, LOCK_EX while it is removed. Returns false if
-// another process has it for the other purpose.
+// Locks a step folder until `lock` is destroyed: LOCK_SH while it is read, LOCK_EX while it is removed. Returns false
+// if another process has it for the other purpose.
 bool lock_step(const std::string& folder, int kind, File& lock);
 std::vector<std::string> set_aside_folders(const std::string& run_path);  // names of damaged ones: bad_step_*
 std::vector<std::string> old_folders(const std::string& run_path);        // names of put_away_after()'s: old_steps*
 
 class RunDir {
  public:
-  // Creates runs/NAME below the working directory and locks it until this object is destroyed or the process ends; removes
-  // .tmp_*, which an interrupted process left, or warns if it cannot. A run that another process has locked, or a folder that cannot be written, is a user_error.
+  // Creates runs/NAME below the working directory and locks it until this object is destroyed or the process ends;
+  // removes .tmp_*, which an interrupted process left, or warns if it cannot. A run that another process has locked, or
+  // a folder that cannot be written, is a user_error.
   explicit RunDir(const std::string& name, const std::string& root = "runs");
   const std::string& path() const { return path_; }
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }

@@ -39,6 +39,17 @@ class Failure(Exception):
   """Something that failed."""
 
 
+def read_json(path, what="JSON"):
+  """The content of a JSON file. what: the kind of content, which the error about a damaged file names."""
+  try:
+    with open(path, encoding="utf-8") as file:
+      return json.load(file)
+  except OSError as error:
+    raise UserError(f"{path}: {error.strerror}")
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{path} is not {what}: {error}")
+
+
 def run(main, interrupted):
   """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a script do so
   through `finally`, which removes temporary folders, with exit code 128 + signal."""

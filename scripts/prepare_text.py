@@ -314,8 +314,8 @@ def validation_start(text, fraction):
 
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
-# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: how many
-# bytes of text each of these tokens stands for; None: 1).
+# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
+# number of bytes of text behind each of these tokens, or None if it is 1 for all).
 
 class Bytes:
   vocab = 256
@@ -395,7 +395,7 @@ class Gpt2:
 
 
 class TokenizerJson:
-  """Any that the package tokenizers knows. Tokens need not give back the text: offsets say what they stand for."""
+  """Any tokenizer that the package tokenizers reads. It may not decode to the same text, so bytes are counted by offsets."""
 
   def __init__(self, path, separator):
     try:

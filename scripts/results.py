@@ -1,7 +1,7 @@
 """The file that sweep.py --results writes, for every script that reads it: its fields and their check. Standard library only."""
 import json
 
-from common import UserError
+from common import UserError, read_json
 from metrics import finite
 
 CHARTS = ("lengths", "lines", "bars", "lr")
@@ -37,13 +37,7 @@ ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole numb
 
 def read(path):
   """What --results wrote, with every field that is read of it checked here."""
-  try:
-    with open(path, encoding="utf-8") as file:
-      result = json.load(file)
-  except OSError as error:
-    raise UserError(f"{path}: {error.strerror}")
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path} is not JSON: {error}")
+  result = read_json(path)
 
   def check(entry, fields, where=""):
     for key, (good, what) in fields.items():

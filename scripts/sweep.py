@@ -48,7 +48,7 @@ import time
 
 import metrics
 import plot
-from common import UserError, check_output, die_of_interrupt, nested, rows, run as run_main
+from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
 from results import CHARTS
 
 KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
@@ -92,13 +92,7 @@ def settings_of(values, where):
 
 def read_sweep(path, arguments):
   """The sweep with the size and the flags applied; axes as {axis: {label: {key: text}}}."""
-  try:
-    with open(path, encoding="utf-8") as file:
-      sweep = json.load(file)
-  except OSError as error:
-    raise UserError(f"{path}: {error.strerror}")
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path} is not the JSON of a sweep: {error}")
+  sweep = read_json(path, "the JSON of a sweep")
   check_kinds(path, sweep)
   sizes = sweep.pop("sizes", {})
   if arguments.size and arguments.size not in sizes:
