@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <vector>
 
 #include "base/error.h"
@@ -83,55 +82,63 @@ static std::string reason(std::string text) {
   return shortened(text.substr(0, text.find("; last read:")), 200);
 }
 
-// Rejects what JSON allows and we do not: deep nesting and a key given twice. This is a pass of its own before the
-// parse: json::parse with a callback would need only one, but its time grows with the square of a list's length.
-struct Limits : nlohmann::json_sax<json> {
-  const char* what;
-  std::string tag;
-  std::vector<std::set<std::string>> keys;  // of each open object; an empty set for each open list
+namespace {
 
-  Limits(const char* what, std::string tag) : what(what), tag(std::move(tag)) {}
-  bool open() {
-    if (keys.size() >= size_t(JSON_MAX_DEPTH))
-      user_error("%s: more than %d levels of nested JSON%s", what, JSON_MAX_DEPTH, tag.c_str());
-    return keys.emplace_back(), true;
+// Builds the value as it is read, and rejects what JSON allows and we do not: deep nesting and a key given twice.
+// json::parse with a callback could do that too, but its time grows with the square of a list's length.
+struct Builder : nlohmann::json_sax<json> {
+  std::string_view text;
+  const char* what;
+  const std::string& file;
+  json root;
+  std::vector<json*> open;  // objects and lists, each within the one before
+  std::string name;         // the key of the next value
+
+  Builder(std::string_view text, const char* what, const std::string& file) : text(text), what(what), file(file) {}
+
+  json& place(json value) {
+    if (open.empty()) return root = std::move(value);
+    if (open.back()->is_array()) return open.back()->emplace_back(std::move(value));
+    return (*open.back())[name] = std::move(value);
   }
-  bool close() { return keys.pop_back(), true; }
-  bool start_object(size_t) override { return open(); }
-  bool start_array(size_t) override { return open(); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool key(std::string& name) override {
-    if (!keys.back().insert(name).second)
-      user_error("%s: the key %s is given twice in one object; remove one%s", what, shortened(json_quote(name)).c_str(),
-                 tag.c_str());
-    return true;
+  bool add(json value) { return place(std::move(value)), true; }
+  bool begin(json::value_t kind) {
+    if (open.size() >= size_t(JSON_MAX_DEPTH))
+      user_error("%s: more than %d levels of nested JSON%s", what, JSON_MAX_DEPTH, source_tag(file).c_str());
+    return open.push_back(&place(kind)), true;
   }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(int64_t) override { return true; }
-  bool number_unsigned(uint64_t) override { return true; }
-  bool number_float(double, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(json::binary_t&) override { return true; }
-  bool parse_error(size_t, const std::string&, const json::exception&) override {
-    return false;
-  }  // json::parse reports it
+  bool end() { return open.pop_back(), true; }
+
+  bool start_object(size_t) override { return begin(json::value_t::object); }
+  bool start_array(size_t) override { return begin(json::value_t::array); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(std::string& key) override {
+    if (open.back()->contains(key))
+      user_error("%s: the key %s is given twice in one object; remove one%s", what, shortened(json_quote(key)).c_str(),
+                 source_tag(file).c_str());
+    return name = key, true;
+  }
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(int64_t value) override { return add(value); }
+  bool number_unsigned(uint64_t value) override { return add(value); }
+  bool number_float(double value, const std::string&) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(json::binary_t&) override { return true; }  // not in text
+  bool parse_error(size_t at, const std::string& token, const json::exception& error) override {
+    if (dynamic_cast<const json::out_of_range*>(&error))  // a number beyond double, which ends at this place
+      broken(what, file, text, at - std::min(at, token.size()), "the number " + shortened(token) + " is too large");
+    broken(what, file, text, at > 0 ? at - 1 : 0, reason(error.what()));
+  }
 };
 
+}  // namespace
+
 json parse_json(std::string_view text, const char* what, const std::string& file) {
-  Limits limits(what, source_tag(file));
-  json::sax_parse(text.begin(), text.end(), &limits);
-  try {
-    return json::parse(text.begin(), text.end());
-  } catch (const json::parse_error& e) {
-    broken(what, file, text, e.byte > 0 ? e.byte - 1 : 0, reason(e.what()));
-  } catch (const json::out_of_range& e) {  // a number beyond double, quoted at the end of the text
-    std::string message = e.what();
-    size_t open = message.find('\''), close = message.rfind('\'');
-    std::string number = open < close ? message.substr(open + 1, close - open - 1) : "";
-    broken(what, file, text, text.find(number), "the number " + shortened(number) + " is too large");
-  }
+  Builder builder(text, what, file);
+  json::sax_parse(text.begin(), text.end(), &builder);
+  return std::move(builder.root);
 }
 
 json parsed_or_null(std::string_view text) {
