@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "base/text.h"
+
 std::string vformat(const char* fmt, va_list args) {
   va_list copy;
   va_copy(copy, args);
@@ -20,15 +22,6 @@ std::string format(const char* fmt, ...) {
   return text;
 }
 
-// The text without what a terminal would obey: text of a file or a user may be in it.
-static std::string printable(const std::string& text) {
-  std::string shown;
-  for (char c : text)
-    if ((static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127) shown += format("\\x%02x", c);
-    else shown += c;
-  return shown;
-}
-
 void user_error(const char* fmt, ...) {
   va_list args;
   va_start(args, fmt);
@@ -43,4 +36,12 @@ void failure(const char* fmt, ...) {
   std::string text = vformat(fmt, args);
   va_end(args);
   throw Failure(printable(text));
+}
+
+void warn(const char* fmt, ...) {
+  va_list args;
+  va_start(args, fmt);
+  std::string text = vformat(fmt, args);
+  va_end(args);
+  std::fprintf(stderr, "warning: %s\n", printable(text).c_str());
 }

@@ -16,8 +16,28 @@ std::vector<std::string> split(const std::string& list, char separator) {
 
 std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
 
+// The bytes of the control character at text[i], or 0: one of ASCII, or U+0080 to U+009F in UTF-8.
+static size_t control_bytes(std::string_view text, size_t i) {
+  auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
+  if (byte(i) < 32 || byte(i) == 127) return 1;
+  return byte(i) == 0xC2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xA0 ? 2 : 0;
+}
+
 bool has_control_characters(std::string_view text) {
-  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; });
+  for (size_t i = 0; i < text.size(); i++)
+    if (control_bytes(text, i) > 0) return true;
+  return false;
+}
+
+std::string printable(std::string_view text) {
+  std::string shown;
+  size_t escaped = 0;  // bytes still to be escaped
+  for (size_t i = 0; i < text.size(); i++) {
+    if (escaped == 0 && text[i] != '\n') escaped = control_bytes(text, i);
+    if (escaped == 0) shown += text[i];
+    else shown += format("\\x%02x", static_cast<unsigned char>(text[i])), escaped--;
+  }
+  return shown;
 }
 
 bool is_utf8_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }

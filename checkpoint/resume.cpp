@@ -46,8 +46,8 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
   for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
     if (run && folder.step > 0 && damaged) now = "; it is now called " + run->set_aside(folder.step);
-    std::fprintf(stderr, "warning: skipped the %s checkpoint %s: %s%s\n", damaged ? "damaged" : "unreadable",
-                 folder.path.c_str(), reason.c_str(), now.c_str());
+    warn("skipped the %s checkpoint %s: %s%s", damaged ? "damaged" : "unreadable", folder.path.c_str(), reason.c_str(),
+         now.c_str());
   }
   if (!found && std::any_of(skipped.begin(), skipped.end(), [](auto& checkpoint) { return !checkpoint.damaged; }))
     failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
@@ -66,10 +66,10 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
         place.run.c_str(), place.run.c_str(), old[0].c_str());
   if (!found) return found;
   if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
-    std::fprintf(stderr,
-                 "warning: %s has format 1, without checksums of the data: only names and lengths of the "
-                 "shards are compared\n",
-                 found->path.c_str());
+    warn(
+        "%s has format 1, without checksums of the data: only names and lengths of the "
+        "shards are compared",
+        found->path.c_str());
   return found;
 }
 

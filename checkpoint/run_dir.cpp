@@ -53,7 +53,7 @@ template <class F> static void try_to_remove(F remove) {
   try {
     remove();
   } catch (const Failure& error) {
-    std::fprintf(stderr, "warning: %s; it stays there\n", error.what());
+    warn("%s; it stays there", error.what());
   }
 }
 
@@ -154,9 +154,8 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
         owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
   if (locked != 0 && (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK))  // Lustre mounted without flock
-    std::fprintf(stderr,
-                 "warning: the file system of %s has no locks (%s); start no second process that writes to it\n",
-                 path_.c_str(), std::strerror(errno));
+    warn("the file system of %s has no locks (%s); start no second process that writes to it", path_.c_str(),
+         std::strerror(errno));
   else if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends. The file stays; its text only names the process.
   lock_.truncate(0);
@@ -183,7 +182,7 @@ void RunDir::keep_newest(size_t count) {
       File remover;  // another process may be reading it: next time, then
       if (lock_step(folder.path, LOCK_EX, remover)) try_to_remove([&] { remove_step(folder); });
     } else if (foreign_.insert(folder.step).second) {
-      std::fprintf(stderr, "warning: %s is not a checkpoint of this training; it stays there\n", folder.path.c_str());
+      warn("%s is not a checkpoint of this training; it stays there", folder.path.c_str());
     }
   }
 }

@@ -93,7 +93,7 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
   load_init(model, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   for (const std::string& difference : model_differences(folder.path, model.config()))
-    if (model.comm().first()) std::fprintf(stderr, "warning: init: %s\n", difference.c_str());
+    if (model.comm().first()) warn("init: %s", difference.c_str());
   return folder.step;
 }
 

@@ -92,10 +92,9 @@ inline DeviceInfo device_info() {
 // there are more ranks on this machine than GPUs.
 inline int device_of(const Ranks& ranks, int count) {
   if (count <= 1 && ranks.local == 1)  // once per machine
-    std::fprintf(
-        stderr,
-        "warning: rank %d sees one GPU, as with srun --gpus-per-task 1; NCCL copies directly only between GPUs "
-        "that a rank sees: show every rank all of its machine's (srun --gpu-bind=none), it takes its own\n",
+    warn(
+        "rank %d sees one GPU, as with srun --gpus-per-task 1; NCCL copies directly only between GPUs "
+        "that a rank sees: show every rank all of its machine's (srun --gpu-bind=none), it takes its own",
         ranks.rank);
   if (count <= 1) return 0;
   if (ranks.local >= count)

@@ -107,10 +107,10 @@ void warn_of_zero_gradients(Model& model) {
   for (const std::string& name : names)
     append_item(list, name + (counts[name] > 1 ? format(" (%d tensors)", counts[name]) : ""));
   if (!list.empty())
-    std::fprintf(stderr,
-                 "warning: %s: gradient exactly 0 in step 1: the loss does not depend on them now, and they may never "
-                 "learn; check the settings of attention (a gate that is always 0, weights that are all 0)\n",
-                 list.c_str());
+    warn(
+        "%s: gradient exactly 0 in step 1: the loss does not depend on them now, and they may never "
+        "learn; check the settings of attention (a gate that is always 0, weights that are all 0)",
+        list.c_str());
 }
 
 std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
@@ -240,10 +240,10 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
       std::fflush(stdout);
     }
     if (!computed && comm.first() && !std::exchange(warned, true))
-      std::fprintf(stderr,
-                   "warning: data.labels: step %lld has no label, so there is nothing to learn from it; such steps are "
-                   "skipped from now on without a warning; a larger batch.tokens makes them rare\n",
-                   (long long)report.step);
+      warn(
+          "data.labels: step %lld has no label, so there is nothing to learn from it; such steps are "
+          "skipped from now on without a warning; a larger batch.tokens makes them rare",
+          (long long)report.step);
   }
   background.wait();
 }

@@ -41,10 +41,10 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * ranks) == 0;
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())
-    std::fprintf(stderr,
-                 "warning: the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
-                 "will differ by rounding\n",
-                 before);
+    warn(
+        "the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
+        "will differ by rounding",
+        before);
   if (training) resolve_batch(config, ranks, std::max<int64_t>(1, fits));
   else
     config.batch.micro =

@@ -68,6 +68,12 @@ TEST(Json, QuotesAndShortens) {
 TEST(Errors, AreNotObeyedByATerminal) {
   EXPECT_EQ(error_of([] { user_error("a\x1b]0;%s\x7f\nb", "\xC3\xA4\x07"); }), "user: a\\x1b]0;\xC3\xA4\\x07\\x7f\nb");
   EXPECT_EQ(error_of([] { failure("\r"); }), "failure: \\x0d");
+  EXPECT_EQ(error_of([] { failure("\xC2\x9B\xC2\xA0\xC2"); }), "failure: \\xc2\\x9b\xC2\xA0\xC2");  // U+009B, U+00A0
+  for (const char* text : {"\x1b", "\n", "a\x7f", "\xC2\x80", "\xC2\x9F"}) EXPECT_TRUE(has_control_characters(text));
+  for (const char* text : {"", " ~", "\xC2\xA0", "\xC3\x80", "\xC2"}) EXPECT_FALSE(has_control_characters(text));
+  testing::internal::CaptureStderr();
+  warn("%s\x1b\n", "a");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "warning: a\\x1b\n\n");
 }
 
 TEST(Files, ErrorsNameThePath) {
