@@ -81,6 +81,18 @@ static std::FILE* taken_stdout() {
   return out;
 }
 
+// Checks now that the file of a flag can be written when it is complete. path: "" for none.
+static void check_output(const char* flag, const std::string& path, const Data& data) {
+  if (path.empty()) return;
+  const std::string where = format("command line: %s %s", flag, path.c_str());
+  check_output_file(where, path);
+  for (auto* shards : {&data.train, &data.val})
+    for (const Shard& shard : *shards)
+      for (const Shard* read : {&shard, shard.labels.get()})
+        if (std::error_code ignored; read && std::filesystem::equivalent(path, read->path, ignored))
+          user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), read->key.c_str());
+}
+
 static void run(Flags flags, const Ranks& ranks, Links* links) {
   std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
   take_run_folder(flags);
@@ -91,7 +103,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   bool real_run = training && !flags.dry_run && !dumping;
   Config config = load_config(flags, training && !dumping);
   for (const std::string& warning : config.warnings)
-    if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+    if (ranks.rank == 0) warn("%s", warning.c_str());
   if (flags.generating) config.generate.prompt = flags.generate;
   if (!flags.tasks.empty()) config.task.names = split(flags.tasks, ',');
   if (flags.print_config) {
@@ -105,6 +117,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
                           : "--passkey, --tasks and --generate need a model of tokens",
                config.file.c_str());
   if (predicting) config.eval.lengths = {config.model.context};
+  if (predicting || writing_losses) config.eval.tokens = std::numeric_limits<int64_t>::max();  // all there are
   bool evaluates = flags.eval || predicting || writing_losses || (training && !dumping && config.eval.every > 0);
   config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
   bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
@@ -128,7 +141,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
   Data data = open_data(flags, config, training, evaluates);
   for (const std::string& warning : read_text_bytes(data.val))
-    if (ranks.rank == 0) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+    if (ranks.rank == 0) warn("%s", warning.c_str());
   if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) data.tasks = open_tasks(config);
   std::vector<Question> questions = open_questions(flags, config, data, evaluates, ranks.rank);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
@@ -137,9 +150,9 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
   }
-  if (dumping) check_output_file("command line: --dump-gradients " + flags.dump_gradients, flags.dump_gradients);
-  if (predicting) check_output_file("command line: --predict " + flags.predict, flags.predict);
-  if (writing_losses) check_output_file("command line: --per-token-losses " + flags.token_losses, flags.token_losses);
+  check_output("--dump-gradients", flags.dump_gradients, data);
+  check_output("--predict", flags.predict, data);
+  check_output("--per-token-losses", flags.token_losses, data);
   std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;

@@ -145,12 +145,9 @@ void report_validation(const Config& config, const Data& data, const std::vector
     if (trained.count({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
   }
   if (!both.empty())
-    std::fprintf(stderr,
-                 "warning: data.train and data.val both contain %s, or a copy: validation losses will be too low\n",
-                 both.c_str());
+    warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
   if (!data.val.empty() && tokens < config.eval.tokens)
-    std::printf("data.val: %s tokens, all of them evaluated (eval.tokens = %ld)\n", count_text(double(tokens)).c_str(),
-                config.eval.tokens);
+    std::printf("data.val: %s tokens, all of them evaluated\n", count_text(double(tokens)).c_str());
 }
 
 void check_all_tokens(const Config& config, const Data& data) {

@@ -133,6 +133,20 @@ class Runs(Head):
     self.assertEqual(os.listdir(self.path("runs/tiny")).count("pred.npy"), 0)
     self.bad("--per-token-losses", "absent/x.npy", names=["--per-token-losses"], wrote_nothing=False)
 
+  def test_losses_of_tokens_leave_eval_tokens_aside(self):
+    all_tokens, few = (self.predicted(what="--per-token-losses", eval__lengths=[24], eval__tokens=tokens)
+                       for tokens in (10**6, 20))
+    self.assertEqual((bytes(all_tokens[0]), all_tokens[1]), (bytes(few[0]), few[1]))
+
+  def test_an_output_takes_no_place_of_data(self):
+    changes = self.write_values(2)
+    os.link(self.path("labels_val.bin"), self.path("link.npy"))
+    before = {name: self.bytes_of(name) for name in ("val.bin", "labels_val.bin", "link.npy")}
+    for flag, name in (("--predict", "val.bin"), ("--per-token-losses", "link.npy"), ("--per-token-losses", "./val.bin")):
+      self.bad(flag, name, **changes, names=[f"{flag} {name}", "data.val"], wrote_nothing=False)
+    self.bad("--dump-gradients", "labels_train_000001.bin", **changes, names=["data.labels"], wrote_nothing=False)
+    self.assertEqual({name: self.bytes_of(name) for name in before}, before)
+
   def test_init_of_a_language_model(self):
     self.changes["precision"] = "bf16"  # so that ranks share the masters
     self.run_ok(name="language", model__position="learned")  # GPT-2, as transformers knows it
