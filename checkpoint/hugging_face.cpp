@@ -93,8 +93,7 @@ std::map<std::string, std::string> tokenizer_files(const Config& config) {
                      tokenizer.end_of_text() < 0 ? ", without <|endoftext|>" : "", config.model.vocab);
   }
   if (!problem.empty()) {
-    std::fprintf(stderr, "warning: checkpoints will hold no tokenizer: generate.tokenizer_dir = \"%s\" %s\n",
-                 dir.c_str(), problem.c_str());
+    warn("checkpoints will hold no tokenizer: generate.tokenizer_dir = \"%s\" %s", dir.c_str(), problem.c_str());
     return {};
   }
   const nlohmann::ordered_json about = {{"tokenizer_class", "GPT2Tokenizer"},
@@ -112,8 +111,9 @@ std::map<std::string, std::string> tokenizer_files(const Config& config) {
 std::string model_config_json(const Config& config) {
   using nlohmann::ordered_json;
   const Config::Model& m = config.model;
-  constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; others have none
-  ordered_json end_of_text = m.vocab > END_OF_TEXT ? ordered_json(END_OF_TEXT) : ordered_json(), root;
+  constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; of others nothing is known
+  bool gpt2 = config.generate.tokenizer == "gpt2" && vocabulary_fits(END_OF_TEXT + 1, m.vocab);
+  ordered_json end_of_text = gpt2 ? ordered_json(END_OF_TEXT) : ordered_json(), root;
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
   } else {

@@ -75,7 +75,7 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
   position += bad - tokens.begin();
   user_error(
       "%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
-      "with another tokenizer: set model.vocab = 50257 for GPT-2 tokens (256 for bytes), or use other shards",
+      "with another tokenizer: set model.vocab to its number of tokens (GPT-2: 50257, bytes: 256), or use other shards",
       shard.key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
 }
 

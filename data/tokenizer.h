@@ -20,6 +20,9 @@ class Tokenizer {
   virtual int end_of_text() const = 0;  // the token before each document of the shards, -1 if there is none
 };
 
+// Whether a model of `vocab` tokens may be one of this tokenizer's: it may have a few more, for alignment.
+inline bool vocabulary_fits(int tokens, int vocab) { return vocab >= tokens && vocab <= tokens + tokens / 32; }
+
 // kind: "bytes" or "gpt2"; dir: the folder with GPT-2's vocabulary files. A user_error if one is missing or damaged.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::string& dir);
 

@@ -34,7 +34,7 @@ int sample(const float* logits, int count, double temperature, int top_k, double
 
 void check_vocabulary(const Tokenizer& tokenizer, const Config& config) {
   int tokens = tokenizer.vocab(), vocab = config.model.vocab;
-  if (vocab >= tokens && vocab <= tokens + tokens / 32) return;
+  if (vocabulary_fits(tokens, vocab)) return;
   user_error(
       "config: generate.tokenizer = \"%s\" has %d tokens, but model.vocab = %d; choose the tokenizer with which the "
       "training data was made",

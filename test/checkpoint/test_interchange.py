@@ -80,8 +80,8 @@ class Interchange(Trained):
     self.assertEqual(config["model_type"], "gpt2")
 
   def test_end_of_text_follows_the_vocabulary(self):
-    for vocab, token in ((50257, 50256), (50304, 50256), (50256, None)):
-      _, config = self.trained(model__vocab=vocab, model__channels=8, model__layers=1)
+    for vocab, token in ((50257, 50256), (50304, 50256), (50256, None), (60000, None)):
+      _, config = self.trained(generate__tokenizer="gpt2", model__vocab=vocab, model__channels=8, model__layers=1)
       self.assertEqual((config["bos_token_id"], config["eos_token_id"]), (token, token))
 
   def test_safetensors_follow_the_specification(self):
