@@ -1,4 +1,4 @@
-// metrics.jsonl: what a run reports to programs, one JSON object per line; README.md lists the fields. Each line is
+// metrics.jsonl: what a run reports to programs, one JSON object per line; docs/metrics.md lists the fields. Each line is
 // written immediately, by one call, so a killed process tears at most the last one. NaN and infinities become null (an
 // exploded loss, an unknown mfu).
 #pragma once

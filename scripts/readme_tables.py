@@ -5,12 +5,15 @@
     python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over
                                                                                seeds; passkey: the same
     python3 scripts/readme_tables.py length bench/results/length_cpu.json      what sweep.py --results wrote
+    python3 scripts/readme_tables.py variants bench/results/length_long_cpu.json    the losses beside each variant
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
 """
+import glob
 import os
 import re
+import statistics
 import sys
 
 import expected
@@ -20,22 +23,40 @@ import results
 import sweep
 from common import run as run_main, stop
 
-PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md", "docs/results/*.md")
 
 
 def replace_block(name, content):
-  root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-  block = re.compile(r"(<!-- table:%s -->\n).*?(<!-- /table -->)" % re.escape(name), re.DOTALL)
-  for path in (os.path.join(root, page) for page in PAGES):
-    if not os.path.exists(path):
-      continue
+  """content: the new text of the block, or what makes it of the old one."""
+  block = re.compile(r"(<!-- table:%s -->\n)(.*?)(<!-- /table -->)" % re.escape(name), re.DOTALL)
+  for path in (path for page in PAGES for path in sorted(glob.glob(os.path.join(ROOT, page)))):
     with open(path, encoding="utf-8") as file:
       text = file.read()
-    if block.search(text):
+    if found := block.search(text):
+      new = content(found[2]) if callable(content) else content
       with open(path, "w", encoding="utf-8") as file:
-        file.write(block.sub(lambda found: found[1] + content.strip() + "\n" + found[2], text))
+        file.write(text[:found.start(2)] + new.strip() + "\n" + text[found.end(2):])
       return
   stop(f"no block <!-- table:{name} --> ... <!-- /table --> in {', '.join(PAGES)}")
+
+
+def with_losses(result):
+  """Makes the table of variants of its old text: the last two columns become the mean losses at the shortest and the longest
+  length, or "-" where the result has no run of a name in the first column."""
+  def mean(name, length):
+    found = [run["losses"][length] for run in result["runs"] if name in run["labels"].values() and length in run["losses"]]
+    return f"{statistics.mean(found):.2f}" if found else "-"
+
+  def row(line):
+    if not line.startswith("| `"):
+      return line
+    first, what, *_ = line.strip("| ").split(" | ")
+    names = re.findall("`(.*?)`", first)
+    losses = [[mean(name, str(length)) for name in names] for length in (min(result["lengths"]), max(result["lengths"]))]
+    return f"| {first} | {what} | " + " | ".join("-" if set(means) == {"-"} else ", ".join(means) for means in losses) + " |"
+
+  return lambda old: "\n".join(map(row, old.strip().split("\n")))
 
 
 def made_by(runs):
@@ -55,7 +76,7 @@ def main():
     losses, *differences, note = sweep.texts(result)
     if name == "quickstart":
       losses, note = expected.table(result)[0], sweep.note(result)
-    content = "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
+    content = with_losses(result) if name == "variants" else "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
   else:
     runs = [metrics.Run(folder) for folder in sources]
     content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION

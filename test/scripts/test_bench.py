@@ -192,7 +192,7 @@ class Floors(ScriptTest):
     lssar = self.floors("--kind", "lssar")[2][2]
     self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", self.text_of(ROOT, "bench/LOG.md"),
                   "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
-    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "README.md"))
+    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "bench/README.md"))
 
   def test_lssar_and_other_sizes(self):
     _, softmax, _ = self.floors()
