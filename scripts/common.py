@@ -50,16 +50,30 @@ def read_json(path, what="JSON"):
     raise UserError(f"{path} is not {what}: {error}")
 
 
+def end_by_exception(number, _):
+  """For signals: raises SystemExit, and again every 0.1 s until it arrives somewhere: callbacks of weak references and C
+  modules lose exceptions, of which importing has both. What handles it already, as `finally`, is left in peace."""
+  handled = sys.exc_info()[1]
+  while handled:
+    if isinstance(handled, SystemExit):
+      return
+    handled = handled.__context__
+  signal.signal(signal.SIGALRM, lambda *_: end_by_exception(number, None))
+  signal.setitimer(signal.ITIMER_REAL, 0.1)
+  sys.exit(128 + number)
+
+
 def run(main, interrupted):
   """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a script do so
   through `finally`, which removes temporary folders, with exit code 128 + signal."""
   for number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and sweep.py has its own way
-      signal.signal(number, lambda number, _: sys.exit(128 + number))
+      signal.signal(number, end_by_exception)
   try:
     try:
       main()
     finally:
+      signal.setitimer(signal.ITIMER_REAL, 0)
       sys.stdout.flush()
   except BrokenPipeError:  # the reader of its output (head) has ended
     end_by(signal.SIGPIPE)

@@ -2,9 +2,11 @@
 import contextlib
 import io
 import re
+import subprocess
+import sys
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
-from support.workspace import TRAIN, Workspace
+from support.workspace import TRAIN, Folder, Workspace
 
 import common  # from SCRIPTS
 
@@ -34,3 +36,32 @@ class Train(Workspace):
         common.train(program, "config.json", flag, folder=self.folder)
       self.assertEqual(ended.exception.code, 2)
       self.assertIn(part, said.getvalue())
+
+
+class Signals(Folder):
+  def test_signals_end_a_script_wherever_they_find_it(self):
+    """No exception leaves the callback of a weak reference, of which import has one for each module. What cleans up is left in peace."""
+    for number, code in (("SIGTERM", 143), ("SIGHUP", 129)):
+      self.write("script.py", f"""
+import os, signal, sys, time, weakref
+sys.path.insert(0, {SCRIPTS!r})
+import common
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def main():
+  try:
+    thing = set()
+    reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.{number}) or time.sleep(0.01))
+    del thing
+    time.sleep(30)
+  finally:
+    try:
+      os.stat("/absent")
+    except OSError:
+      time.sleep(0.3)
+    os.kill(os.getpid(), signal.{number})
+    time.sleep(0.3)
+    print("cleaned up")
+common.run(main, "")
+""")
+      done = subprocess.run([sys.executable, self.path("script.py")], capture_output=True, text=True, timeout=20)
+      self.assertEqual((done.returncode, done.stdout), (code, "cleaned up\n"), done.stderr)
