@@ -71,7 +71,7 @@ ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   UNUSED := attention/instances/tensor_% attention/instances/hopper_%
 endif
 ROOMS := kernels attention attention/instances $(HOST_ROOMS)
-SOURCES := $(filter-out $(UNUSED),train_gpt2.cu parameters.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp))))
+SOURCES := $(filter-out $(UNUSED),train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp))))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
@@ -89,9 +89,9 @@ ifndef NCCL
     -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
   WITHOUT_NCCL := : no NCCL was found. Install libnccl-dev, or say where it is by CPPFLAGS=-I... LDFLAGS=-L...
 endif
-SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),ranks/comm.cu,ranks/comm_alone.cu),$(SOURCES))
+SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),ranks/comm.cpp,ranks/comm_alone.cpp),$(SOURCES))
 SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/instances/%_$(kind).cu),$(SOURCES))
-TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cu),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
+TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
   SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
@@ -104,14 +104,14 @@ of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES) $(TEST_SOURCES)))
 TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
 override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
 # rooms first: they take longest
-OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cu) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)))
+OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cpp) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)))
 # On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
 TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
 # The tests of a host room are one program, test_ROOM, and compiled as the room is; elsewhere test/ROOM/NAME_test.cu is the
 # program test_NAME.
 test_room = $(filter $(TEST_ROOMS),$(word 2,$(subst /, ,$(1))))
-test_object = $(BUILD)/$(if $(filter $(TOGETHER),$(test_room)),$(dir $(1))room.cu,$(1)).o
+test_object = $(BUILD)/$(if $(filter $(TOGETHER),$(test_room)),$(dir $(1))room.cpp,$(1)).o
 test_program = $(BUILD)/test_$(or $(test_room),$(patsubst %_test,%,$(basename $(notdir $(1)))))
 TESTS := $(sort $(foreach t,$(TEST_SOURCES),$(call test_program,$(t))))
 
@@ -143,23 +143,23 @@ HOST := -std=c++20 -fno-strict-aliasing $(WARNINGS) $(DEFINES)
 ifeq ($(BACKEND),cpu)
   # emulation/cpu/ holds what stands in for the CUDA toolkit's headers (cuda_runtime.h, cuda_bf16.h, ...)
   CXX_CPU := $(CXX) $(HOST) $(OPTIMIZE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation/cpu
-  # what reads and writes JSON and command lines compiles in two thirds of the time so, under a sanitizer in half; the
-  # layer's own files have hot loops, as kernels have
-  LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
-  COMPILE_CPP := $(call LESS,$(CXX_CPU))
-  # What every .cu file includes is compiled once for all of them: a fifth of the whole build's time. Functions in it are
+  # What nearly every file includes is compiled once for all of them: a fifth of the whole build's time. Functions in it are
   # optimized as it was, whatever the file that includes it asks for: so there are two.
   CXX_CU := $(CXX_CPU) -Wno-unknown-pragmas
   COMMON := $(BUILD)/common.h $(BUILD)/common_less.h
   COMPILE_CU := $(CXX_CU) -include $(BUILD)/common.h -x c++
+  # host code, .cpp, compiles in two thirds of the time so, under a sanitizer in half
+  LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
-  $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  # So do tests, and what only they run; but not those whose references take longer to run than to compile: attention's,
-  # and under a sanitizer two more. eval/ does under a sanitizer alone: the last digits of its statistics would change;
-  # Hopper's kernels do there too, where compiling them takes longest.
+  COMPILE_CPP := $(COMPILE_CU_LESS)
+  # The layer's own files have hot loops, as kernels have; and the last digits of eval/'s statistics would change.
   # private: not for what they depend on, the list of flags
-  LESS_SOURCES := main.cu train_gpt2.cu parameters.cu $(foreach room,$(filter-out $(if $(SAN),,eval),$(HOST_ROOMS)),$(room)/%.cu) \
-    $(filter-out $(if $(SAN),test/kernels/kernels_test.cu test/kernels/matmul_test.cu),$(filter test/%.cu,$(TEST_SOURCES))) $(TEST_ROOMS:%=test/%/room.cu) \
+  $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
+  $(if $(SAN),$(BUILD)/none,$(BUILD)/eval)/%.cpp.o: private COMPILE_CPP := $(COMPILE_CU)
+  # So do tests, and what only they run; but not those whose references take longer to run than to compile: attention's,
+  # and under a sanitizer two more. Hopper's kernels do there too, where compiling them takes longest.
+  LESS_SOURCES := train_gpt2.cu \
+    $(filter-out $(if $(SAN),test/kernels/kernels_test.cu test/kernels/matmul_test.cu),$(filter test/%.cu,$(TEST_SOURCES))) \
     attention/instances/hopper_%.cu $(if $(SAN),,attention/instances/tensor_%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE) $(LDFLAGS)
@@ -179,11 +179,7 @@ else
   # private: not for what they depend on, the list of flags
   $(foreach place,attention/instances test/kernels test/attention bench,$(BUILD)/$(place)/hopper_%.cu.o): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
-  COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include
-  # this takes a third of nvcc's time
-  HOST_SOURCES := main.cu parameters.cu $(foreach room,$(HOST_ROOMS),$(room)/%.cu)
-  $(HOST_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CPP) -x c++
-  $(HOST_SOURCES:%=$(BUILD)/%.o): private KEEP_REPORT :=
+  COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include -x c++
   # Linked by the compiler of the host code: nvcc may use an older one, whose library lacks what that code needs.
   LINK := $(CXX) $(LDFLAGS)
   LIBRARIES += $(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/^\#$$ LIBRARIES=//p') -Wl,-rpath,$(CUDA_HOME)/lib64 \
@@ -212,7 +208,7 @@ train: $(BUILD)/train FORCE
 summary:
 	@$(summary)
 
-$(BUILD)/train: $(BUILD)/main.cu.o $(TRAIN_OBJECTS) $(BUILD)/objects
+$(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
 # Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
@@ -221,7 +217,7 @@ $(BUILD)/objects: FORCE
 	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' $(IF_NEW)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' $(IF_NEW)
-$(BUILD)/%/room.cu: FORCE
+$(BUILD)/%/room.cpp: FORCE
 	@mkdir -p $(@D); printf '#include "%s"\n' $(call of_rooms,$*) $(IF_NEW)
 # Measured figures and documents are no sources: writing them down does not make the commit another one.
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- ':!bench/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty)
@@ -232,8 +228,8 @@ $(BUILD)/version.h: FORCE
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 
-$(BUILD)/main.cu.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
-$(BUILD)/checkpoint/hugging_face.cpp.o $(BUILD)/checkpoint/room.cu.o: $(BUILD)/modeling_plusgpt.inc
+$(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
+$(BUILD)/checkpoint/hugging_face.cpp.o $(BUILD)/checkpoint/room.cpp.o: $(BUILD)/modeling_plusgpt.inc
 $(COMMON): $(BUILD)/flags
 	@echo '#include "kernels/gpu.cuh"' > $@
 $(BUILD)/common_less.h.gch: private CXX_CU := $(call LESS,$(CXX_CU))
@@ -242,9 +238,9 @@ $(COMMON:=.gch): %.gch: % kernels/gpu.cuh
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
-$(BUILD)/%/room.cu.o: $(BUILD)/%/room.cu $(BUILD)/flags $(COMMON:=.gch)
-	$(call SAY,compile,$*/)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
-$(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags
+$(BUILD)/%/room.cpp.o: $(BUILD)/%/room.cpp $(BUILD)/flags $(COMMON:=.gch)
+	$(call SAY,compile,$*/)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
@@ -265,7 +261,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
 .DELETE_ON_ERROR:
-.PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o $(BUILD)/%/room.cu
+.PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o $(BUILD)/%/room.cpp
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 
 tests: $(TESTS)                    ## build every test program

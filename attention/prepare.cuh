@@ -24,7 +24,7 @@ template <class T> struct RowScale {
   const T* learned;  // s [H] or nullptr
   __device__ float operator()(int t, int h) const {
     float alpha = constant;
-    if (log_rows) alpha *= logf(float(min(t + 1, most)));
+    if (log_rows) alpha *= logf(float(t < most ? t + 1 : most));
     if (learned) alpha *= to_float(learned[h]);
     return alpha;
   }

@@ -32,7 +32,7 @@ def room_of(path):
   """The room of a file; None for generated headers and for files outside the program (bench, test)."""
   if path.startswith(("train_gpt2.", "parameters.", "activations.")):
     return "model"
-  if path == "main.cu":
+  if path == "main.cpp":
     return "main"
   return next((room for room in INCLUDES if path.startswith(room + "/")), None)
 
@@ -90,6 +90,12 @@ class Rules(unittest.TestCase):
     missing = [path for path, text in sources(".h", ".cuh", ".cu") if path.startswith(("kernels/", "attention/"))
                and re.search(r"\bu?int(\d+|ptr)_t\b", text) and not re.search(r"#include <(cstdint|stdint\.h)>", text)]
     self.assertEqual(missing, [])
+
+  def test_the_suffix_chooses_the_compiler(self):
+    """nvcc compiles .cu in a CUDA build, g++ .cpp: kernels and what starts them are in the first, host code in the second."""
+    host = ("base/", "data/", "settings/", "ranks/", "checkpoint/", "eval/", "training/")
+    self.nothing(r"(?s).+", ((path, "host code in a .cu file") for path, _ in sources(".cu", ".cuh") if path.startswith(host)))
+    self.nothing(r"\b__global__\b|^ *LAUNCH\(", sources(".cpp", ".h"), lambda path: path.startswith("emulation/"))
 
   def test_one_way_to_launch(self):
     self.nothing("<<<", sources(".cuh", ".cu"), lambda path: path == "kernels/gpu.cuh")

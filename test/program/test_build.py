@@ -100,9 +100,9 @@ esac"""
 
 class WithoutNccl(unittest.TestCase):
   def test_has_all_functions(self):
-    """A build that finds no NCCL has comm_alone.cu in place of comm.cu, so both must define the same functions."""
+    """A build that finds no NCCL has comm_alone.cpp in place of comm.cpp, so both must define the same functions."""
     with tempfile.TemporaryDirectory() as build:
-      objects = [f"{build}/ranks/{name}.cu.o" for name in ("comm", "comm_alone")]
+      objects = [f"{build}/ranks/{name}.cpp.o" for name in ("comm", "comm_alone")]
       subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", *objects], cwd=ROOT, check=True, capture_output=True, timeout=300)
       symbols = [subprocess.run(["nm", "-C", each], capture_output=True, check=True, text=True).stdout for each in objects]
     functions, others = (set(re.findall(r" T (.*)", text)) for text in symbols)

@@ -1,4 +1,4 @@
-// ranks/comm.cu for a build without NCCL (NCCL=0, or nccl.h was not found): with one rank there is nothing to do.
+// ranks/comm.cpp for a build without NCCL (NCCL=0, or nccl.h was not found): with one rank there is nothing to do.
 #include "ranks/comm.h"
 
 bool Comm::built() { return false; }
