@@ -83,7 +83,7 @@ KINDS := $(patsubst attention/instances/general_%.cu,%,$(wildcard attention/inst
 ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
-# what ranks say to each other: through NCCL, on the CPU through what stands in for it
+# collectives: NCCL, on the CPU its replacement
 ifndef NCCL
   NCCL := $(if $(filter cpu,$(BACKEND)),1,$(shell echo 'int main() {}' | $(CXX) $(CPPFLAGS) -I$(CUDA_HOME)/include \
     -include nccl.h -x c++ - $(LDFLAGS) -L$(CUDA_HOME)/lib64 -lnccl -o /dev/null >/dev/null 2>&1 && echo 1 || echo 0))
@@ -255,7 +255,7 @@ REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach t,$(TEST_SOURCES),$(eval $(call test_program,$t): $(call test_object,$t) \
   $(if $(shell grep -lE '(attention|model)_reference.h' $t),$(REFERENCE))))
 $(TESTS): $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES) -lgtest -lgtest_main
+	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES) -lgtest_main -lgtest
 $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
 	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
 $(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
