@@ -31,7 +31,7 @@ class Comm {
   // The most multiprocessors that collectives occupy while they run; 0 with one rank. Kernels that run beside them
   // should leave that many free.
   int multiprocessors() const { return multiprocessors_; }
-  // Few, because the backward pass runs without them, and because it leaves plenty of time to reduce the gradients (4
+  // Few: the backward pass loses them, and has time to spare to reduce the gradients (4
   // bytes per parameter). But at least eight: a machine with eight GPUs usually has that many network cards, and each
   // needs a block.
   static constexpr int MULTIPROCESSORS = 8;

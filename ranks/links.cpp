@@ -23,7 +23,7 @@ namespace {
 constexpr uint32_t MOST_BYTES = 64 << 10;                                    // of a message's text
 constexpr char ID = 'i', ALIVE = 'a', DONE = 'd', FAILED = 'f', STOP = 's';  // kinds of messages
 
-struct Hello {  // the first bytes that a rank sends; rank 0 accepts it by answering with its patience (int32)
+struct Hello {  // the first bytes that a rank sends; rank 0 accepts it by answering with its timeout (int32)
   char magic[8];
   int32_t rank, size;
   char job[64];
@@ -111,7 +111,7 @@ int listen_at(const std::string& address, int port, int* chosen) {
   return listener;
 }
 
-Links::Links(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local), patience_(ranks.patience) {
+Links::Links(const Ranks& ranks) : rank_(ranks.rank), local_(ranks.local), timeout_(ranks.timeout) {
   if (::pipe(wake_) != 0) failure("ranks: cannot create a pipe: %s", std::strerror(errno));
   rank_ == 0 ? accept_ranks(ranks) : connect_to_rank_0(ranks);
   for (Peer& peer : peers_) {
@@ -132,7 +132,7 @@ void Links::accept_ranks(const Ranks& ranks) {
   Hello expected = hello_of(ranks);
   std::vector<int> missing;
   for (int rank = 1; rank < ranks.size; rank++) missing.push_back(rank);
-  auto deadline = Clock::now() + std::chrono::seconds(patience_);
+  auto deadline = Clock::now() + std::chrono::seconds(timeout_);
   while (!missing.empty()) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd ready = {listener, POLLIN, 0};
@@ -141,7 +141,7 @@ void Links::accept_ranks(const Ranks& ranks) {
           "ranks: %s %s of %d did not connect to %s:%d within %d seconds (%s); look at their output, and check "
           "that their machines can reach this one",
           missing.size() > 1 ? "ranks" : "rank", list_of(missing).c_str(), ranks.size, ranks.address.c_str(),
-          ranks.port, patience_, ranks.variables.c_str());
+          ranks.port, timeout_, ranks.variables.c_str());
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) continue;
     limit_waiting(socket, 2);
@@ -156,8 +156,8 @@ void Links::accept_ranks(const Ranks& ranks) {
     if (ours && found == missing.end())
       failure("ranks: two processes were started as rank %d of %d (%s)", hello.rank, ranks.size,
               ranks.variables.c_str());
-    int32_t patience = patience_;
-    if (!ours || !send_all(socket, &patience, sizeof patience)) {  // another program, or a rank that is gone again
+    int32_t timeout = timeout_;
+    if (!ours || !send_all(socket, &timeout, sizeof timeout)) {  // another program, or a rank that is gone again
       ::close(socket);
       continue;
     }
@@ -172,21 +172,21 @@ void Links::connect_to_rank_0(const Ranks& ranks) {
   addrinfo wanted = {}, *found = nullptr;
   wanted.ai_socktype = SOCK_STREAM;
   std::string port = std::to_string(ranks.port);
-  auto deadline = Clock::now() + std::chrono::seconds(patience_);
+  auto deadline = Clock::now() + std::chrono::seconds(timeout_);
   int unknown = 0;
   for (; Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     unknown = ::getaddrinfo(ranks.address.c_str(), port.c_str(), &wanted, &found);
     if (unknown != 0) continue;  // a machine that has just started may not be in the name server yet
     for (addrinfo* at = found; at && peers_.empty(); at = at->ai_next) {  // of IPv4 and IPv6
       int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      limit_waiting(socket, patience_);
-      int32_t patience = 0;
+      limit_waiting(socket, timeout_);
+      int32_t timeout = 0;
       bool answered = ::connect(socket, at->ai_addr, at->ai_addrlen) == 0 && send_all(socket, &hello, sizeof hello) &&
-                      receive_all(socket, &patience, sizeof patience);
+                      receive_all(socket, &timeout, sizeof timeout);
       // Until rank 0 listens, TCP may connect this socket to itself: then the answer is the hello.
-      if (answered && patience > 0 && patience <= MOST_PATIENCE) {
+      if (answered && timeout > 0 && timeout <= MOST_TIMEOUT) {
         peers_.push_back({0, socket});
-        patience_ = patience;  // rank 0's counts: it must match how often signs of life are sent
+        timeout_ = timeout;  // rank 0's counts: it must match how often heartbeats are sent
       } else {
         ::close(socket);
       }
@@ -198,7 +198,7 @@ void Links::connect_to_rank_0(const Ranks& ranks) {
     failure("ranks: rank %d cannot find rank 0: MASTER_ADDR = \"%.80s\": %s", ranks.rank, ranks.address.c_str(),
             ::gai_strerror(unknown));
   failure("ranks: rank %d could not connect to rank 0 at %s:%d within %d seconds (%s)", ranks.rank,
-          ranks.address.c_str(), ranks.port, patience_, ranks.variables.c_str());
+          ranks.address.c_str(), ranks.port, timeout_, ranks.variables.c_str());
 }
 
 std::string Links::share(const std::string& text) {
@@ -243,12 +243,12 @@ void Links::send(const Peer& peer, char kind, const std::string& text) {
 // ---- the thread
 
 void Links::run() {
-  std::chrono::duration<double> between(patience_ / 9.0);  // seconds between two signs of life
+  std::chrono::duration<double> between(timeout_ / 9.0);  // seconds between two heartbeats
   auto before = Clock::now(), sent = before;
   for (;;) {
     std::vector<pollfd> ready = {{wake_[0], POLLIN, 0}};
     for (const Peer& peer : peers_) ready.push_back({peer.ended ? -1 : peer.socket, POLLIN, 0});
-    ::poll(ready.data(), ready.size(), std::min(1000, patience_ * 1000 / 9));
+    ::poll(ready.data(), ready.size(), std::min(1000, timeout_ * 1000 / 9));
     if (ready[0].revents) return;
     for (size_t i = 0; i < peers_.size(); i++)
       if (ready[i + 1].revents) read_from(peers_[i]);
@@ -269,8 +269,8 @@ void Links::run() {
 void Links::count_silence(double seconds) {
   for (Peer& peer : peers_) {
     peer.silence += seconds;
-    if (peer.silence < patience_ || done_) continue;
-    if (!peer.ended) died(peer, format("no sign of life for %d seconds; was it stopped?", patience_), 0);
+    if (peer.silence < timeout_ || done_) continue;
+    if (!peer.ended) died(peer, format("no heartbeat for %d seconds; was it stopped?", timeout_), 0);
     stop_run(1,
              format("rank %d has ended its program and rank %d has not; start all ranks with the same flags and "
                     "configuration",

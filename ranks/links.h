@@ -2,23 +2,23 @@
 // tensors; the links carry one text before training (NCCL's id), and then tell every rank when the run ends and why.
 //
 // Connecting. Rank 0 listens at Ranks::address and port until all ranks are connected. Another rank retries until it is
-// accepted: it sends its number, the number of ranks and the job's name, and rank 0 answers with its patience,
+// accepted: it sends its number, the number of ranks and the job's name, and rank 0 answers with its timeout,
 // which from then on counts for that rank too. Rank 0 closes connections of other programs and other jobs.
 //
 // Messages: one byte of kind, four bytes of length, at most 64 KiB of text.
 //   'i'  rank 0 -> all      the text of share()
-//   'a'  both ways          a sign of life, nine times within the patience
+//   'a'  both ways          a heartbeat, nine times within the timeout
 //   'd'  both ways          this rank's program has ended with code 0
 //   'f'  a rank -> rank 0   this rank has failed: its exit code and error text
 //   's'  rank 0 -> all      exit at once with this code
 //
-// Ends. A thread of every rank reads the messages and sends the signs of life. It ends the process itself, whatever the
+// Ends. A thread of every rank reads the messages and sends the heartbeats. It ends the process itself, whatever the
 // main thread is waiting for:
 //   - A rank fails: it tells rank 0, which prints the error, tells all, and exits with that rank's code.
-//   - A connection breaks, or nothing comes over it for as long as the patience: that rank has died. Rank 0 prints
+//   - A connection breaks, or nothing comes over it for as long as the timeout: that rank has died. Rank 0 prints
 //     which one it was, tells all, and exits with 1. If rank 0 has died, the others exit with 1, and at most one on
 //     each machine prints it.
-//   - A rank has ended with code 0, but the rank at the other end of the link has not by the end of the patience: they
+//   - A rank has ended with code 0, but the rank at the other end of the link has not by the end of the timeout: they
 //     were started differently, and the run ends with 1.
 // The connections to a machine that disappears break within 30 seconds. A process that is stopped does not count the
 // others' silence while it is stopped, so a whole job can be stopped and continued.
@@ -45,7 +45,7 @@ class Links {
 
   // The end of this rank's program: code 0, or the code and text of an error. Rank 0 prints the text (another rank does
   // only if rank 0 does not answer within 10 seconds). Returns `code` if the process has not ended by then. Ranks that
-  // end with 0 must do so within the patience of each other.
+  // end with 0 must do so within the timeout of each other.
   int end(int code, const std::string& text);
 
  private:
@@ -65,7 +65,7 @@ class Links {
   void send(const Peer& peer, char kind, const std::string& text);
   [[noreturn]] void stop_run(int code, const std::string& text, int seconds);
 
-  int rank_, local_, patience_;
+  int rank_, local_, timeout_;
   std::vector<Peer> peers_;  // at rank 0: all others; at another rank: rank 0
   int wake_[2];              // a pipe that ends the thread
   std::mutex sending_, health_lock_;

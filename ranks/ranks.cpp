@@ -125,6 +125,6 @@ Ranks ranks_of_environment() {
   // torchrun itself listens at MASTER_PORT then.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") ranks.port++;
   if (ranks.size == 1) ranks = {};
-  if (!variable("PLUSGPT_PATIENCE").empty()) ranks.patience = number("PLUSGPT_PATIENCE", 1, MOST_PATIENCE);
+  if (!variable("PLUSGPT_TIMEOUT").empty()) ranks.timeout = number("PLUSGPT_TIMEOUT", 1, MOST_TIMEOUT);
   return ranks;
 }

@@ -4,7 +4,7 @@
 #pragma once
 #include <string>
 
-constexpr int MOST_PATIENCE = 86400;  // seconds
+constexpr int MOST_TIMEOUT = 86400;  // seconds
 
 struct Ranks {
   int rank = 0, size = 1;
@@ -12,7 +12,7 @@ struct Ranks {
   std::string address;  // where rank 0 listens
   int port = 0;
   std::string job;       // an id, by which rank 0 tells its ranks from those of another run
-  int patience = 45;     // seconds to wait for a rank to connect, and later for a sign of life
+  int timeout = 45;      // seconds to wait for a rank to connect, and later for a heartbeat
   int listener = -1;     // at rank 0: a socket that already listens at address:port; -1: none yet
   bool spawned = false;  // by `--gpus`: if a signal stopped it, it exits with 128 + SIGNAL, and its parent dies of that
   std::string variables;  // names of the environment variables that were read, for error texts
@@ -25,7 +25,7 @@ struct Ranks {
 //   SLURM_{PROCID,STEP_NUM_TASKS,LOCALID,STEP_NODELIST}     srun, only in a job step: in a batch script SLURM_NTASKS
 //                                                           counts tasks that are not started
 // Without MASTER_ADDR, the address is this machine (mpirun) or the first machine of the step (srun). Without
-// MASTER_PORT, the port follows from the job's id. PLUSGPT_PATIENCE sets the patience, also with `--gpus`; once a rank
+// MASTER_PORT, the port follows from the job's id. PLUSGPT_TIMEOUT sets the timeout, also with `--gpus`; once a rank
 // is connected, rank 0's counts. Missing values, values that contradict each other, and several ranks of a launcher
 // that is not among these are a user_error.
 Ranks ranks_of_environment();

@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int64_t PATIENCE_MS = 5000;  // for rank 0 to print another rank's error and exit
+constexpr int64_t GRACE_MS = 5000;  // for rank 0 to print another rank's error and exit
 
 class Parent {
  public:
@@ -30,8 +30,8 @@ class Parent {
       // Signals do not move the deadline. Why the run ends has been printed by a rank.
       int64_t left = code_ == 0 ? 0 : deadline_ - milliseconds_now();
       if (left < 0) end(code_, "");
-      timespec patience = {left / 1000, left % 1000 * 1000000};
-      int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &patience);
+      timespec timeout = {left / 1000, left % 1000 * 1000000};
+      int signal = code_ == 0 ? sigwaitinfo(&signals, nullptr) : sigtimedwait(&signals, nullptr, &timeout);
       if (signal == SIGCHLD) reap();
       else if (signal == SIGUSR1) pass_on(signal);
       else if (signal == SIGTSTP) pause();
@@ -59,7 +59,7 @@ class Parent {
       int code = WEXITSTATUS(status);
       if (code > 128) stopped_by_ = code - 128;
       else if (code != 0 && rank == 0) end(code, "");  // it has printed its error
-      else if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + PATIENCE_MS;
+      else if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + GRACE_MS;
     }
     if (running_ == 0 && code_ == 0 && stopped_by_ != 0) end_by(stopped_by_);
     if (running_ == 0) end(code_, "");
@@ -109,9 +109,9 @@ class Parent {
 
 }  // namespace
 
-static Ranks fork_ranks(int count, int patience) {
+static Ranks fork_ranks(int count, int timeout) {
   Ranks ranks;
-  ranks.patience = patience;
+  ranks.timeout = timeout;
   ranks.size = count;
   ranks.address = "127.0.0.1";
   ranks.listener = listen_at(ranks.address, 0, &ranks.port);
@@ -189,5 +189,5 @@ Ranks spawn_ranks(const std::string& flag, const Ranks& started) {
         "command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
         "again",
         gpus);
-  return fork_ranks(count, started.patience);
+  return fork_ranks(count, started.timeout);
 }

@@ -134,7 +134,7 @@ class Ends(RankRuns):
     process.terminate()  # a run that hangs does not react to it either
     code, _, errors = self.ended(process)
     self.assertEqual(code, 1)
-    self.assertRegex(errors, r"^rank 1 has died \(no sign of life for 2 seconds")
+    self.assertRegex(errors, r"^rank 1 has died \(no heartbeat for 2 seconds")
     self.assertEqual(errors.count("\n"), 1, errors)
 
   def test_rank_0_is_stopped(self):
@@ -147,7 +147,7 @@ class Ends(RankRuns):
       time.sleep(0.5)
     code, _, errors = self.ended(process, 1)
     self.assertEqual(code, 1)
-    self.assertRegex(errors, r"^rank 0 has died \(no sign of life for 2 seconds[^\n]*\n$")
+    self.assertRegex(errors, r"^rank 0 has died \(no heartbeat for 2 seconds[^\n]*\n$")
 
   def test_rank_0_without_a_parent_is_stopped(self):
     self.impatient(2)
@@ -155,12 +155,12 @@ class Ends(RankRuns):
     self.wait_for(first, lambda: len(self.lines()) > 10)
     first.send_signal(signal.SIGSTOP)
     self.assertEqual(second.wait(20), 1)
-    self.assertRegex(second.communicate()[1], r"^rank 0 has died \(no sign of life")
+    self.assertRegex(second.communicate()[1], r"^rank 0 has died \(no heartbeat")
 
-  def test_the_patience_of_rank_0_counts(self):
+  def test_the_timeout_of_rank_0_counts(self):
     processes = []
-    for environment, patience in zip(torchrun(2), (1000, 2)):
-      processes += self.started_by_hand([{**environment, "PLUSGPT_PATIENCE": str(patience)}], **ENDLESS)
+    for environment, timeout in zip(torchrun(2), (1000, 2)):
+      processes += self.started_by_hand([{**environment, "PLUSGPT_TIMEOUT": str(timeout)}], **ENDLESS)
     self.wait_for(processes[0], lambda: len(self.lines()) > 10)
     time.sleep(3)
     processes[0].terminate()

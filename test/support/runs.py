@@ -177,7 +177,7 @@ class RankRuns(Runs):
         self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
 
   def impatient(self, seconds):
-    self.set("PLUSGPT_PATIENCE", seconds)
+    self.set("PLUSGPT_TIMEOUT", seconds)
 
   def ranks(self):
     """rank -> process id, of the running ranks that this test has started with --gpus or by hand."""
