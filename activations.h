@@ -1,4 +1,4 @@
-// What a model has on the device beside its parameters: the activations that the forward pass leaves for the backward
+// A model's device memory besides its parameters: the activations that the forward pass leaves for the backward
 // pass, and the workspace of both. The letters of the shapes are train_gpt2.cu's.
 #pragma once
 #include <algorithm>
@@ -45,7 +45,7 @@ template <class Real> struct Activations {
   float *meanf, *rstdf;     // [N]
   Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
   Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
-  float *outputs, *values;  // [N, Kp], [N, K]  what the head says and what it is to say
+  float *outputs, *values;  // [N, Kp], [N, K]  the head's outputs and their targets
   Real* doutputs;           // [N, Kp]
   int logit_rows;
   float* losses;          // [N]

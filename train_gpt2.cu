@@ -1,16 +1,16 @@
 // GPT-2: what it is and what its gradient is, written by hand. Read from top to bottom:
 //   Parameters   the table of everything that is learned, and how a row of qkv is laid out
-//   The model    what holds these together; on a first reading, only the names
+//   The model    the class; on a first reading, only its names
 //   Forward      a layer in eleven steps, the network, the loss
 //   Backward     the same eleven steps from the last to the first
 //   The step     micro steps, clipping, update
 //   Evaluation   losses and logits alone
-// activations.h lists what the forward pass leaves for the backward pass; parameters.h says where the parameters lie and
-// how several ranks divide them, kernels/ and attention/ what each step computes.
+// activations.h lists what the forward pass leaves for the backward pass; parameters.h says where the parameters lie
+// and how several ranks divide them, kernels/ and attention/ what each step computes.
 //
 // Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
-// vocabulary, K outputs of a regression head, Kp the same padded, Z logits of a learned bias, G of a gate, N = B*T rows.
-// Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
+// vocabulary, K outputs of a regression head, Kp the same padded, Z logits of a learned bias, G of a gate, N = B*T
+// rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
 // optimizer's state are float32. Computation runs on one stream, which the host waits for only to report; collectives
 // and snapshots for checkpoints have streams of their own.
 #include "train_gpt2.h"
@@ -59,10 +59,10 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
   return {Z, G, Z + G ? int(round_up(3 * A + Z + G, D % 8 == 0 ? D : 8)) : 3 * A};
 }
 
-// THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It is
-// layer l's: layers may differ in their gate, bias and sink.
-// Its columns: id, name, shape, initial values, whether weight decay applies, whether it is per layer; then the shape
-// in memory if it is padded, and the parameter whose padding holds this one (parameters.h).
+// THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
+// is layer l's: layers may differ in their gate, bias and sink. Its columns: id, name, shape, initial values, whether
+// weight decay applies, whether it is per layer; then the shape in memory if it is padded, and the parameter whose
+// padding holds this one (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
@@ -364,9 +364,9 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
   layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
 }
 
-// act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output layer,
-// because each chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x the sum
-// of the losses.
+// act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output
+// layer, because each chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x
+// the sum of the losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
   if (K) return regress(act, act.values, N, dloss);
@@ -406,7 +406,8 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
 }
 
 // For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
-// given. dbias is summed of the first `biased` columns; where doutput is dx, layernorm_backward() has summed it already.
+// given. dbias is summed of the first `biased` columns; where doutput is dx, layernorm_backward() has summed it
+// already.
 template <class Real>
 void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
                                  int l, int N, int in, int out, int biased, Real* before_gelu) {
@@ -620,7 +621,7 @@ int next_token_length(const Config& config, int count) {
 
 template <class Real>
 void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
-  // What follows cannot influence what precedes it, and few lengths mean few sets of matrix shapes.
+  // Padding is harmless (attention is causal), and few lengths mean few matrix shapes.
   std::vector<int> padded(next_token_length(config_, count), 0);
   std::memcpy(padded.data(), tokens, count * sizeof(int));
   row_logits(logits, padded.data(), 1, int(padded.size()), {count - 1});

@@ -22,10 +22,10 @@ struct StepResult {
   float grad_norm;  // before clipping
 };
 
-// What the rows of a batch [N] are to predict, on the host. Converts from the tokens alone.
+// The targets of a batch's rows [N], on the host. Constructible from tokens alone.
 struct Targets {
   const int* tokens;     // [N], -1: nothing. Not read if the model has a regression head
-  const float* weights;  // [N]: what a row's loss counts, where 1 is the share of one row of N; nullptr: 1 each
+  const float* weights;  // [N]: the weight of a row's loss; 1 is an equal share; nullptr: 1 each
   const float* values;   // [N, K], NaN: nothing. Of a model with a regression head
   Targets(const int* tokens, const float* weights = nullptr, const float* values = nullptr)
       : tokens(tokens), weights(weights), values(values) {}
@@ -81,7 +81,8 @@ class Model {
   // model must have been made with config.diagnoses.
   virtual void diagnose(const int* inputs, int B, int T, int counted,
                         const std::function<void(const LayerFigures&)>& see) = 0;
-  // Without a regression head: logits = [rows, V] at these rows (b * T + t) of [B, T] inputs on the host: of the token that follows each of them.
+  // Without a regression head: logits [rows, V] of the token after each of these rows (b * T + t) of [B, T] host
+  // inputs.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
   // Logits = [V] of the token that follows tokens[0..count), in a pass of next_token_length(config, count) rows.
   virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;

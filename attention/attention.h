@@ -29,7 +29,7 @@ struct AttentionShape {
 enum class Kernels { automatic, general, tensor, hopper };  // the family that runs, for tests and benchmarks
 inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
 
-// The settings, and what the kernels need beside them: no user sets it, it follows from the model and from the call.
+// The settings, plus what the kernels derive from the model and the call.
 struct AttentionSetup : AttentionSettings {
   int context = 1024;      // the trained length; for Scale::logn and Kind::sigmoid
   int qkv_stride = 0;      // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
@@ -80,7 +80,7 @@ struct Prepared {
 
 // Writes dqkv from the forward's inputs and outputs. With `prepared`, gradients of q and k are those of
 // prepare_forward()'s inputs, as prepare_backward() makes them: by that or, where Hopper's kernels can, before they are
-// rounded and stored. The latter saves a reading and a writing of both, of prepared q and k too with a norm.
+// rounded and stored. The latter saves one read and one write of both gradients and, with a norm, one read of q and k.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,

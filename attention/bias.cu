@@ -1,6 +1,6 @@
-// The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions, one
-// after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in double,
-// so that c is as exact as its two floats, however long the sequence is.
+// The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions,
+// one after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in
+// double, so that c is as exact as its two floats, however long the sequence is.
 #include "attention/bias.cuh"
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int THREADS = 128;
 
-// What c gains at a position, from its logit x. fox: ln sigmoid(x) = -softplus(-x); cable: -softplus(x).
+// The step of c at a position with logit x. fox: ln sigmoid(x) = -softplus(-x); cable: -softplus(x).
 template <Bias BIAS> struct Step {
   static constexpr float SIGN = BIAS == Bias::fox ? -1 : 1;
   __device__ static float value(float x) { return -FullMaths::softplus(SIGN * x); }

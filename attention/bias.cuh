@@ -7,7 +7,7 @@
 #include "attention/attention.h"
 #include "attention/gate.cuh"
 
-// The nearest float, and what it leaves.
+// The nearest float and the remainder.
 __host__ __device__ inline float2 as_two_floats(double c) { return {float(c), float(c - float(c))}; }
 
 inline bool bias_is_learned(Bias bias) { return bias == Bias::fox || bias == Bias::cable; }

@@ -90,7 +90,7 @@ template <class T> const T* sink_of(const AttentionSettings& s, const AttentionL
 }  // namespace
 
 KindKernels& kernels_of(Kind kind, PowerClass power, bool shaped) {
-  static KindKernels table[KINDS][POWER_CLASSES][2];  // local, so that it exists when the first file enters its kernels
+  static KindKernels table[KINDS][POWER_CLASSES][2];  // function-local: constructed before the first file registers
   return table[int(kind)][int(power)][shaped];
 }
 

@@ -11,7 +11,7 @@
 
 constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
-// Other ways to run a kernel, to be added up. They give the same bits; which is faster only a GPU can tell, and
+// Alternative schedules, as flags. They give the same bits; which is faster only a GPU can tell, and
 // bench/hopper_bench.cu measures it.
 enum HopperWay {
   WITHOUT_FENCE = 1,  // forward: no compute_before_wait(); ptxas then lets nothing overlap
@@ -293,7 +293,7 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
 
 // In a thread's gradients of prepared rows of q (part 0) or k (1), undoes what prepare_forward() did, as
 // prepare_backward() does. held: the prepared rows. The head has DIM channels, so those that RoPE turns together, half
-// a head apart, belong to one thread. Rows from T on, which nobody stores, take the numbers of the last row.
+// a head apart, belong to one thread. Rows from T on are never stored; they read the last row's values.
 template <class Tile>
 __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], const Preparation<bf16>& done,
                                                  const bf16* held, int part, int b, int h, int block_row,

@@ -1,5 +1,5 @@
-// The kernels that a build has. The files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu in instances/ enter theirs
-// here when the program starts, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up.
+// The kernels that a build has. The files general_KIND.cu, tensor_KIND.cu and hopper_KIND.cu in instances/ register
+// their kernels at program start, so a build may leave any of them out (make ATTN=...); dispatch.cu looks them up.
 #pragma once
 #include "attention/prepare.cuh"
 
@@ -34,7 +34,8 @@ template <class T> struct ForwardCall {
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
 
-// dqkv =, dsink [H] += (or nullptr); preparation: see Launchers. workspace: Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)).
+// dqkv =, dsink [H] += (or nullptr); preparation: see Launchers. workspace: Policy::ROW_VALUES floats per row (b, h, t
+// < workspace_rows(T)).
 template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;

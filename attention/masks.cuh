@@ -13,7 +13,7 @@
 #pragma once
 #include "attention/kernel_table.h"
 
-// The tiles of STREAM rows, from row `begin` on, that rows before `stop` lie in; without those of rows near .. far - 1.
+// The tiles of STREAM rows that cover [begin, stop) except [near, far).
 // To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1.
 template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
   int begin, stop, near = 0, far = 0;

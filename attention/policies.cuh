@@ -26,7 +26,7 @@
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
-//   HEAVY       grad() leaves fewer registers for tiles: 0; 1 with slopes of scores; 2 with any power
+//   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
 //   FROM_WEIGHT grad() takes the weight in place of the score
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and

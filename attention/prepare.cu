@@ -226,7 +226,7 @@ void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* r
            static_cast<const float*>(row_dots), B, length, H);
 }
 
-// A part of its own, without rotation and scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
+// One part, no rotation, no scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
 template <class T>
 void norm_output(T* out, float* norms, const AttentionSettings& settings, const AttentionShape& shape,
                  cudaStream_t stream) {

@@ -12,7 +12,7 @@ struct GeneralSize {
 // A CPU wants few threads with many sums each: the sums fill its vector registers, and a barrier costs it a change of
 // stacks for every thread.
 constexpr GeneralSize GENERAL_ON_CPU = {64, 64, 16};
-// A narrow head leaves some of these threads idle, which takes next to no time, and kinds compile in half the time.
+// A narrow head leaves some of these threads idle, which takes next to no time, and halves the time to compile a kind.
 constexpr int general_width(int width, bool cpu) { return cpu ? 128 : width; }
 // Kinds of two sweeps have two outputs in training. Evaluation takes the same tiles, and so gives the same bits.
 constexpr GeneralSize general_forward_size(int width, int sweeps, bool cpu) {

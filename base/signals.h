@@ -1,5 +1,5 @@
 // Signals to a training run. SIGTERM, SIGINT, and SIGHUP unless it is ignored (nohup): finish the step, save, and then
-// die of that signal, so that a shell leaves its loop and a scheduler does not take the run for a finished one.
+// die of that signal, so that a shell loop ends and a scheduler does not record success.
 // SIGUSR1: save and continue.
 // A second of the others ends the process at once, as it does by default. One request may arrive several times,
 // sent to all processes and also passed on by a launcher: a signal counts as a second request only after

@@ -1,6 +1,6 @@
 // A folder that holds a model: model.safetensors, with all parameters in float32 under Hugging Face's names and
-// layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and the
-// tokenizer, if its files are known.
+// layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and
+// the tokenizer, if its files are known.
 #pragma once
 #include <functional>
 #include <map>
@@ -22,8 +22,8 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
 // MODELLING_FILE. Its key "plusgpt" holds our own settings.
 std::string model_config_json(const Config& config);
 
-// Warnings where config.json of a folder that `init` names describes another computation than this program's, with
-// tensors of the same shapes: transformers' GPT-2 has such settings, and so has ours. Empty if there is no such file.
+// Warnings if the config.json beside `init`'s weights describes another computation with the same tensor shapes:
+// transformers' GPT-2 has such settings, and so has ours. Empty if there is no such file.
 std::vector<std::string> model_differences(const std::string& folder, const Config& config);
 
 // The content of MODELLING_FILE in the folder: scripts/modeling_plusgpt.py as it was when the program was built; "" if

@@ -170,7 +170,7 @@ void rewind_metrics(const std::string& path, int64_t step) {
     if (at <= step || !again) kept += whole;
     if (at > 0 && at <= step && text_of(line, "type", "") == "train") trained.insert(at);
   });
-  if (damaged > 0) warn("%s: line %lld is damaged; it stays there, but is not read", path.c_str(), (long long)damaged);
+  if (damaged > 0) warn("%s: line %lld is damaged and is ignored", path.c_str(), (long long)damaged);
   warn_of_missing(path, trained, step);
   replace_text_file(path, kept);
 }

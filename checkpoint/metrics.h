@@ -1,6 +1,6 @@
-// metrics.jsonl: what a run reports to programs, one JSON object per line; docs/metrics.md lists the fields. Each line is
-// written immediately, by one call, so a killed process tears at most the last one. NaN and infinities become null (an
-// exploded loss, an unknown mfu).
+// metrics.jsonl: what a run reports to programs, one JSON object per line; docs/metrics.md lists the fields. Each line
+// is written immediately, by one call, so a killed process tears at most the last one. NaN and infinities become null
+// (an exploded loss, an unknown mfu).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -79,7 +79,7 @@ struct TaskReport {
   int64_t cut = 0;  // completions whose context was shortened to fit max_length
   double acc = 0, acc_norm = 0, acc_bytes = 0, acc_norm_tokens = 0;  // shares; NaN where the file lacks the lengths
   double standard_error = 0;                                         // of acc; NaN for a single example
-  double margin = 0;  // mean of the right completion's log-likelihood per character less that of the best other one
+  double margin = 0;  // mean of the right completion's log-likelihood per character minus that of the best wrong one
   double chance = 0;  // mean of 1 / completions
 };
 
@@ -87,8 +87,8 @@ class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
   explicit MetricsLog(const std::string& path);  // appends; a torn last line is dropped first
-  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ... parameters, flops_per_token: of
-  // the model, the operations those of training.
+  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ... parameters, flops_per_token:
+  // of the model, the operations those of training.
   void start(const std::string& commit, const std::string& command, const nlohmann::ordered_json& config,
              const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
              int64_t parameters, double flops_per_token);
@@ -107,8 +107,8 @@ class MetricsLog {
 };
 
 // Before a run resumes from `step`: removes what was written while training after it (train, val, skip, groups,
-// diagnostics and task lines), which will be written again, and a torn last line. What was asked of checkpoints stays. A
-// reader finds the old file or the new one, never a part.
+// diagnostics and task lines), which will be written again, and a torn last line. What was asked of checkpoints stays.
+// A reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);

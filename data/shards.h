@@ -8,10 +8,11 @@
 // shard's end and are numbered through the shards in order. A shard may be too short for a window if another has one.
 // Beside a shard X.bin there may be X.json, {"tokens": N, "bytes": M, ...}: the shard's tokens, and the bytes of text
 // from which they were made.
-// A label file says what the positions of one shard are to predict instead of the next token: a header of 256 int32 ([0]
-// = 20261101, [1] = 1, [2] = number of labels, that of the shard's tokens, [3] = type, [4] = columns K), then a label for
-// each token, which belongs to the position whose input that token is. Type 1: uint16 tokens, K = 1, 65535 for nothing
-// (so the last token of a vocabulary of 65536 cannot be a label). Type 2: K float32 values, NaN for nothing.
+// A label file says what the positions of one shard are to predict instead of the next token: a header of 256 int32
+// ([0] = 20261101, [1] = 1, [2] = number of labels, that of the shard's tokens, [3] = type, [4] = columns K), then a
+// label for each token, which belongs to the position whose input that token is. Type 1: uint16 tokens, K = 1, 65535
+// for nothing (so the last token of a vocabulary of 65536 cannot be a label). Type 2: K float32 values, NaN for
+// nothing.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -37,14 +38,14 @@ struct Shard {
   int outputs = 0;                           // of a label file: K, or 0 for tokens
 };
 
-// patterns: file names or glob(7) patterns, which leave out names in .json. Returns all files sorted by name (byte
+// patterns: file names or glob(7) patterns; names ending in .json are skipped. Returns all files sorted by name (byte
 // order, the same on every machine).
 // key ("data.train") is the setting's name in error texts.
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key);
 
 // Finds the label files in the same way and gives the first to the first shard, and so on; no patterns: none. vocab,
-// outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels". Files without any
-// label are a user_error.
+// outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels". Files without
+// any label are a user_error.
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
                  const std::string& key);
 
@@ -67,9 +68,9 @@ class WindowReader {
   bool has_labels() const { return shards_[0].labels != nullptr; }
   int outputs() const { return has_labels() ? shards_[0].labels->outputs : 0; }
   int labels(int64_t window) const;  // positions that are to predict something: T without a label file
-  // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window, and returns how many of these
-  // positions are to predict something; the target of the others is -1. Where labels are values, targets are 0 or -1, and
-  // values [T - skip, K] is written. A user_error if a token is >= vocab or a value infinite.
+  // Writes inputs[T - skip] and targets[T - skip], without the first `skip` of the window, and returns how many of
+  // these positions are to predict something; the target of the others is -1. Where labels are values, targets are 0 or
+  // -1, and values [T - skip, K] is written. A user_error if a token is >= vocab or a value infinite.
   int read(int64_t window, int* inputs /* = */, int* targets /* = */, int skip = 0,
            float* values /* = */ = nullptr) const;
 

@@ -1,4 +1,4 @@
-// Passkey retrieval: does a model use what stands far back in its context? A key is hidden in filler at some depth of a
+// Passkey retrieval: does a model use distant context? A key is hidden in filler at some depth of a
 // prompt, which ends by asking for it. Two forms of prompts:
 //   landmark  the prompt of landmark attention, which later work uses too: a first line, filler, "The pass key is K.
 //             Remember it. K is the pass key.", filler, "What is the pass key? The pass key is". K is 1 to 50000. The
@@ -39,9 +39,9 @@ struct PasskeyPrompt {
 PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form, int length, double depth,
                              const std::string& key, int first_sentence, int fill = -1, bool control = false);
 
-// The prompts of passkey.trials trials at each of passkey.depths depths, then as many controls, for each length in turn.
-// Keys and first sentences are drawn from form, length, depth and trial alone, so all models see the same. A user_error if the
-// tokenizer does not fit the form or the model, or a length is too short.
+// The prompts of passkey.trials trials at each of passkey.depths depths, then as many controls, for each length in
+// turn. Keys and first sentences are drawn from form, length, depth and trial alone, so all models see the same. A
+// user_error if the tokenizer does not fit the form or the model, or a length is too short.
 std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Config& config,
                                            const std::vector<int>& lengths);
 // Writes them to the file passkey.examples, if it is set, as JSON lines without the controls: form, length, depth, key,

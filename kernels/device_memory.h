@@ -22,8 +22,7 @@ class MemoryPlan {
     *pointer = nullptr;
     if (count == 0) return;
     if (count > SIZE_MAX / 4 / sizeof(T))
-      user_error("memory: an array of %zu elements (%s) cannot exist: make the model or the batch smaller", count,
-                 category);
+      user_error("memory: an array of %zu elements (%s) is too large; use a smaller model or batch", count, category);
     size_t bytes = (count * sizeof(T) + 255) / 256 * 256, offset = position_;
     assign_.push_back([pointer, offset](char* base) { *pointer = reinterpret_cast<T*>(base + offset); });
     position_ += bytes;

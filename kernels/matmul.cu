@@ -49,7 +49,7 @@ std::string shape_text(const Shape& s) {
                 s.has_aux, s.alignment);
 }
 
-// cublasLtMatmulAlgo_t is a struct without a name, which nvcc 13.0 does not digest as an element of std containers.
+// cublasLtMatmulAlgo_t is an unnamed struct, which nvcc 13.0 rejects as a container element.
 struct Algorithm {
   cublasLtMatmulAlgo_t opaque;
 };
@@ -307,7 +307,7 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
   };
   std::vector<std::pair<float, size_t>> ranking;
   for (size_t i = 0; i < algorithms.size(); i++) {
-    median(algorithms[i], 1, 1);  // for warmth
+    median(algorithms[i], 1, 1);  // warm-up
     ranking.push_back({median(algorithms[i], 3, 2), i});
   }
   std::sort(ranking.begin(), ranking.end());

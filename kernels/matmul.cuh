@@ -18,8 +18,9 @@ enum class Epilogue {
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
 // 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
 // c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
-// Where D is the gradient of a weight, in float, and B that of an output: dbias += the column sums of B's first columns.
-// On the GPU an epilogue makes them if that is faster than a kernel. scratch has bias_backward_workspace(k, n) bytes.
+// Where D is the gradient of a weight, in float, and B that of an output: dbias += the column sums of B's first
+// columns. On the GPU an epilogue makes them if that is faster than a kernel. scratch has bias_backward_workspace(k, n)
+// bytes.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
@@ -47,9 +48,10 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
     failure("matmul: the bias is missing");
-  if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias))) failure("matmul: this adds no further matrix");
+  if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias)))
+    failure("matmul: c needs beta 0 and epilogue none or bias");
   if (p.dbias && (!plain || p.trans_b || !p.scratch || p.biased > p.n || !std::is_same_v<TOut, float>))
-    failure("matmul: this makes no gradient of a bias");
+    failure("matmul: dbias needs a float D, untransposed B, scratch, and biased <= n");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
 }
 

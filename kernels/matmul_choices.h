@@ -11,7 +11,7 @@ class MatmulChoices {
   // device: "device <tab> library's version". Choices for other devices are kept, but never found.
   explicit MatmulChoices(std::string device) : device_(std::move(device) + '\t') {}
 
-  // The algorithm for this shape, in whatever text the library makes of it; nullptr: none has been chosen.
+  // The algorithm for this shape, in the library's own encoding; nullptr: none has been chosen.
   const std::string* find(const std::string& shape) const;
   // Neither text holds a tab or a newline. measured: the choice is good for other runs too and goes to the file.
   void choose(const std::string& shape, const std::string& algorithm, bool measured = true);

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-// A launch: its blocks, and what one of them takes on a GPU (on the CPU 0). All 0 for what is not a kernel of ours.
+// A launch: its blocks, and what one of them takes on a GPU (on the CPU 0). All 0 for library kernels.
 struct KernelResources {
   int launched = 0;  // blocks of the grid
   int threads = 0;

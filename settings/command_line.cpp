@@ -16,7 +16,8 @@ struct HelpFormatter : CLI::Formatter {
   }
 };
 
-// The --set that a flag like --optimizer.lr=1e-3, --lr or --warmup-steps may mean, "" if none. Several keys: all of them.
+// The --set that a flag like --optimizer.lr=1e-3, --lr or --warmup-steps may mean, "" if none. Several keys: all of
+// them.
 static std::string set_for_flag(const std::string& flag) {
   size_t equals = std::min(flag.find('='), flag.size());
   std::string word = flag.substr(0, equals), value = equals < flag.size() ? flag.substr(equals) : "=VALUE", sets;
@@ -116,9 +117,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                           predict, token_losses, dry_run, print_config, gradients};
   for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
     for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
-  auto* encode =
-      add_text("--encode", flags.encode, "DIR", "needs the folder of GPT-2's vocabulary",
-               "GPT-2 tokens (uint16) of standard input, by the vocabulary in DIR, and exit; needs no CONFIG");
+  auto* encode = add_text("--encode", flags.encode, "DIR", "needs the folder of GPT-2's vocabulary",
+                          "encode standard input as GPT-2 tokens (uint16) by the vocabulary in DIR; takes no CONFIG");
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);

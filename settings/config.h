@@ -1,8 +1,8 @@
 // The settings of a run: read from JSON and --set, checked, completed.
 // Defaults are the initialisers below; the table in table.cpp says what each key means and allows, and drives reading,
-// --set, --print-config, the resolved JSON and --help. Choices that are text here have been checked against the table,
-// so other text is a bug. 0 or "" marked "auto" is filled in where the comment says. An error in a configuration is a
-// user_error that names key, value, what is allowed, and file.
+// --set, --print-config, the resolved JSON and --help. String choices were validated against the table; any other value
+// is a bug. 0 or "" marked "auto" is filled in where the comment says. An error in a configuration is a user_error that
+// names key, value, what is allowed, and file.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -105,8 +105,8 @@ struct Config {
     RopeScaling rope_scaling = RopeScaling::none;
     int key_window = 0;  // eval.window; 0: attention.window
     int sink_tokens = 0;
-    // At each of `lengths`, the model sees the last `length` tokens of windows of this many, and the last targets(length)
-    // of their targets count.
+    // At each of `lengths`, the model sees the last `length` tokens of windows of this many, and the last
+    // targets(length) of their targets count.
     int window(int length) const;
     int targets(int length) const;
   } eval;

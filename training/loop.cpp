@@ -108,8 +108,8 @@ void warn_of_zero_gradients(Model& model) {
     append_item(list, name + (counts[name] > 1 ? format(" (%d tensors)", counts[name]) : ""));
   if (!list.empty())
     warn(
-        "%s: gradient exactly 0 in step 1: the loss does not depend on them now, and they may never "
-        "learn; check the settings of attention (a gate that is always 0, weights that are all 0)",
+        "%s: gradient exactly 0 in step 1: the loss does not depend on them yet, and they may never train; check the "
+        "settings of attention (a gate that is always 0, weights that are all 0)",
         list.c_str());
 }
 

@@ -1,6 +1,6 @@
-// Which algorithms make the run's matrix products: where they come from, and that all ranks use the same. On a GPU each
-// is the fastest of several that round differently, so a run repeats its bits only with the same choices. On the CPU there
-// is nothing to choose between and these functions do nothing.
+// The algorithms of the run's matrix products: where they come from, and how all ranks get the same ones. On a GPU each
+// is the fastest of several that round differently, so a run repeats its bits only with the same choices. On the CPU
+// there is nothing to choose between and these functions do nothing.
 #pragma once
 #include <vector>
 

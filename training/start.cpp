@@ -33,7 +33,7 @@ static void check_config_file(const std::string& path) {
   std::error_code ignored;
   std::filesystem::path file = path;
   if (!std::filesystem::exists(file, ignored) && file.extension() != ".json")
-    user_error("command line: there is no %s, neither a configuration nor the folder of a run; see ls runs",
+    user_error("command line: %s does not exist; give a configuration file or the folder of a run (ls runs)",
                path.c_str());
   if (file.filename() == "config.json" && std::filesystem::exists(file.parent_path() / "state.json", ignored))
     user_error("command line: %s is the file of transformers, not the run's; name the checkpoint's folder: ./train %s",
@@ -57,7 +57,7 @@ void take_run_folder(Flags& flags) {
   ResumePlace place = resume_place(folder, "");
   place.run = named_folder(place.run).path;
   if (flags.resuming && !place.step.path.empty())
-    user_error("command line: %s is a checkpoint already; give no --resume beside it", folder.c_str());
+    user_error("command line: %s already names a checkpoint; omit --resume", folder.c_str());
   flags.config = place.run + "/config.json";
   bool configured = std::filesystem::exists(flags.config, ignored);
   if (!configured && std::filesystem::exists(place.run + "/metrics.jsonl", ignored))

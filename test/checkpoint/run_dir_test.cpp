@@ -387,7 +387,7 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   testing::internal::CaptureStderr();
   rewind_metrics(path, 20);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "warning: " + path + ": line 6 is damaged; it stays there, but is not read\nwarning: " + path +
+            "warning: " + path + ": line 6 is damaged and is ignored\nwarning: " + path +
                 " has no lines of the training steps 1 to 18; they stay missing\n");
   EXPECT_EQ(bytes_of(path), kept + eval);
   rewind_metrics(path, 20);

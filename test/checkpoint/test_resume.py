@@ -223,7 +223,7 @@ class Interrupted(Runs):
     self.run_ok("--eval", "--resume", "runs/tiny", "--set", "name=looked")
     for name, said in (
         ("runs", "runs is a folder, but there is no runs/config.json; name a configuration"),
-        ("runs/nosuch", "there is no runs/nosuch, neither a configuration nor the folder of a run"),
+        ("runs/nosuch", "runs/nosuch does not exist; give a configuration file or the folder of a run"),
         ("runs/looked", "runs/looked holds only evaluations and has no config.json; name the configuration"),
         ("runs/tiny/step_00000040/config.json", "transformers, not .* folder: ./train runs/tiny/step_00000040\n")):
       self.assertRegex(self.train(name, "--eval", code=2).stderr, said)
@@ -236,7 +236,7 @@ class Interrupted(Runs):
       self.assertIn(f"{step} steps", self.train(folder, "--generate", "It was").stdout)
     self.assertIn("runs/tiny is finished", self.train("runs/tiny").stdout)
     for arguments, said in ((["runs/tiny", "--set", "model.layers=3"], "model.layers: 2 in the checkpoint, 3 now"),
-                            (["runs/tiny/step_00000020", "--resume"], "give no --resume")):
+                            (["runs/tiny/step_00000020", "--resume"], "omit --resume")):
       self.assertIn(said, self.train(*arguments, code=2).stderr)
     self.remove_checkpoints(40)
     self.train("runs/tiny")
