@@ -175,7 +175,7 @@ class Gpt2 final : public Model {
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
-    set_rope(m.context);
+    set_length(m.context);
   }
   ~Gpt2() override {
     for (Staging& s : staging_) cudaFreeHost(s.words), cudaEventDestroy(s.copied);
@@ -199,7 +199,7 @@ class Gpt2 final : public Model {
   void take_snapshot() override { store_.take_snapshot(); }
   const float* snapshot(Part part) const override { return store_.snapshot(part); }
 
-  void set_rope(int length) override;
+  void set_length(int length) override;
   void begin_step() override;
   void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult finish(float grad_clip) override;
@@ -254,7 +254,7 @@ class Gpt2 final : public Model {
 
   Config config_;
   AttentionSetup shared_;              // by all layers; what differs is in
-  std::vector<Config::Layer> layers_;  // [L], at the length of set_rope()
+  std::vector<Config::Layer> layers_;  // [L], at the length of set_length()
   GateSettings gate_;                  // of the layers that have one
   Comm& comm_;
   cudaStream_t stream;
@@ -535,7 +535,7 @@ void Gpt2<Real>::update(const AdamW& settings) {
 // Evaluation
 
 template <class Real>
-void Gpt2<Real>::set_rope(int length) {
+void Gpt2<Real>::set_length(int length) {
   const Config::Model& m = config_.model;
   layers_.clear();
   for (int l = 0; l < L; l++) layers_.push_back(config_.layer(l, length));

@@ -56,7 +56,7 @@ class Model {
   virtual void take_snapshot() = 0;
   virtual const float* snapshot(Part) const = 0;
 
-  virtual void set_rope(int length) = 0;  // rotation and window for this length, by eval.rope_scaling and eval.window
+  virtual void set_length(int length) = 0;  // rotation and window for this length, by eval.rope_scaling and eval.window
 
   // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless this step is
   // skipped. Ranks reduce their gradients during the last micro step.

@@ -50,9 +50,9 @@ void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, i
   int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
   std::vector<int> zeros(size_t(batch) * length);
   std::vector<float> losses(zeros.size()), values(zeros.size() * config.model.head.outputs);
-  model.set_rope(length);
+  model.set_length(length);
   model.losses(losses.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
-  model.set_rope(config.model.context);
+  model.set_length(config.model.context);
 }
 
 // Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
@@ -119,7 +119,7 @@ bool for_batches_of_rank(Model& model, const std::string& what, int length, int6
   std::unique_ptr<ProgressBar> progress;
   if (comm.first()) progress = std::make_unique<ProgressBar>(what, windows);
   bool stopped = false;
-  model.set_rope(length);
+  model.set_length(length);
   for (int64_t round = 0; round < windows; round += int64_t(comm.size()) * batch) {
     if (stop && (stopped = stop())) break;
     int64_t first = round + int64_t(comm.rank()) * batch;
@@ -128,7 +128,7 @@ bool for_batches_of_rank(Model& model, const std::string& what, int length, int6
     f(first, count);
     if (progress) progress->update(first + count);
   }
-  model.set_rope(model.config().model.context);
+  model.set_length(model.config().model.context);
   return !stopped;
 }
 

@@ -137,7 +137,7 @@ void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<F
     std::mt19937_64 random(config.seed + i);
     std::string text;
     size_t end = std::string::npos;
-    model.set_rope(most);
+    model.set_length(most);
     while (int(tokens.size()) < most && end == std::string::npos) {
       extend(model, tokens, most, settings, random);
       if (tokens.back() == tokenizer.end_of_text()) break;

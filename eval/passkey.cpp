@@ -172,7 +172,7 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
   Comm& comm = model.comm();
   int length = prompts[0].length, batch = prompt_batch(config, length), V = config.model.vocab;
   std::vector<PasskeyScore> scores(prompts.size());  // each is zero on all ranks but one, so their sum is exact
-  model.set_rope(length);
+  model.set_length(length);
   for (size_t first = size_t(comm.rank()) * batch; first < prompts.size(); first += size_t(comm.size()) * batch) {
     size_t count = std::min(size_t(batch), prompts.size() - first);
     std::vector<int> inputs(size_t(batch) * length, 0), rows;  // a short last batch is filled up with zeros
@@ -191,7 +191,7 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
     }
     if (done) done(first + count);
   }
-  model.set_rope(config.model.context);
+  model.set_length(config.model.context);
   static_assert(sizeof(PasskeyScore) == 3 * sizeof(double));
   comm.all_reduce_sum(&scores[0].exact, 3 * scores.size());
   return scores;

@@ -110,7 +110,7 @@ std::optional<std::vector<double>> task_likelihoods(Model& model, const Task& ta
   for (const TaskExample& example : task.examples) likelihoods.resize(likelihoods.size() + example.choices.size());
   std::unique_ptr<ProgressBar> progress;
   if (comm.first()) progress = std::make_unique<ProgressBar>(task.name, int64_t(all));
-  model.set_rope(max_length(config));
+  model.set_length(max_length(config));
   bool stopped = false;
   for (auto& [length, rows] : by_length) {
     size_t batch = size_t(prompt_batch(config, length));
@@ -133,7 +133,7 @@ std::optional<std::vector<double>> task_likelihoods(Model& model, const Task& ta
     }
     done += rows.size() * size_t(length);
   }
-  model.set_rope(config.model.context);
+  model.set_length(config.model.context);
   if (stopped) return std::nullopt;
   comm.all_reduce_sum(likelihoods.data(), likelihoods.size());
   return likelihoods;

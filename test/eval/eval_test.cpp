@@ -44,7 +44,7 @@ TEST_F(Evaluation, LossesMatchTheReferenceAtAnyLength) {
     exact.forward(inputs, targets, 2, T);
     naive.forward(inputs, targets, 2, T);
     std::vector<float> losses(2 * T, NAN);
-    model->set_rope(T);
+    model->set_length(T);
     model->losses(losses.data(), inputs.data(), targets.data(), 2, T);
     expect_close(format("losses, T = %d, RoPE's scaling %s", T, scaling), losses, exact.losses, naive.losses,
                  unit_roundoff<float>);
@@ -64,7 +64,7 @@ std::vector<float> losses_of(Model& model, const WindowReader& reader, int64_t w
   std::vector<int> inputs(L), targets(L);
   std::vector<float> losses(L);
   reader.read(window, inputs.data(), targets.data());
-  model.set_rope(L);
+  model.set_length(L);
   model.losses(losses.data(), inputs.data(), targets.data(), 1, L);
   return losses;
 }
@@ -165,7 +165,7 @@ TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
         std::vector<int> inputs(W), targets(W);
         std::vector<float> losses(L);
         reader.read(w, inputs.data(), targets.data());
-        model->set_rope(L);
+        model->set_length(L);
         model->losses(losses.data(), &inputs[W - L], &targets[W - L], 1, L);
         expected.push_back(std::accumulate(losses.end() - S, losses.end(), 0.0) / S);
       }

@@ -208,7 +208,7 @@ TEST(PasskeyScores, OfAModelAreItsLossesAndRanks) {
     size_t done = 0;
     std::vector<PasskeyScore> scores = passkey_scores(*model, *bytes, prompts, [&](size_t count) { done = count; });
     EXPECT_EQ(done, prompts.size());
-    model->set_rope(L);
+    model->set_length(L);
     for (size_t i = 0; i < prompts.size(); i++) {
       const PasskeyPrompt& prompt = prompts[i];
       std::vector<int> tokens = prompt.tokens;

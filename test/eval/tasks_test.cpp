@@ -52,7 +52,7 @@ TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
       std::vector<int> lengths = task_lengths(config, {task});
       auto model = evaluated_model(config, eval_rows(config, lengths), std::max(most, 11), 5);
       std::vector<double> likelihoods = *task_likelihoods(*model, task);
-      model->set_rope(most);
+      model->set_length(most);
       if (plain.empty())  // they are the same for every batch
         for (const TaskExample& example : task.examples)
           for (const TaskChoice& choice : example.choices)
