@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t unlimited = UINT64_MAX;
 
-// The number after `key` at the start of a line; with an empty key, the first word of the file. "max", -1 (as an
-// unsigned number) and errors mean unlimited.
+// The number after `key` at the start of a line; with an empty key, the first word of the file. "max" and errors mean
+// unlimited.
 uint64_t number_in(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -25,24 +25,14 @@ uint64_t number_in(const std::string& path, const std::string& key = "") {
   return unlimited;
 }
 
-// The directories whose limits apply: the process's own group and those above it, for one controller of v1 or, if
-// that is empty, for v2.
-std::vector<std::string> groups(const std::string& root, const std::string& controller) {
+// The directories whose limits apply: the process's own group and those above it.
+std::vector<std::string> groups(const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
-  std::string mount = root + "/sys/fs/cgroup";
-  if (!controller.empty()) mount.append("/").append(controller);
-  std::vector<std::string> found;
-  for (std::string line; std::getline(file, line);) {  // "hierarchy:controllers:path"
-    size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    std::istringstream list(line.substr(first + 1, second - first - 1));
-    bool ours = controller.empty() && second == first + 1;
-    for (std::string name; std::getline(list, name, ',');) ours |= name == controller;
-    if (!ours) continue;
-    for (std::string path = line.substr(second + 1); path.size() > 1; path.resize(path.rfind('/')))
-      found.push_back(mount + path);
-  }
-  found.push_back(mount);
+  std::vector<std::string> found = {root + "/sys/fs/cgroup"};
+  for (std::string line; std::getline(file, line);)
+    if (line.compare(0, 3, "0::") == 0)
+      for (std::string path = line.substr(3); path.size() > 1; path.resize(path.rfind('/')))
+        found.push_back(root + "/sys/fs/cgroup" + path);
   return found;
 }
 
@@ -58,28 +48,20 @@ void apply_limit(Memory& memory, uint64_t limit, uint64_t used, uint64_t file_ca
 Memory available_memory(const std::string& root) {
   std::string meminfo = root + "/proc/meminfo";
   Memory memory{number_in(meminfo, "MemAvailable:") * 1024, number_in(meminfo, "MemTotal:") * 1024};
-  for (const std::string& group : groups(root, ""))
+  for (const std::string& group : groups(root))
     apply_limit(memory, number_in(group + "/memory.max"), number_in(group + "/memory.current"),
                 number_in(group + "/memory.stat", "inactive_file "));
-  for (const std::string& group : groups(root, "memory"))
-    apply_limit(memory, number_in(group + "/memory.limit_in_bytes"), number_in(group + "/memory.usage_in_bytes"),
-                number_in(group + "/memory.stat", "total_inactive_file "));
   return memory;
 }
 
 int available_cores(const std::string& root) {
   cpu_set_t set;
   uint64_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? static_cast<uint64_t>(CPU_COUNT(&set)) : 1;
-  auto apply_quota = [&](uint64_t quota, uint64_t period) {
-    if (quota != unlimited && period != unlimited && period > 0) cores = std::min(cores, (quota + period - 1) / period);
-  };
-  for (const std::string& group : groups(root, "")) {
+  for (const std::string& group : groups(root)) {
     std::ifstream file(group + "/cpu.max");  // "quota period" or "max period"
     uint64_t quota, period;
-    if (file >> quota >> period) apply_quota(quota, period);
+    if (file >> quota >> period && period > 0) cores = std::min(cores, (quota + period - 1) / period);
   }
-  for (const std::string& group : groups(root, "cpu"))
-    apply_quota(number_in(group + "/cpu.cfs_quota_us"), number_in(group + "/cpu.cfs_period_us"));
   return static_cast<int>(std::max<uint64_t>(cores, 1));
 }
 

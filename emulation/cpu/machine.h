@@ -1,4 +1,4 @@
-// The memory and cores that this process may use: the machine's, or its container's (cgroup v1 and v2) if those are
+// The memory and cores that this process may use: the machine's, or its container's (cgroup v2) if those are
 // less.
 #pragma once
 #include <stddef.h>

@@ -342,14 +342,6 @@ TEST_F(CpuLayer, MemoryOfTheMachineOrItsContainer) {
   v2.write("sys/fs/cgroup/memory.max", "900000\n");  // a parent group with a higher limit, but less free memory
   v2.write("sys/fs/cgroup/memory.current", "850000\n");
   v2.expect(50000, 500000);
-  FakeMachine v1;
-  v1.write("proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/box\n0::/\n");
-  v1.write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "9223372036854771712\n");
-  v1.write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "5\n");
-  v1.expect(800 << 10, 1000 << 10);
-  v1.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "400000\n");
-  v1.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "450000\n");
-  v1.expect(0, 400000);
 }
 
 TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
@@ -362,8 +354,7 @@ TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
   machine.write("sys/fs/cgroup/job/cpu.max", "50000 100000\n");
   EXPECT_EQ(cpu::available_cores(machine.root), 1);
   machine.write("sys/fs/cgroup/job/cpu.max", "max 100000\n");
-  machine.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
-  machine.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  machine.write("sys/fs/cgroup/cpu.max", "100000 0\n");
   EXPECT_EQ(cpu::available_cores(machine.root), cores);
 }
 
