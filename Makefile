@@ -278,7 +278,7 @@ check-tsan:                        ## the kernels under ThreadSanitizer; planted
 TWO_KINDS := ATTN="softmax lssar"
 FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64)
-UNWATCHED := $(if $(FULL),,settings training matmul_choices tile_sizes masks attention_reference reference hopper_ways)
+UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference hopper_ways)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 sanitizer-tests: $(if $(filter tsan,$(SAN)),$(THREADED:%=$(BUILD)/test_%),$(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))) $(BUILD)/planted_bugs
 	@bash test/support/run.sh $(BUILD) $(filter $(BUILD)/test_%,$^)

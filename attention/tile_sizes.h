@@ -1,7 +1,6 @@
 // How large the tiles of attention are, for each family, pass and width (channels of a tile: the least width that holds
 // the head), with the reason for each. A block holds some rows and lets the others stream past. Plain numbers, of which
-// tiles.cuh, tensor_tiles.cuh and hopper_tiles.cuh make types; README.md repeats them, and
-// test/attention/tile_sizes_test.cu compares.
+// tiles.cuh, tensor_tiles.cuh and hopper_tiles.cuh make types.
 #pragma once
 
 // ---- general kernels: widths 32, 64 and 128, on a CPU 128; larger heads take several chunks of 128 channels
