@@ -113,7 +113,7 @@ class Commands(Workspace):
   def run_command(self, command):
     shell = isinstance(command, str)
     done = subprocess.run(command, shell=shell, cwd=self.folder, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]})
+                          env={**os.environ, "TRAIN": TRAIN, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]})
     if "no picture: " in done.stderr and "matplotlib" in done.stderr and matplotlib is None:
       return
     self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
