@@ -4,17 +4,16 @@ A command is a line of an indented block, or a piece of code in the README's tab
 of their page, on a tiny model, with these exceptions: those with a comment that says "needs ..." or "network" (what is missing here)
 or "hours" (then the command only shows its settings), ELSEWHERE (other tests run them), and those of bench/, a log of measurements.
 """
-import array
 import glob
 import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import unittest
 
+from data.test_labels import label_file
 from eval.test_tasks import questions, task_file
 from support.workspace import CONFIG, ROOT, TEXT, TRAIN, Workspace, shard
 
@@ -98,8 +97,7 @@ class Commands(Workspace):
               "task": {"dir": "."}, "passkey": {"form": "compact", "trials": 2}}
     self.write("CONFIG.json", json.dumps(config))
     for name in ("train_1", "val"):
-      header = struct.pack("<256i", 20261101, 1, len(TEXT) * 80, 2, 2, *[0] * 251)
-      self.write(f"values_{name}.bin", header + array.array("f", [0.5, 1] * (len(TEXT) * 80)).tobytes())
+      self.write(f"values_{name}.bin", label_file([0.5, 1.0] * (len(TEXT) * 80), 2))
     self.write("PROBE.json", json.dumps({**config, "name": "PROBE", "model": {**config["model"], "head": {"outputs": 2}}, "data": {
         **config["data"], "labels": "values_train_1.bin", "val_labels": "values_val.bin"}}))
     for run in ("NAME", "a", "b", "passkey", "quickstart_softmax", "quickstart_lssar"):

@@ -15,6 +15,7 @@ import time
 import unittest
 from unittest import mock
 
+from data.test_labels import label_file
 from support.scripts import SCRIPTS, ScriptTest, start
 from support.workspace import TRAIN, Workspace, shard
 
@@ -416,10 +417,8 @@ class Answers(Prepare, Workspace):
           for number, at in enumerate(range(0, len(tokens), 177)):
             self.assertEqual(self.tokens("x_%s_%06d.bin" % (split, number)), tokens[at:at + 177])
             self.assertEqual(self.labels("x_labels_%s_%06d.bin" % (split, number)), labels[at:at + 177])
-            by_hand = struct.pack("<256i", 20261101, 1, len(labels[at:at + 177]), 1, 1, *[0] * 251)
-            by_hand += array.array("H", labels[at:at + 177]).tobytes()
             self.write("%s_%s_%d.bin" % (tokenizer, split, number), shard(tokens[at:at + 177]))
-            self.write("%s_labels_%s_%d.bin" % (tokenizer, split, number), by_hand)
+            self.write("%s_labels_%s_%d.bin" % (tokenizer, split, number), label_file(labels[at:at + 177]))
         for name, stem in (("made", "out/x"), ("hand", tokenizer)):
           self.ok(model__vocab=vocab, name=name + tokenizer, data={key: "%s_%s_*.bin" % (stem, files) for key, files in (
               ("train", "train"), ("val", "val"), ("labels", "labels_train"), ("val_labels", "labels_val"))})
