@@ -152,10 +152,12 @@ ifeq ($(BACKEND),cpu)
   LESS = $(patsubst -O3,-O1,$(patsubst -O1,-O0,$(1)))
   COMPILE_CU_LESS := $(call LESS,$(CXX_CU)) -include $(BUILD)/common_less.h -x c++
   COMPILE_CPP := $(COMPILE_CU_LESS)
-  # The layer's own files have hot loops, as kernels have; and the last digits of eval/'s statistics would change.
+  # but not the layer's own files, which have hot loops as kernels have, nor eval/, whose last digits would change.
   # private: not for what they depend on, the list of flags
   $(BUILD)/emulation/cpu/%.cpp.o: private COMPILE_CPP := $(CXX_CPU)
-  $(if $(SAN),$(BUILD)/none,$(BUILD)/eval)/%.cpp.o: private COMPILE_CPP := $(COMPILE_CU)
+  ifndef SAN
+    $(BUILD)/eval/%.cpp.o: private COMPILE_CPP := $(COMPILE_CU)
+  endif
   # So do tests, and what only they run; but not those whose references take longer to run than to compile: attention's,
   # and under a sanitizer two more. Hopper's kernels do there too, where compiling them takes longest.
   LESS_SOURCES := train_gpt2.cu \

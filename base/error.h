@@ -2,7 +2,7 @@
 // user_error(): the user can fix it (config, data, memory, flags): exit 2. failure(): something broke (device, disk):
 // exit 1. Both take printf formats and throw, with control characters but \n escaped; main() prints the text and exits.
 // The text names the key or file, the value found, what is allowed and the fix. warn() prints a line to standard error
-// and goes on.
+// and returns.
 #pragma once
 #include <cstdarg>
 #include <stdexcept>

@@ -8,8 +8,8 @@
     python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of bench/README.md
-    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu; peers_cpu.json: its
-                                                                           block peers_cpu
+    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
+    python3 scripts/bench_table.py bench/results/peers_cpu.json            fills its block peers_cpu
 """
 import json
 import os

@@ -51,8 +51,8 @@ def read_json(path, what="JSON"):
 
 
 def end_by_exception(number, _):
-  """For signals: raises SystemExit, and again every 0.1 s until it arrives somewhere: callbacks of weak references and C
-  modules lose exceptions, of which importing has both. What handles it already, as `finally`, is left in peace."""
+  """For signals: raises SystemExit, and again every 0.1 s until it is handled. Callbacks of weak references and some C
+  modules lose exceptions, and importing a module runs both. Code that handles it already, as `finally`, is not disturbed."""
   handled = sys.exc_info()[1]
   while handled:
     if isinstance(handled, SystemExit):

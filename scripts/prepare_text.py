@@ -395,7 +395,7 @@ class Gpt2:
 
 
 class TokenizerJson:
-  """Any tokenizer that the package tokenizers reads. It may not decode to the same text, so bytes are counted by offsets."""
+  """Any that the package tokenizers reads. It may not decode to the same text, so bytes are counted by offsets."""
 
   def __init__(self, path, separator):
     try:

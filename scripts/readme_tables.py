@@ -42,10 +42,11 @@ def replace_block(name, content):
 
 
 def with_losses(result):
-  """Makes the table of variants of its old text: the last two columns become the mean losses at the shortest and the longest
-  length, or "-" where the result has no run of a name in the first column."""
+  """Returns what makes the table of variants from its old text: the last two columns become the mean losses at the
+  shortest and the longest length, or "-" where the result has no run of a name in the first column."""
   def mean(name, length):
-    found = [run["losses"][length] for run in result["runs"] if name in run["labels"].values() and length in run["losses"]]
+    found = [run["losses"][length] for run in result["runs"]
+             if name in run["labels"].values() and length in run["losses"]]
     return f"{statistics.mean(found):.2f}" if found else "-"
 
   def row(line):
