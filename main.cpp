@@ -50,7 +50,7 @@ static StepResult one_step(Model& model, Loader& loader) {
   std::optional<StepResult> computed;
   int64_t steps = model.config().train.steps;
   for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(model, loader);
-  if (!computed) user_error("data.labels: %lld steps (train.steps) have no label; use other labels", (long long)steps);
+  if (!computed) user_error("data.labels: %ld steps (train.steps) have no label; use other labels", steps);
   StepResult result = *computed;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     failure("this step's loss is %g and its gradient norm %g: training cannot start from here", result.loss,
@@ -176,7 +176,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
       return comm.broadcast(missing_items(question, config, folder, steps)).empty();
     };
     if (real_run && from->state.step == steps && std::all_of(questions.begin(), questions.end(), answered)) {
-      std::printf("%s is finished: all %lld steps are done\n", place.run.c_str(), (long long)steps);
+      std::printf("%s is finished: all %ld steps are done\n", place.run.c_str(), steps);
       return;
     }
     if (!flags.remeasure) take_products(*from, device);

@@ -94,9 +94,9 @@ static Json measure(const std::string& path, const std::string& variant, const C
   static const double event = seconds([] {}).median * 1e6;  // us that two events are apart with nothing between
   MemoryPlan memory = plan_memory(config, config.batch.micro, config.model.context, config.model.context, true);
 
-  printf("## %s, %s, %s: %.1f ms a step of %lld tokens (%.1f to %.1f), %.0f tokens/s, %.1f%% of %s %.0f GFLOP/s\n\n",
-         path.c_str(), variant.c_str(), config.precision.c_str(), median.ms, (long long)config.batch.tokens,
-         steps.front().ms, steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
+  printf("## %s, %s, %s: %.1f ms a step of %ld tokens (%.1f to %.1f), %.0f tokens/s, %.1f%% of %s %.0f GFLOP/s\n\n",
+         path.c_str(), variant.c_str(), config.precision.c_str(), median.ms, config.batch.tokens, steps.front().ms,
+         steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
          data_sheet ? "the data sheet's" : "the measured", peak * 1e-9);
   printf("| kernel | calls a step | ms a step | share |\n|---|---|---|---|\n");
   Json phases = Json::object(), categories = Json::object(), profile = Json::array();

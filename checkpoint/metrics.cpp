@@ -153,8 +153,8 @@ static void warn_of_missing(const std::string& path, const std::set<int64_t>& fo
     if (there == first) first++;
   auto next = found.upper_bound(first);
   int64_t last = next == found.end() ? step : *next - 1;
-  warn("%s has no lines of the training steps %lld to %lld%s; they stay missing", path.c_str(), (long long)first,
-       (long long)last, missing > last - first + 1 ? ", and of later ones" : "");
+  warn("%s has no lines of the training steps %ld to %ld%s; they stay missing", path.c_str(), first, last,
+       missing > last - first + 1 ? ", and of later ones" : "");
 }
 
 void rewind_metrics(const std::string& path, int64_t step) {
@@ -170,7 +170,7 @@ void rewind_metrics(const std::string& path, int64_t step) {
     if (at <= step || !again) kept += whole;
     if (at > 0 && at <= step && text_of(line, "type", "") == "train") trained.insert(at);
   });
-  if (damaged > 0) warn("%s: line %lld is damaged and is ignored", path.c_str(), (long long)damaged);
+  if (damaged > 0) warn("%s: line %ld is damaged and is ignored", path.c_str(), damaged);
   warn_of_missing(path, trained, step);
   replace_text_file(path, kept);
 }

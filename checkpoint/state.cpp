@@ -123,8 +123,8 @@ void save(Model& model, RunDir* run, const RunState& state, Background& backgrou
       std::printf("saved %s\n", path.c_str());
       std::fflush(stdout);
     } catch (const std::exception& error) {
-      failure("the checkpoint of step %lld could not be written: %s. Training stops; %s", (long long)state.step,
-              error.what(), how_to_continue(run->path(), state.step).c_str());
+      failure("the checkpoint of step %ld could not be written: %s. Training stops; %s", state.step, error.what(),
+              how_to_continue(run->path(), state.step).c_str());
     }
     run->keep_newest(model.config().checkpoint.keep);
   });

@@ -11,10 +11,10 @@
 // else. A piece ends there, and none looks back. 0 if there is no such place.
 static size_t safe_cut(std::string_view text) {
   for (size_t end = text.size(); end > 0;) {
-    const size_t space = text.find_last_of(" \n", end - 1);
-    const size_t before = space == text.npos ? text.npos : text.find_last_not_of(" \n", space);
+    size_t space = text.find_last_of(" \n", end - 1);
+    size_t before = space == text.npos ? text.npos : text.find_last_not_of(" \n", space);
     if (before == text.npos) return 0;
-    const size_t cut = before + 1;
+    size_t cut = before + 1;
     size_t character = before;  // where the one before the cut begins
     while (character > 0 && cut - character < 4 && (text[character] & 0xc0) == 0x80) character--;
     // White space of other kinds makes one piece with this one. A byte that is not UTF-8 is never in one with others.
@@ -36,15 +36,15 @@ void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out,
   std::vector<uint16_t> tokens;
   bool begins = true;  // the next token is the first of a document
   for (bool last = false; !last;) {
-    const size_t have = text.size();
+    size_t have = text.size();
     text.resize(have + block);
     text.resize(have + std::fread(&text[have], 1, block, in));
     if (std::ferror(in)) failure("standard input cannot be read");
     last = text.size() < have + block;
-    const size_t cut = last ? text.size() : safe_cut(text);
+    size_t cut = last ? text.size() : safe_cut(text);
     tokens.clear();
     for (int token : tokenizer.encode(text.substr(0, cut))) {
-      const bool ends = token == tokenizer.end_of_text();
+      bool ends = token == tokenizer.end_of_text();
       if (begins && !ends) tokens.push_back(uint16_t(tokenizer.end_of_text()));
       if (!ends) tokens.push_back(uint16_t(token));
       begins = ends;

@@ -38,7 +38,7 @@ struct Alphabet {
   Alphabet() {
     unsigned next = 256;
     for (unsigned byte = 0; byte < 256; byte++) {
-      const bool visible = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
+      bool visible = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
       utf8_append(of_byte[byte], visible ? byte : next++);
       byte_of[of_byte[byte]] = byte;
     }
@@ -62,7 +62,7 @@ const Alphabet& alphabet() {
 
 std::string find_file(const std::string& dir, const char* name, const char* other) {
   for (const char* candidate : {name, other}) {
-    const std::string path = (std::filesystem::path(dir) / candidate).string();
+    std::string path = (std::filesystem::path(dir) / candidate).string();
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;
   }
@@ -97,8 +97,8 @@ std::vector<std::string_view> split_gpt2(std::string_view text) {
   std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(pcre2_match_data_create(1, nullptr),
                                                                             pcre2_match_data_free);
   for (size_t at = 0; at < text.size();) {
-    const int result = pcre2_match(pattern, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
-                                   PCRE2_NO_UTF_CHECK | PCRE2_ANCHORED, match.get(), nullptr);
+    int result = pcre2_match(pattern, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+                             PCRE2_NO_UTF_CHECK | PCRE2_ANCHORED, match.get(), nullptr);
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
     if (result < 0 || range[1] <= at) failure("PCRE2 error %d at byte %zu of a text of %zu", result, at, text.size());
     pieces.push_back(text.substr(at, range[1] - at));
@@ -134,19 +134,19 @@ static std::string quoted(const std::string& token) { return shortened(json_quot
 
 Gpt2Tokenizer::Ids Gpt2Tokenizer::load_vocabulary(const std::string& path) {
   const char* p = path.c_str();
-  const nlohmann::json object = parse_json(read_file(path), "tokenizer", path);
+  nlohmann::json object = parse_json(read_file(path), "tokenizer", path);
   if (!object.is_object() || object.empty()) user_error("%s must hold one JSON object that maps tokens to numbers", p);
   Ids ids;
   std::vector<const std::string*> written(object.size(), nullptr);
   for (const auto& [text, id] : object.items()) {
-    const int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
+    int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
     if (number < 0 || number >= int64_t(object.size()))
       user_error("%s: token %s has number %s; %zu tokens are numbered 0 to %zu", p, quoted(text).c_str(),
                  shortened(id.dump()).c_str(), object.size(), object.size() - 1);
     auto [entry, is_new] = ids.emplace(text, int(number));
     if (is_new && written[number])
-      user_error("%s: tokens %s and %s have the same number %lld", p, quoted(*written[number]).c_str(),
-                 quoted(text).c_str(), (long long)number);
+      user_error("%s: tokens %s and %s have the same number %ld", p, quoted(*written[number]).c_str(),
+                 quoted(text).c_str(), number);
     written[number] = &entry->first;
   }
   for (const std::string* text : written) bytes_of_.push_back(alphabet().bytes(*text));
@@ -170,11 +170,11 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
   for (int number = 1; std::getline(file, line); number++) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
-    const size_t space = line.find(' ');
+    size_t space = line.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != line.npos)
       user_error("%s line %d: \"%s\" is not two tokens with a space between them", p, number,
                  shortened(valid_utf8(line)).c_str());
-    const std::string left = line.substr(0, space), right = line.substr(space + 1);
+    std::string left = line.substr(0, space), right = line.substr(space + 1);
     int tokens[3], i = 0;
     for (const std::string& text : {left, right, left + right}) {
       auto found = ids.find(text);
@@ -198,7 +198,7 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
 
 // A list of tokens linked by position and a heap of the pairs that have a merge: n log n even for a piece of megabytes.
 void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) const {
-  const int n = int(piece.size());
+  int n = int(piece.size());
   struct Node {
     int token, previous, next;
   };  // token -1: merged into the previous node
@@ -209,9 +209,9 @@ void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) c
   std::vector<Node> nodes(n);
   std::priority_queue<Pair, std::vector<Pair>, std::greater<>> heap;
   std::vector<Pair> found;
-  const auto look = [&](int position) {
+  auto look = [&](int position) {
     if (position < 0 || nodes[position].next == n) return;
-    const int left = nodes[position].token, right = nodes[nodes[position].next].token;
+    int left = nodes[position].token, right = nodes[nodes[position].next].token;
     auto merge = merges_.find(pair_key(left, right));
     if (merge != merges_.end()) found.push_back({merge->second.rank, position, left, right, merge->second.token});
   };
@@ -222,7 +222,7 @@ void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) c
     for (const Pair& pair : found) heap.push(pair);
     found.clear();
     if (heap.empty()) break;
-    const int rank = heap.top().rank;
+    int rank = heap.top().rank;
     for (; !heap.empty() && heap.top().rank == rank; heap.pop()) {
       const Pair& pair = heap.top();
       Node& node = nodes[pair.position];
@@ -243,7 +243,7 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
   std::vector<int> tokens;
   std::unordered_map<std::string_view, std::pair<size_t, size_t>>
       known;  // piece -> where its tokens are: text repeats itself
-  const auto encode_piece = [&](std::string_view piece) {
+  auto encode_piece = [&](std::string_view piece) {
     const auto [entry, is_new] = known.try_emplace(piece, tokens.size(), 0);
     auto& [first, last] = entry->second;
     if (is_new) {
@@ -253,7 +253,7 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
       for (size_t i = first; i < last; i++) tokens.push_back(tokens[i]);
     }
   };
-  const auto encode_plain = [&](std::string_view plain) {
+  auto encode_plain = [&](std::string_view plain) {
     for (size_t at = 0; at < plain.size();) {
       size_t end = at;
       while (size_t length = utf8_length(plain, end)) end += length;
@@ -264,10 +264,10 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
       at = end;
     }
   };
-  const std::string_view rest = text;
+  std::string_view rest = text;
   size_t at = 0;
   while (true) {
-    const size_t special = end_of_text_ < 0 ? std::string_view::npos : rest.find(separator, at);
+    size_t special = end_of_text_ < 0 ? std::string_view::npos : rest.find(separator, at);
     encode_plain(rest.substr(at, special == std::string_view::npos ? special : special - at));
     if (special == std::string_view::npos) return tokens;
     tokens.push_back(end_of_text_);

@@ -18,21 +18,21 @@ uint64_t mix(uint64_t x) {  // the finaliser of splitmix64: every output bit dep
 // the two or not by one random bit that both of them compute. It needs neither a power of two nor cycle walking, and
 // O(log total) rounds make it a random permutation: 128 are plenty for any number of windows.
 int64_t permute(int64_t position, int64_t total, uint64_t seed, int64_t epoch) {
-  constexpr int rounds = 128;
-  constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-  const uint64_t n = total, key = mix(mix(seed + golden) + uint64_t(epoch) * golden + 1);
+  constexpr int ROUNDS = 128;
+  constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
+  uint64_t n = total, key = mix(mix(seed + GOLDEN) + uint64_t(epoch) * GOLDEN + 1);
   uint64_t x = position;
-  for (int round = 0; round < rounds; round++) {
-    const uint64_t round_key = mix(key + (round + 1) * golden), k = round_key % n;
-    const uint64_t partner = k >= x ? k - x : k + n - x;
+  for (int round = 0; round < ROUNDS; round++) {
+    uint64_t round_key = mix(key + (round + 1) * GOLDEN), k = round_key % n;
+    uint64_t partner = k >= x ? k - x : k + n - x;
     if (mix(mix(round_key) + std::max(x, partner)) >> 63) x = partner;
   }
   return int64_t(x);
 }
 
 int64_t window_of(const LoaderSettings& s, int64_t total, int64_t step, int micro_step, int row) {
-  const int64_t number = ((step * s.micro_steps + micro_step) * s.ranks + s.rank) * s.micro + row;
-  const int64_t position = number % total;
+  int64_t number = ((step * s.micro_steps + micro_step) * s.ranks + s.rank) * s.micro + row;
+  int64_t position = number % total;
   return s.shuffle ? permute(position, total, s.seed, number / total) : position;
 }
 
@@ -53,7 +53,7 @@ Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(st
 Loader::~Loader() { stop(); }
 
 void Loader::seek(int64_t step) {
-  if (step < 0) failure("loader: cannot seek step %lld", (long long)step);
+  if (step < 0) failure("loader: cannot seek step %ld", step);
   stop();
   start(step);
 }
@@ -63,7 +63,7 @@ const Batch& Loader::next() {
   taken_++;
   changed_.notify_all();  // the batch returned before may be refilled
   changed_.wait(lock, [&] { return filled_ >= taken_ || error_; });
-  if (filled_ >= taken_) return batches_[(taken_ - 1) % slots];
+  if (filled_ >= taken_) return batches_[(taken_ - 1) % SLOTS];
   taken_--;  // so that calling again throws again
   std::rethrow_exception(error_);
 }
@@ -90,11 +90,11 @@ void Loader::run() {
   try {
     while (true) {
       // Batch filled_ replaces batch filled_ - slots, which the caller must no longer be using.
-      changed_.wait(lock, [&] { return stopping_ || filled_ - slots < taken_ - 1; });
+      changed_.wait(lock, [&] { return stopping_ || filled_ - SLOTS < taken_ - 1; });
       if (stopping_) return;
-      const int64_t number = filled_;
+      int64_t number = filled_;
       lock.unlock();
-      fill(batches_[number % slots], number);
+      fill(batches_[number % SLOTS], number);
       lock.lock();
       filled_++;
       changed_.notify_all();
@@ -115,7 +115,7 @@ double Loader::weight_of_step(int64_t step) {
   for (s.rank = 0; s.rank < s.ranks; s.rank++)
     for (int micro_step = 0; micro_step < s.micro_steps; micro_step++)
       for (int row = 0; row < s.micro; row++) {
-        const int found = reader_.labels(window_of(s, reader_.windows(), step, micro_step, row));
+        int found = reader_.labels(window_of(s, reader_.windows(), step, micro_step, row));
         labels += found;
         labelled += found > 0;
       }
@@ -128,15 +128,15 @@ void Loader::fill(Batch& batch, int64_t number) {
   const LoaderSettings& s = settings_;
   batch.step = first_step_ + number / s.micro_steps;
   batch.micro_step = int(number % s.micro_steps);
-  const double weight = reader_.has_labels() ? weight_of_step(batch.step) : 1;
+  double weight = reader_.has_labels() ? weight_of_step(batch.step) : 1;
   batch.labelled = weight > 0;
   for (int row = 0; row < s.micro; row++) {
-    const size_t offset = size_t(row) * s.T;
+    size_t offset = size_t(row) * s.T;
     int* targets = &batch.targets[offset];
-    const int labels = reader_.read(window_of(s, reader_.windows(), batch.step, batch.micro_step, row),
-                                    &batch.inputs[offset], targets, 0, batch.values.data() + offset * s.outputs);
+    int labels = reader_.read(window_of(s, reader_.windows(), batch.step, batch.micro_step, row), &batch.inputs[offset],
+                              targets, 0, batch.values.data() + offset * s.outputs);
     if (!reader_.has_labels()) continue;
-    const float of_label = float(s.by_sequence && labels > 0 ? weight * s.T / labels : weight);
+    float of_label = float(s.by_sequence && labels > 0 ? weight * s.T / labels : weight);
     for (int t = 0; t < s.T; t++) batch.weights[offset + t] = targets[t] >= 0 ? of_label : 0;
   }
 }

@@ -54,7 +54,7 @@ class Loader {
   const Batch& next();      // waits for the batch; valid until the following next() or seek()
 
  private:
-  static constexpr int slots = 3;  // one in use by the caller, one ready, one being filled
+  static constexpr int SLOTS = 3;  // one in use by the caller, one ready, one being filled
   void start(int64_t step);
   void stop();
   void run();
@@ -66,7 +66,7 @@ class Loader {
   int64_t counted_step_ = -1;  // the step that step_weight_ is of; these two belong to the thread
   double step_weight_ = 0;
   int64_t first_step_ = 0;
-  Batch batches_[slots];
+  Batch batches_[SLOTS];
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   int64_t filled_ = 0, taken_ = 0;  // batches since first_step_

@@ -24,11 +24,11 @@ OpenFile::~OpenFile() { ::close(fd); }
 
 namespace {
 
-constexpr int32_t file_version = 1;
-constexpr int64_t header_bytes = 256 * sizeof(int32_t);
-constexpr int64_t tokens_checked_at_start = 1024;
-constexpr uint16_t no_label = 65535;
-constexpr int32_t most_columns = 1024;
+constexpr int32_t FILE_VERSION = 1;
+constexpr int64_t HEADER_BYTES = 256 * sizeof(int32_t);
+constexpr int64_t TOKENS_CHECKED_AT_START = 1024;
+constexpr uint16_t NO_LABEL = 65535;
+constexpr int32_t MOST_COLUMNS = 1024;
 
 const char* const make_shards =
     "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
@@ -50,8 +50,7 @@ int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
     if (n == 0) break;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0)
-      failure("%s: reading %lld bytes at %lld failed: %s", shard.path.c_str(), (long long)bytes, (long long)offset,
-              std::strerror(errno));
+      failure("%s: reading %ld bytes at %ld failed: %s", shard.path.c_str(), bytes, offset, std::strerror(errno));
     done += n;
   }
   return done;
@@ -60,12 +59,12 @@ int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
 // Fills values from this position on: `columns` for each.
 template <class T>
 void read_values(const Shard& shard, int64_t position, std::vector<T>& values, const char* what, int columns) {
-  const int64_t bytes = int64_t(values.size() * sizeof(T)), item = int64_t(columns * sizeof(T));
-  if (read_at(shard, values.data(), bytes, header_bytes + position * item) != bytes)
+  int64_t bytes = int64_t(values.size() * sizeof(T)), item = int64_t(columns * sizeof(T));
+  if (read_at(shard, values.data(), bytes, HEADER_BYTES + position * item) != bytes)
     user_error(
-        "%s: %s became shorter while it was in use: %s %lld to %lld are gone; restore the file and start "
+        "%s: %s became shorter while it was in use: %s %ld to %ld are gone; restore the file and start "
         "again",
-        shard.key.c_str(), shard.path.c_str(), what, (long long)position, (long long)position + bytes / item - 1);
+        shard.key.c_str(), shard.path.c_str(), what, position, position + bytes / item - 1);
 }
 
 void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& tokens, int vocab) {
@@ -74,21 +73,21 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
   if (bad == tokens.end()) return;
   position += bad - tokens.begin();
   user_error(
-      "%s: %s holds token %d at position %lld, but model.vocab = %d allows 0 to %d. The shard was probably made "
+      "%s: %s holds token %d at position %ld, but model.vocab = %d allows 0 to %d. The shard was probably made "
       "with another tokenizer: set model.vocab to its number of tokens (GPT-2: 50257, bytes: 256), or use other shards",
-      shard.key.c_str(), shard.path.c_str(), int(*bad), (long long)position, vocab, vocab - 1);
+      shard.key.c_str(), shard.path.c_str(), int(*bad), position, vocab, vocab - 1);
 }
 
 // Reads the labels of `count` positions from this one on, and returns how many of them have one. targets [count]: the
 // label, or -1 for none; of a file with values, 0 where there are some, and these are written to values [count, K]. Both
 // may be nullptr.
 int read_labels(const Shard& labels, int64_t position, int count, int* targets, float* values, int vocab) {
-  const auto bad = [&](int64_t at, const char* what, const char* allowed) {
-    user_error("%s: %s holds the label %s at position %lld, but %s; make the file again", labels.key.c_str(),
-               labels.path.c_str(), what, (long long)(position + at), allowed);
+  auto bad = [&](int64_t at, const char* what, const char* allowed) {
+    user_error("%s: %s holds the label %s at position %ld, but %s; make the file again", labels.key.c_str(),
+               labels.path.c_str(), what, position + at, allowed);
   };
   int found = 0;
-  const auto write = [&](int at, int target) {
+  auto write = [&](int at, int target) {
     found += target >= 0;
     if (targets) targets[at] = target;
   };
@@ -96,20 +95,20 @@ int read_labels(const Shard& labels, int64_t position, int count, int* targets, 
     std::vector<uint16_t> tokens(count);
     read_values(labels, position, tokens, label_file.items, 1);
     for (int t = 0; t < count; t++) {
-      if (tokens[t] != no_label && tokens[t] >= vocab)
+      if (tokens[t] != NO_LABEL && tokens[t] >= vocab)
         bad(t, std::to_string(tokens[t]).c_str(),
-            format("model.vocab = %d allows 0 to %d, and %d for none", vocab, vocab - 1, no_label).c_str());
-      write(t, tokens[t] == no_label ? -1 : tokens[t]);
+            format("model.vocab = %d allows 0 to %d, and %d for none", vocab, vocab - 1, NO_LABEL).c_str());
+      write(t, tokens[t] == NO_LABEL ? -1 : tokens[t]);
     }
     return found;
   }
-  const int K = labels.outputs;
+  int K = labels.outputs;
   std::vector<float> read(size_t(count) * K);
   read_values(labels, position, read, label_file.items, K);
   for (int t = 0; t < count; t++) {
     bool any = false;
     for (int k = 0; k < K; k++) {
-      const float value = read[size_t(t) * K + k];
+      float value = read[size_t(t) * K + k];
       if (std::isinf(value)) bad(t, value > 0 ? "inf" : "-inf", "a label must be a number, or NaN for none");
       any = any || !std::isnan(value);
     }
@@ -123,11 +122,11 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   if (pattern.empty()) user_error("%s has an empty file name; name %ss (%s)", key.c_str(), kind.name, kind.make);
   struct stat status;
   if (::stat(pattern.c_str(), &status) == 0) return {pattern};  // even if the name contains * ? or [
-  const int missing = errno;
+  int missing = errno;
   glob_t matches = {};
-  const auto stop_at = [](const char*, int error) -> int { return error != ENOENT && error != ENOTDIR; };
-  const int result = ::glob(pattern.c_str(), GLOB_TILDE, stop_at, &matches);
-  const int error = errno;
+  auto stop_at = [](const char*, int error) -> int { return error != ENOENT && error != ENOTDIR; };
+  int result = ::glob(pattern.c_str(), GLOB_TILDE, stop_at, &matches);
+  int error = errno;
   std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + (result == 0 ? matches.gl_pathc : 0));
   ::globfree(&matches);
   std::erase_if(paths, [](const std::string& path) { return path.ends_with(".json"); });
@@ -136,7 +135,7 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   if (result != 0 && result != GLOB_NOMATCH)
     failure("%s = \"%s\": glob() ran out of memory", key.c_str(), pattern.c_str());
   if (paths.empty()) {
-    const bool wild = pattern.find_first_of("*?[") != std::string::npos;
+    bool wild = pattern.find_first_of("*?[") != std::string::npos;
     user_error("%s = \"%s\": %s (working directory %s); %s", key.c_str(), pattern.c_str(),
                wild ? "the pattern matches no file" : std::strerror(missing), std::filesystem::current_path().c_str(),
                kind.make);
@@ -163,69 +162,68 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
   if (::stat(p, &status) != 0) user_error("%s: %s cannot be opened: %s", k, p, std::strerror(errno));
   if (S_ISDIR(status.st_mode)) user_error("%s: %s is a folder; name its files, for example \"%s/*.bin\"", k, p, p);
   if (!S_ISREG(status.st_mode)) user_error("%s: %s is not a regular file; shards are read at random positions", k, p);
-  const int fd = ::open(p, O_RDONLY | O_CLOEXEC);
+  int fd = ::open(p, O_RDONLY | O_CLOEXEC);
   if (fd < 0 && errno == EMFILE)
     user_error("%s: %s cannot be opened: too many open files; raise the limit (ulimit -n) or use larger shards", k, p);
   if (fd < 0) user_error("%s: %s cannot be opened: %s; check its permissions", k, p, std::strerror(errno));
   Shard shard{path, key, 0, std::make_shared<OpenFile>(fd)};
   if (::fstat(fd, &status) != 0) failure("%s: fstat failed: %s", p, std::strerror(errno));
 
-  int32_t header[header_bytes / sizeof(int32_t)];
-  const int64_t size = status.st_size;
-  if (size < header_bytes || read_at(shard, header, header_bytes, 0) != header_bytes)
-    user_error("%s: %s has %lld bytes, too few for the %lld-byte header: it is cut short or not a %s; %s", k, p,
-               (long long)size, (long long)header_bytes, kind.name, kind.make);
+  int32_t header[HEADER_BYTES / sizeof(int32_t)];
+  int64_t size = status.st_size;
+  if (size < HEADER_BYTES || read_at(shard, header, HEADER_BYTES, 0) != HEADER_BYTES)
+    user_error("%s: %s has %ld bytes, too few for the %ld-byte header: it is cut short or not a %s; %s", k, p, size,
+               HEADER_BYTES, kind.name, kind.make);
   if (header[0] != kind.magic)
     user_error("%s: %s is not a %s: it begins with %d where one has %d; %s", k, p, kind.name, header[0], kind.magic,
                kind.make);
-  if (header[1] != file_version)
+  if (header[1] != FILE_VERSION)
     user_error("%s: %s is a %s of version %d, but only version %d can be read; make it again (%s)", k, p, kind.name,
-               header[1], file_version, kind.make);
+               header[1], FILE_VERSION, kind.make);
   shard.tokens = header[2];
   int64_t item_bytes = 2;
   if (&kind == &label_file) {
-    const bool tokens = header[3] == 1 && header[4] == 1,
-               values = header[3] == 2 && header[4] >= 1 && header[4] <= most_columns;
+    bool tokens = header[3] == 1 && header[4] == 1,
+         values = header[3] == 2 && header[4] >= 1 && header[4] <= MOST_COLUMNS;
     if (!tokens && !values)
       user_error(
           "%s: %s has a damaged header: type %d with %d columns; possible are type 1 (uint16) with 1 and type 2 "
           "(float32) with 1 to %d; make the file again",
-          k, p, header[3], header[4], most_columns);
+          k, p, header[3], header[4], MOST_COLUMNS);
     if (values) shard.outputs = header[4], item_bytes = int64_t(shard.outputs) * 4;
   }
   if (shard.tokens < 0)
     user_error("%s: %s has a damaged header: it says %d %s; make or download the file again", k, p, header[2],
                kind.items);
-  const int64_t expected = header_bytes + shard.tokens * item_bytes;
+  int64_t expected = HEADER_BYTES + shard.tokens * item_bytes;
   if (size < expected)
     user_error(
-        "%s: %s is cut short: its header says %d %s, %lld bytes in all, but the file has %lld (%lld "
+        "%s: %s is cut short: its header says %d %s, %ld bytes in all, but the file has %ld (%ld "
         "missing); download or copy it again",
-        k, p, header[2], kind.items, (long long)expected, (long long)size, (long long)(expected - size));
+        k, p, header[2], kind.items, expected, size, expected - size);
   if (size > expected)
     user_error(
-        "%s: %s is too long: its header says %d %s, %lld bytes in all, but the file has %lld (%lld too "
+        "%s: %s is too long: its header says %d %s, %ld bytes in all, but the file has %ld (%ld too "
         "many); download or make it again",
-        k, p, header[2], kind.items, (long long)expected, (long long)size, (long long)(size - expected));
+        k, p, header[2], kind.items, expected, size, size - expected);
   return shard;
 }
 
 // The "bytes" of X.json; a runtime_error says what is wrong with the file.
 int64_t bytes_of_text(const std::string& path, int64_t tokens) {
   const char* what = "bytes of text";
-  const nlohmann::json root = parse_json(read_text_file(path, what, 1 << 16), what, path);
+  nlohmann::json root = parse_json(read_text_file(path, what, 1 << 16), what, path);
   auto integer = [&](const char* key) {
     if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
       user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
     return root[key].get<int64_t>();
   };
   if (integer("tokens") != tokens)
-    user_error("%s: \"tokens\" is %lld, but the shard has %lld  [%s]", what, (long long)integer("tokens"),
-               (long long)tokens, path.c_str());
-  const int64_t most = 1024 * tokens;  // GPT-2's longest token has 128 bytes
+    user_error("%s: \"tokens\" is %ld, but the shard has %ld  [%s]", what, integer("tokens"), tokens, path.c_str());
+  int64_t most = 1024 * tokens;  // GPT-2's longest token has 128 bytes
   if (integer("bytes") < 1 || integer("bytes") > most)
-    user_error("%s: \"bytes\" is %lld, but must be 1 to %lld for %lld tokens  [%s]", what, (long long)integer("bytes"),
-               (long long)most, (long long)tokens, path.c_str());
+    user_error("%s: \"bytes\" is %ld, but must be 1 to %ld for %ld tokens  [%s]", what, integer("bytes"), most, tokens,
+               path.c_str());
   return integer("bytes");
 }
 
@@ -236,7 +234,7 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
   std::vector<Shard> shards;
   for (const std::string& path : sorted_files(patterns, key, token_shard)) {
     shards.push_back(open_file(path, key, token_shard));
-    std::vector<uint16_t> first(std::min(shards.back().tokens, tokens_checked_at_start));
+    std::vector<uint16_t> first(std::min(shards.back().tokens, TOKENS_CHECKED_AT_START));
     read_tokens(shards.back(), 0, first, vocab);
   }
   return shards;
@@ -245,13 +243,13 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
                  const std::string& key) {
   if (patterns.empty()) return;
-  const std::vector<std::string> paths = sorted_files(patterns, key, label_file);
+  std::vector<std::string> paths = sorted_files(patterns, key, label_file);
   if (paths.size() != shards.size())
     user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order of names", key.c_str(),
                paths.size(), paths.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
   bool any = false;
   for (size_t i = 0; i < paths.size(); i++) {
-    const Shard labels = open_file(paths[i], key, label_file);
+    Shard labels = open_file(paths[i], key, label_file);
     const char *k = key.c_str(), *p = paths[i].c_str();
     if (labels.outputs == 0 && outputs > 0)
       user_error(
@@ -263,9 +261,9 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
           "%s: %s holds %d value%s for each token, but model.head.outputs = %d; set that to %d, or use other labels", k,
           p, labels.outputs, labels.outputs == 1 ? "" : "s", outputs, labels.outputs);
     if (labels.tokens != shards[i].tokens)
-      user_error("%s: %s has %lld labels, but its shard, %s, has %lld tokens; make it again from that shard", k, p,
-                 (long long)labels.tokens, shards[i].path.c_str(), (long long)shards[i].tokens);
-    any |= read_labels(labels, 0, int(std::min(labels.tokens, tokens_checked_at_start)), nullptr, nullptr, vocab) > 0;
+      user_error("%s: %s has %ld labels, but its shard, %s, has %ld tokens; make it again from that shard", k, p,
+                 labels.tokens, shards[i].path.c_str(), shards[i].tokens);
+    any |= read_labels(labels, 0, int(std::min(labels.tokens, TOKENS_CHECKED_AT_START)), nullptr, nullptr, vocab) > 0;
     shards[i].labels = std::make_shared<const Shard>(labels);
   }
   constexpr int64_t block = 1 << 16;
@@ -281,7 +279,7 @@ std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
   std::vector<std::string> warnings;
   for (Shard& shard : shards) {
     std::error_code ignored;
-    const std::string path = std::filesystem::path(shard.path).replace_extension(".json").string();
+    std::string path = std::filesystem::path(shard.path).replace_extension(".json").string();
     if (path == shard.path || !std::filesystem::exists(path, ignored)) continue;
     try {
       shard.text_bytes = bytes_of_text(path, shard.tokens);
@@ -318,14 +316,14 @@ WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::str
   if (!longest) user_error("%s names no files; give token shards (%s)", key_.c_str(), make_shards);
   if (windows() == 0)
     user_error(
-        "%s: no shard has the %lld tokens of one window of length %d and its last target; the longest, %s, has "
-        "%lld; give more text or a shorter length (model.context, eval.lengths)",
-        key_.c_str(), (long long)T + 1, T, longest->path.c_str(), (long long)longest->tokens);
+        "%s: no shard has the %ld tokens of one window of length %d and its last target; the longest, %s, has "
+        "%ld; give more text or a shorter length (model.context, eval.lengths)",
+        key_.c_str(), T + 1L, T, longest->path.c_str(), longest->tokens);
 }
 
 size_t WindowReader::shard_of(int64_t window) const {
   if (window < 0 || window >= windows())
-    failure("%s: window %lld of %lld does not exist", key_.c_str(), (long long)window, (long long)windows());
+    failure("%s: window %ld of %ld does not exist", key_.c_str(), window, windows());
   return std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
 }
 
@@ -338,7 +336,7 @@ int WindowReader::labels(int64_t window) const {
 
 int WindowReader::read(int64_t window, int* inputs, int* targets, int skip, float* values) const {
   const Shard& shard = shards_[shard_of(window)];
-  const int64_t first = first_token(window) + skip;
+  int64_t first = first_token(window) + skip;
   std::vector<uint16_t> tokens(size_t(T_ - skip) + 1);
   read_tokens(shard, first, tokens, vocab_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);

@@ -12,9 +12,9 @@
 
 namespace {
 
-constexpr int32_t task_magic = 20240522;
-constexpr size_t task_header_bytes = 256 * sizeof(int32_t), most_examples = 65535;
-constexpr int most_choices = 26, mark = 65535;
+constexpr int32_t TASK_MAGIC = 20240522;
+constexpr size_t TASK_HEADER_BYTES = 256 * sizeof(int32_t), MOST_EXAMPLES = 65535;
+constexpr int MOST_CHOICES = 26, MARK = 65535;
 
 const char* const make_it = "make it with scripts/prepare_tasks.py";
 
@@ -67,11 +67,11 @@ class Numbers {
 
 TaskExample read_example(Numbers numbers, int number, int vocab, bool has_lengths) {
   TaskExample example;
-  numbers.next("mark", mark, mark);
+  numbers.next("mark", MARK, MARK);
   numbers.next("size", 0, 65535);  // known already
   numbers.next("number", number, number);
-  example.gold = numbers.next("right completion", 0, most_choices - 1);
-  example.choices.resize(size_t(numbers.next("number of completions", std::max(2, example.gold + 1), most_choices)));
+  example.gold = numbers.next("right completion", 0, MOST_CHOICES - 1);
+  example.choices.resize(size_t(numbers.next("number of completions", std::max(2, example.gold + 1), MOST_CHOICES)));
   example.context = numbers.tokens("context", vocab);
   for (TaskChoice& choice : example.choices) choice.tokens = numbers.tokens("completions", vocab);
   for (TaskChoice& choice : example.choices) {
@@ -95,15 +95,15 @@ Task read_task(const std::string& dir, const std::string& name, int vocab, int64
   if (name.empty() || !std::filesystem::is_regular_file(path, error))
     user_error("task %s: there is no file %s; task.dir = \"%s\" has %s; scripts/prepare_tasks.py makes others",
                shortened(name).c_str(), shortened(path, 200).c_str(), dir.c_str(), tasks_in(dir).c_str());
-  std::string bytes = read_text_file(path, w, task_header_bytes + most_examples * 65535);
+  std::string bytes = read_text_file(path, w, TASK_HEADER_BYTES + MOST_EXAMPLES * 65535);
   int32_t header[4] = {};
-  if (bytes.size() >= task_header_bytes) std::memcpy(header, bytes.data(), sizeof header);
-  if (header[0] != task_magic || header[1] < 1 || header[1] > 2)
+  if (bytes.size() >= TASK_HEADER_BYTES) std::memcpy(header, bytes.data(), sizeof header);
+  if (header[0] != TASK_MAGIC || header[1] < 1 || header[1] > 2)
     user_error("%s does not begin as a task file of version 1 or 2; %s", w, make_it);
-  if (header[2] < 1 || header[2] > int(most_examples))
-    user_error("%s says that it has %d examples, not 1 to %zu; %s", w, header[2], most_examples, make_it);
+  if (header[2] < 1 || header[2] > int(MOST_EXAMPLES))
+    user_error("%s says that it has %d examples, not 1 to %zu; %s", w, header[2], MOST_EXAMPLES, make_it);
   Task task{name, header[1] == 2, sampled_checksum(path), {}};
-  std::string_view rest = std::string_view(bytes).substr(task_header_bytes);
+  std::string_view rest = std::string_view(bytes).substr(TASK_HEADER_BYTES);
   for (int number = 0; number < header[2]; number++) {
     uint16_t start[2] = {};  // the mark and the size
     std::memcpy(start, rest.data(), std::min(rest.size(), sizeof start));

@@ -38,7 +38,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::st
 std::string valid_utf8(const std::string& text) {
   std::string valid;
   for (size_t i = 0; i < text.size();) {
-    const size_t length = utf8_length(text, i);
+    size_t length = utf8_length(text, i);
     if (length) valid.append(text, i, length);
     else valid += replacement;
     i += length ? length : 1;

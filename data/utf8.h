@@ -6,9 +6,9 @@
 
 // The number of bytes of the character that begins at text[at]; 0 if no valid character begins there.
 inline size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned lead = byte(at), second = byte(at + 1);
-  const auto continues = [&](size_t i) { return (byte(at + i) & 0xc0) == 0x80; };
+  auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  unsigned lead = byte(at), second = byte(at + 1);
+  auto continues = [&](size_t i) { return (byte(at + i) & 0xc0) == 0x80; };
   if (at >= text.size()) return 0;
   if (lead < 0x80) return 1;
   if (lead >= 0xc2 && lead <= 0xdf) return continues(1) ? 2 : 0;

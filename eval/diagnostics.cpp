@@ -56,8 +56,8 @@ class Sequences {
 int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length) {
   if (config.diagnostics.tokens < length)
     user_error(
-        "config: diagnostics.tokens = %lld is less than one window of %d tokens; raise it, or name a shorter length%s",
-        (long long)config.diagnostics.tokens, length, source_tag(source_of(config, {"diagnostics.tokens"})).c_str());
+        "config: diagnostics.tokens = %ld is less than one window of %d tokens; raise it, or name a shorter length%s",
+        config.diagnostics.tokens, length, source_tag(source_of(config, {"diagnostics.tokens"})).c_str());
   int64_t count = Sequences(config, shards, length).count();
   if (count == 0)
     user_error(
@@ -285,10 +285,10 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
 static void print(const ordered_json& report) {
   auto number = [](const ordered_json& x) { return x.is_number() ? x.get<double>() : NAN; };
   const ordered_json& layers = report["layers"];
-  std::printf("diagnostics  step %lld  length %d | %lld %s | sink rate %.1f %% | M-Act %.4g\n",
-              (long long)report["step"].get<int64_t>(), report["length"].get<int>(),
-              (long long)report["sequences"].get<int64_t>(), plural(number(report["sequences"]), "window").c_str(),
-              number(report["sink_rate"]), number(report["m_act"]));
+  std::printf("diagnostics  step %ld  length %d | %ld %s | sink rate %.1f %% | M-Act %.4g\n",
+              report["step"].get<int64_t>(), report["length"].get<int>(), report["sequences"].get<int64_t>(),
+              plural(number(report["sequences"]), "window").c_str(), number(report["sink_rate"]),
+              number(report["m_act"]));
   std::printf(
       " layer | first token  entropy   norm |  zeros  degenerate |    d50     d90 |  max |x|   median |  gate\n");
   auto line = [&](const std::string& name, const ordered_json& some, double size, double median, double gate) {

@@ -39,9 +39,9 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
   int window = config.eval.window(length);
   if (tokens < window)
     user_error(
-        "config: eval.tokens = %lld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
+        "config: eval.tokens = %ld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
         "length  [%s]",
-        (long long)tokens, window, config.file.c_str());
+        tokens, window, config.file.c_str());
   return std::min(tokens / window, WindowReader(shards, window, config.model.vocab, "data.val").windows());
 }
 
@@ -184,9 +184,9 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     if (labels[w] > 0) labelled.push_back(by_window[w]);
   if (labelled.empty())
     user_error(
-        "data.val_labels: none of the %lld windows of %d tokens that are evaluated has a label; raise eval.tokens, "
+        "data.val_labels: none of the %ld windows of %d tokens that are evaluated has a label; raise eval.tokens, "
         "or use other labels",
-        (long long)windows, whole);
+        windows, whole);
 
   EvalReport report;
   report.mode = config.eval.mode;
@@ -224,7 +224,7 @@ static void print(const EvalReport& r, const char* type) {
                      format(" from context %d", r.difference.from);
   }
   if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
-  std::printf("%s  step %lld  %s | loss %.4f%s%s | %s %s\n", type, (long long)r.weights.step, length.c_str(), r.loss,
+  std::printf("%s  step %ld  %s | loss %.4f%s%s | %s %s\n", type, r.weights.step, length.c_str(), r.loss,
               plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str(),
               plural(double(r.tokens), "token").c_str());
   std::fflush(stdout);

@@ -245,8 +245,8 @@ bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vecto
   int64_t all = 0, before = 0;  // tokens
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
   if (model.comm().first()) bar = std::make_unique<ProgressBar>("passkey", all);
-  std::printf("passkey, %s, step %lld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
-              settings.form.c_str(), (long long)weights.step);
+  std::printf("passkey, %s, step %ld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
+              settings.form.c_str(), weights.step);
   for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
   std::printf(" |   all +-     |   nll   rank | control\n");
   bool finite = true;

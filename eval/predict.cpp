@@ -60,7 +60,7 @@ void predict(Model& model, const std::vector<Shard>& shards, const std::string& 
   int64_t windows = reader.windows();
   std::vector<int> inputs(size_t(batch) * T), unused(inputs.size());
   std::optional<PendingFile> out;
-  begin_npy(out, model.comm(), file, format("%lld, %d, %d", (long long)windows, T, K));
+  begin_npy(out, model.comm(), file, format("%ld, %d, %d", windows, T, K));
   auto compute = [&](float* outputs, int64_t first, int count) {
     read_batch(reader, first, count, T, inputs, unused, nullptr);
     model.outputs(outputs, inputs.data(), batch, T);
@@ -68,7 +68,7 @@ void predict(Model& model, const std::vector<Shard>& shards, const std::string& 
   auto write = [&](const float* values, int64_t, int64_t count) { out->write(values, count * T * K * sizeof(float)); };
   if (!for_windows_in_order(model, "predict", T, windows, batch, size_t(T) * K, compute, write) || !out) return;
   out->publish();
-  std::printf("outputs of %lld %s of %d %s in %s\n", (long long)windows, plural(double(windows), "window").c_str(), T,
+  std::printf("outputs of %ld %s of %d %s in %s\n", windows, plural(double(windows), "window").c_str(), T,
               plural(T, "token").c_str(), file.c_str());
 }
 
@@ -77,7 +77,7 @@ void write_token_losses(Model& model, const std::vector<Shard>& shards, const st
   std::vector<int64_t> begin = {0};  // of each shard, counted over all
   for (const Shard& shard : shards) begin.push_back(begin.back() + shard.tokens);
   std::optional<PendingFile> out;
-  begin_npy(out, model.comm(), file, format("%zu, %lld", config.eval.lengths.size(), (long long)begin.back()));
+  begin_npy(out, model.comm(), file, format("%zu, %ld", config.eval.lengths.size(), begin.back()));
   const std::vector<float> no_losses(4096, NAN);
   for (int length : config.eval.lengths) {
     int whole = config.eval.window(length), counted = config.eval.targets(length);
@@ -111,6 +111,5 @@ void write_token_losses(Model& model, const std::vector<Shard>& shards, const st
   }
   if (!out) return;
   out->publish();
-  std::printf("losses of %lld %s in %s\n", (long long)begin.back(), plural(double(begin.back()), "token").c_str(),
-              file.c_str());
+  std::printf("losses of %ld %s in %s\n", begin.back(), plural(double(begin.back()), "token").c_str(), file.c_str());
 }

@@ -191,8 +191,8 @@ bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vec
   std::string text;
   if (first && !samples.empty()) write_new_file(model.config(), "task.samples", samples, text);
   std::string table = format(
-      "tasks, step %lld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
-      (long long)weights.step, "");
+      "tasks, step %ld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
+      weights.step, "");
   for (int number : numbers) {
     const Task& task = tasks[size_t(number)];
     std::optional<std::vector<double>> likelihoods = task_likelihoods(model, task, stop);
@@ -200,13 +200,11 @@ bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vec
     TaskReport r = task_report(task, *likelihoods, max_length(model.config()));
     r.weights = weights;
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
-    table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8lld", r.task.c_str(), percent(r.acc).c_str(),
+    table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8ld", r.task.c_str(), percent(r.acc).c_str(),
                     percent(r.standard_error).c_str(), percent(r.acc_norm).c_str(), percent(r.acc_bytes).c_str(),
                     percent(r.acc_norm_tokens).c_str(), percent(r.chance).c_str(), cell_text("%7.4f", r.margin).c_str(),
-                    (long long)r.examples);
-    if (r.cut)
-      table +=
-          format(", %lld %s with a shortened context", (long long)r.cut, plural(double(r.cut), "completion").c_str());
+                    r.examples);
+    if (r.cut) table += format(", %ld %s with a shortened context", r.cut, plural(double(r.cut), "completion").c_str());
     table += "\n";
     metrics.task(r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);

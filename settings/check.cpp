@@ -288,8 +288,8 @@ static void check_sequences(const Config& c, int64_t sequences, const char* key,
   int most = most_sequences(c, length);
   if (sequences <= most) return;
   std::string fix = most > 0 ? format("use %s = %d at most", key, most) : std::string("use a shorter one");
-  user_error("%s = %d: %lld %s of this length are too many for one pass with %d heads and %d channels; %s%s",
-             name.c_str(), length, (long long)sequences, plural(double(sequences), "sequence").c_str(), c.model.heads,
+  user_error("%s = %d: %ld %s of this length are too many for one pass with %d heads and %d channels; %s%s",
+             name.c_str(), length, sequences, plural(double(sequences), "sequence").c_str(), c.model.heads,
              c.model.channels, fix.c_str(), source_tag(source_of(c, {key, "model.context", "eval.lengths"})).c_str());
 }
 

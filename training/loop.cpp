@@ -67,10 +67,10 @@ static double seconds_now() {
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
   std::string from = checkpoint_before(run, step - 1);
   failure(
-      "step %lld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
+      "step %ld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
       "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
       "optimizer.warmup_steps=...%s",
-      (long long)step, result.loss, result.grad_norm, where.c_str(),
+      step, result.loss, result.grad_norm, where.c_str(),
       from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
 }
 
@@ -160,8 +160,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
   };
   metrics.failed = [&](int64_t step, const std::string& error) {
     background.wait();  // a checkpoint that failed too is reported first
-    failure("step %lld: %s. Training stops; %s", (long long)step, error.c_str(),
-            how_to_continue(path, step + 1).c_str());
+    failure("step %ld: %s. Training stops; %s", step, error.c_str(), how_to_continue(path, step + 1).c_str());
   };
   // Saves if a signal or the clock asks for it and returns whether to stop, also within an evaluation. A signal to one
   // rank counts for all ranks, and so does the clock of the first that finds it time.
@@ -194,7 +193,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
       generate_text(model);
       stop = stopping();
     }
-    if (stop) std::printf("asked to stop after %lld of %lld steps\n", (long long)step, (long long)steps);
+    if (stop) std::printf("asked to stop after %ld of %ld steps\n", step, steps);
     if (stop || last) break;
 
     double start = seconds_now();
@@ -203,8 +202,7 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
       computed = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
     } catch (const UserError& error) {                           // a bad token, or a shard that changed
       background.wait();
-      user_error("%s. Training stops in step %lld; %s", error.what(), (long long)step + 1,
-                 how_to_continue(path, step + 1).c_str());
+      user_error("%s. Training stops in step %ld; %s", error.what(), step + 1, how_to_continue(path, step + 1).c_str());
     }
     StepResult result = computed.value_or(StepResult{NAN, NAN});
     bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -235,15 +233,15 @@ void train(Model& model, const DeviceInfo& device, Loader& loader, const std::ve
     if (report.step % config.log.every == 0 || report.step == steps || spike) {
       std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
       if (spike)
-        std::printf("step %lld: update skipped, number %lld of this run: %s\n", (long long)report.step,
-                    (long long)spikes.history().skipped, skipped.c_str());
+        std::printf("step %ld: update skipped, number %ld of this run: %s\n", report.step, spikes.history().skipped,
+                    skipped.c_str());
       std::fflush(stdout);
     }
     if (!computed && comm.first() && !std::exchange(warned, true))
       warn(
-          "data.labels: step %lld has no label, so there is nothing to learn from it; such steps are "
+          "data.labels: step %ld has no label, so there is nothing to learn from it; such steps are "
           "skipped from now on without a warning; a larger batch.tokens makes them rare",
-          (long long)report.step);
+          report.step);
   }
   background.wait();
 }

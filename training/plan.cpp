@@ -70,7 +70,7 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   table += "\n";
   if (total > budget) {
     std::string fix =
-        fits >= 1 ? format("batch.micro to at most %lld", (long long)fits) : "a shorter model.context or eval.lengths";
+        fits >= 1 ? format("batch.micro to at most %ld", fits) : "a shorter model.context or eval.lengths";
     if (config.eval.batch > 0) fix += ", a smaller eval.batch";
     user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
                table.c_str(), fix.c_str(),
@@ -88,8 +88,8 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
   plan_run(config, device, lengths, true, 0, Comm::alone());
   std::printf(
-      "planned for %s, %d rank%s, %s, %lld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
+      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
       "were read, no step was run\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", config.precision.c_str(),
-      (long long)parameter_count(config), flops_per_token(config) / 1e9);
+      parameter_count(config), flops_per_token(config) / 1e9);
 }

@@ -170,9 +170,9 @@ void check_all_tokens(const Config& config, const Data& data) {
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards) {
   auto windows = std::make_unique<WindowReader>(shards, config.model.context, config.model.vocab, "data.train");
   double epoch = double(windows->windows()) * config.model.context;
-  std::printf("data: %zu shard%s, %lld windows of %d tokens; %lld steps are %.3g epochs\n", shards.size(),
-              shards.size() == 1 ? "" : "s", (long long)windows->windows(), config.model.context,
-              (long long)config.train.steps, double(config.train.steps) * double(config.batch.tokens) / epoch);
+  std::printf("data: %zu shard%s, %ld windows of %d tokens; %ld steps are %.3g epochs\n", shards.size(),
+              shards.size() == 1 ? "" : "s", windows->windows(), config.model.context, config.train.steps,
+              double(config.train.steps) * double(config.batch.tokens) / epoch);
   return windows;
 }
 
