@@ -63,15 +63,16 @@ endif
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 HOST_ROOMS := base data settings ranks checkpoint eval training  # without kernels
 TEST_ROOMS := data settings checkpoint eval training  # of them, those whose tests are compiled together
-UNUSED :=
+# families of attention kernels: attention/FAMILY/kernels.cuh
+FAMILIES := $(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh))
 ifeq ($(SAN):$(FULL):$(MAKECMDGOALS),tsan::sanitizer-tests)
   # none of THREADED needs these
   HOST_ROOMS := $(filter-out checkpoint eval training,$(HOST_ROOMS))
   TEST_ROOMS :=
-  UNUSED := attention/instances/tensor_% attention/instances/hopper_%
+  FAMILIES := general
 endif
-ROOMS := kernels attention attention/instances $(HOST_ROOMS)
-SOURCES := $(filter-out $(UNUSED),train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp))))
+ROOMS := kernels attention $(HOST_ROOMS)
+SOURCES := train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 ifeq ($(BACKEND),cpu)
   SOURCES := $(filter-out kernels/matmul.cu,$(SOURCES)) $(sort $(wildcard emulation/cpu/*.cpp))
 endif
@@ -79,7 +80,7 @@ ifeq ($(BACKEND),ptx)
   SOURCES += $(sort $(wildcard emulation/ptx/*.cpp))
 endif
 ATTN ?= $(KINDS)
-KINDS := $(patsubst attention/instances/general_%.cu,%,$(wildcard attention/instances/general_*.cu))
+KINDS := $(shell tr '\n' ' ' < attention/settings.h | sed 's/.*enum class Kind {\([^}]*\)}.*/\1/' | tr -d ,)
 ifneq ($(filter-out $(KINDS),$(ATTN)),)
   $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
 endif
@@ -90,13 +91,14 @@ ifndef NCCL
   WITHOUT_NCCL := : no NCCL was found. Install libnccl-dev, or say where it is by CPPFLAGS=-I... LDFLAGS=-L...
 endif
 SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),ranks/comm.cpp,ranks/comm_alone.cpp),$(SOURCES))
-SOURCES := $(filter-out $(foreach kind,$(filter-out $(ATTN),$(KINDS)),attention/instances/%_$(kind).cu),$(SOURCES))
 TEST_SOURCES := $(filter-out $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 ifeq ($(if $(filter cpu,$(BACKEND)),90a,$(filter 90a,$(ARCH))),)
-  SOURCES := $(filter-out attention/instances/hopper_%,$(SOURCES))
+  FAMILIES := $(filter-out hopper,$(FAMILIES))
   TEST_SOURCES := $(filter-out test/kernels/hopper_% test/attention/hopper_%,$(TEST_SOURCES))
 endif
+# Every family of attention kernels is compiled once for each kind, from a file that is written here.
+INSTANCES := $(foreach family,$(FAMILIES),$(ATTN:%=$(BUILD)/attention/$(family)/%.cu))
 # The files of a host room are compiled as one. Most of the time goes into templates of nlohmann and the standard library,
 # which each file would compile anew: this takes half. File by file, with TOGETHER= or FULL=1, a missing include shows. What
 # a file keeps for itself needs a name of its own in the room.
@@ -104,9 +106,9 @@ of_rooms = $(foreach room,$(1),$(filter $(room)/%,$(SOURCES) $(TEST_SOURCES)))
 TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
 override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
 # rooms first: they take longest
-OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cpp) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES)))
-# On the CPU only tests run the tensor-core kernels: they enter themselves into a table where they are linked.
-TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/instances/tensor_% $(BUILD)/attention/instances/hopper_%,$(OBJECTS)),$(OBJECTS))
+OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cpp) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES))) $(INSTANCES:=.o)
+# On the CPU only tests run the kernels for tensor cores: families are found at run time, where they are linked.
+TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor/% $(BUILD)/attention/hopper/%,$(OBJECTS)),$(OBJECTS))
 BENCHES := kernels attention step
 # The tests of a host room are one program, test_ROOM, and compiled as the room is; elsewhere test/ROOM/NAME_test.cu is the
 # program test_NAME.
@@ -162,7 +164,7 @@ ifeq ($(BACKEND),cpu)
   # and under a sanitizer two more. Hopper's kernels do there too, where compiling them takes longest.
   LESS_SOURCES := train_gpt2.cu \
     $(filter-out $(if $(SAN),test/kernels/kernels_test.cu test/kernels/matmul_test.cu),$(filter test/%.cu,$(TEST_SOURCES))) \
-    attention/instances/hopper_%.cu $(if $(SAN),,attention/instances/tensor_%.cu)
+    attention/hopper/%.cu $(if $(SAN),,attention/tensor/%.cu)
   $(LESS_SOURCES:%=$(BUILD)/%.o): private COMPILE_CU := $(COMPILE_CU_LESS)
   LINK := $(CXX) $(OPTIMIZE) $(LDFLAGS)
   LIBRARIES += -lopenblas
@@ -179,7 +181,7 @@ else
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   # private: not for what they depend on, the list of flags
-  $(foreach place,attention/instances test/kernels test/attention bench,$(BUILD)/$(place)/hopper_%.cu.o): \
+  $(BUILD)/attention/hopper/%.cu.o $(foreach place,test/kernels test/attention bench,$(BUILD)/$(place)/hopper_%.cu.o): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   COMPILE_CPP := $(CXX) $(HOST) $(OPTIMIZE:-O3=-O1) -I$(CUDA_HOME)/include -x c++
   # Linked by the compiler of the host code: nvcc may use an older one, whose library lacks what that code needs.
@@ -213,10 +215,10 @@ summary:
 $(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
 
-# Objects are rebuilt when the flags change, the program when its objects do: lists of both are kept in files.
+# Objects are rebuilt when the flags change, programs when the list of objects does: both are kept in files.
 IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
 $(BUILD)/objects: FORCE
-	@mkdir -p $(@D); echo '$(TRAIN_OBJECTS)' $(IF_NEW)
+	@mkdir -p $(@D); echo '$(OBJECTS)' $(IF_NEW)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' $(IF_NEW)
 $(BUILD)/%/room.cpp: FORCE
@@ -240,6 +242,10 @@ $(COMMON:=.gch): %.gch: % kernels/gpu.cuh
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(COMMON:=.gch)
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
+$(INSTANCES): $(BUILD)/attention/%.cu: Makefile
+	@mkdir -p $(@D); printf '#include "attention/%s/kernels.cuh"\n\n[[maybe_unused]] static const bool added = add_%s<Kind::%s>();\n' $(*D) $(*D) $(*F) $(IF_NEW)
+$(INSTANCES:=.o): %.o: % $(BUILD)/flags $(COMMON:=.gch)
+	$(call SAY,compile,$<)$(COMPILE_CU) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(BUILD)/%/room.cpp.o: $(BUILD)/%/room.cpp $(BUILD)/flags $(COMMON:=.gch)
 	$(call SAY,compile,$*/)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(COMMON:=.gch)
@@ -247,7 +253,7 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(COMMON:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -I$(BUILD) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 # Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
-HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h))
+HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h */*/*.cuh))
 headers: $(if $(filter cpu,$(BACKEND)),$(HEADERS:%=$(BUILD)/%.alone))
 $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 	@mkdir -p $(@D)
@@ -256,12 +262,12 @@ $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach t,$(TEST_SOURCES),$(eval $(call test_program,$t): $(call test_object,$t) \
   $(if $(shell grep -lE '(attention|model)_reference.h' $t),$(REFERENCE))))
-$(TESTS): $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES) -lgtest_main -lgtest
-$(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
-$(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS)
-	$(call SAY,link,$@)$(LINK) -o $@ $^ $(LIBRARIES)
+$(TESTS): $(OBJECTS) $(BUILD)/objects
+	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES) -lgtest_main -lgtest
+$(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) $(BUILD)/objects
+	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
+$(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS) $(BUILD)/objects
+	$(call SAY,link,$@)$(LINK) -o $@ $(filter %.o,$^) $(LIBRARIES)
 .DELETE_ON_ERROR:
 .PRECIOUS: $(BUILD)/%.cu.o $(BUILD)/%.cpp.o $(BUILD)/%/room.cpp
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)

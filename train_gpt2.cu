@@ -582,7 +582,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
   upload(act, inputs, inputs, B * T);
-  shared_.kernels = Kernels::general;  // they save what attention_diagnose() reads
+  shared_.family = "general";  // they save what attention_diagnose() reads
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
     int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
@@ -597,7 +597,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     for (Real value : x) figures.x.push_back(to_float(value));
     see(figures);
   });
-  shared_.kernels = Kernels::automatic;
+  shared_.family = nullptr;
 }
 
 template <class Real>

@@ -26,15 +26,12 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
-enum class Kernels { automatic, general, tensor, hopper };  // the family that runs, for tests and benchmarks
-inline constexpr const char* kernels_names[] = {"automatic", "general", "tensor", "hopper"};
-
 // The settings, plus what the kernels derive from the model and the call.
 struct AttentionSetup : AttentionSettings {
-  int context = 1024;      // the trained length; for Scale::logn and Kind::sigmoid
-  int qkv_stride = 0;      // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
-  float scale_factor = 1;  // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
-  Kernels kernels = Kernels::automatic;
+  int context = 1024;            // the trained length; for Scale::logn and Kind::sigmoid
+  int qkv_stride = 0;            // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
+  float scale_factor = 1;        // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
+  const char* family = nullptr;  // of kernels, by its name; nullptr: the fastest that supports the call
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
 };
 
@@ -103,7 +100,7 @@ inline int reach_bins(int T) { return std::bit_width(unsigned(T - 1)) + 1; }
 inline int row_figures(int T) { return RowFigure::REACH + reach_bins(T); }
 
 // figures [row_figures(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
-// attention_forward() saved, in training and with Kernels::general.
+// attention_forward() saved, in training and with the family "general".
 template <class T>
 void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
                         const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});

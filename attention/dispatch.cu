@@ -1,69 +1,45 @@
 // Chooses the kernels that the settings of a run ask for; no other file does.
 #include "attention/attention.h"
-#include "attention/kernel_table.h"
+
+#include <algorithm>
+
+#include "attention/family.h"
 
 namespace {
 
 constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
 
-// Whether a row of T may see less than all keys before it, or something is added to its scores.
-bool shaped(const AttentionSettings& s, int T) { return s.bias != Bias::none || s.keys_seen(T) < T; }
-
-const KindKernels& kernels_for(const AttentionSettings& s, bool shaped = false) {
-  float power = float(s.power);
-  PowerClass power_class = s.kind != Kind::lssar || power == 15    ? PowerClass::usual
-                           : power <= 32 && power == floorf(power) ? PowerClass::whole
-                                                                   : PowerClass::any;
-  if (int(s.kind) < KINDS && kernels_of(s.kind, power_class).saved >= 0) return kernels_of(s.kind, power_class, shaped);
+void check_built(Kind kind) {
+  if (int(kind) < KINDS && attention_is_built(kind)) return;
   std::string built;
   for (int k = 0; k < KINDS; k++)
-    if (kernels_of(Kind(k)).saved >= 0) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
-  const char* name = int(s.kind) < KINDS ? kind_names[int(s.kind)] : "?";
+    if (attention_is_built(Kind(k))) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   user_error(
-      "config: attention.kind = \"%s\" has no kernels in this build (attention/instances/general_%s.cu, left out by "
-      "make "
-      "ATTN=...); choose one of %s, or build with that file",
-      name, name, built.c_str());
+      "config: attention.kind = \"%s\" has no kernels in this build, left out by make ATTN=...; choose one of %s, or "
+      "build with it",
+      int(kind) < KINDS ? kind_names[int(kind)] : "?", built.c_str());
 }
 
-using Arrays = std::initializer_list<const void*>;
+bool shaped(const AttentionSettings& s, int T) { return s.bias != Bias::none || s.keys_seen(T) < T; }
 
-const Launchers<float>& launchers_for(const AttentionSetup& s, const AttentionShape& shape, TypeTag<float>, Arrays) {
-  return kernels_for(s, shaped(s, shape.T)).general_float;
+// The first of a kind's families, or the one with this name, that supports a call.
+template <class T> const Family<T>& family_for(const AttentionSetup& s, const KernelCase& wanted) {
+  for (const Family<T>& family : families_of<T>(s.kind))
+    if (s.family ? s.family == std::string(family.name) : family.suits_device())
+      if (family.supports(wanted)) return family;
+  failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
+          s.family ? s.family : "suitable", kind_names[int(s.kind)], wanted.D,
+          wanted.shaped ? ", a window or a bias" : "");
 }
-
-// On a GPU, picks the fastest kernels that support this case. (On the CPU layer those for tensor cores are slower than
-// the general ones, and only tests ask for them.) Hopper's copy engine needs heads that begin at multiples of 16 bytes,
-// rows that are whole heads apart, and arrays at multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's
-// own header asks for 16).
-const Launchers<bf16>& launchers_for(const AttentionSetup& s, const AttentionShape& shape, TypeTag<bf16>,
-                                     Arrays arrays) {
-  const KindKernels& k = kernels_for(s, shaped(s, shape.T));
-  int D = shape.D;
-  bool tensor = D <= k.tensor_D, hopper = D <= k.hopper_D && D % 8 == 0 && s.qkv_stride % D == 0;
-  for (const void* array : arrays) hopper = hopper && reinterpret_cast<size_t>(array) % 128 == 0;
-  switch (s.kernels) {
-    case Kernels::general:
-      if (!k.general_bf16.forward) failure("attention: no general kernels for a window or a bias on a GPU");
-      return k.general_bf16;
-    case Kernels::tensor:
-      if (!tensor) failure("attention: no tensor-core kernels for heads of %d channels in this build", D);
-      return k.tensor_bf16;
-    case Kernels::hopper:
-      if (!hopper)
-        failure("attention: no Hopper kernels for %s, heads of %d channels, %sor these addresses and strides",
-                kind_names[int(s.kind)], D, shaped(s, shape.T) ? "a window or a bias, " : "");
-      return k.hopper_bf16;
-    case Kernels::automatic: break;
-  }
-  if (on_cpu) return k.general_bf16;
-  if (hopper && device_properties().major == 9) return k.hopper_bf16;
-  return tensor ? k.tensor_bf16 : k.general_bf16;
+template <class T>
+const Family<T>& family_for(const AttentionSetup& s, const AttentionShape& shape,
+                            std::initializer_list<const void*> arrays) {
+  return family_for<T>(s, {.D = shape.D, .shaped = shaped(s, shape.T), .qkv_stride = s.qkv_stride, .arrays = arrays});
 }
 
 // T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
 // number, so "no sink" is one whose weight vanishes beside the first score that is seen.
-PolicySettings policy_settings(const AttentionSetup& s, int T, const float2* bias, ScoreGradientSums sums = {}) {
+KernelSettings kernel_settings(const AttentionSetup& s, int T, const float2* bias) {
   if (s.bias != Bias::none && !bias) failure("attention: the settings have a bias, but no array of it was given");
   float no_sink = shaped(s, T) ? -0x1p100f : -INFINITY;
   return {.power = float(s.power),
@@ -76,9 +52,7 @@ PolicySettings policy_settings(const AttentionSetup& s, int T, const float2* bia
           .sink_tokens = s.sink_tokens,
           .bias = s.bias == Bias::none ? nullptr : bias,
           .per_unit = float(1 / score_unit(s.kind)),
-          .threshold = float(s.threshold),
-          .dz_by_query = sums.by_query,
-          .dz_by_key = sums.by_key};
+          .threshold = float(s.threshold)};
 }
 
 template <class T> const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
@@ -89,20 +63,33 @@ template <class T> const T* sink_of(const AttentionSettings& s, const AttentionL
 
 }  // namespace
 
-KindKernels& kernels_of(Kind kind, PowerClass power, bool shaped) {
-  static KindKernels table[KINDS][POWER_CLASSES][2];  // function-local: constructed before the first file registers
-  return table[int(kind)][int(power)][shaped];
+template <class T> std::vector<Family<T>>& families_of(Kind kind) {
+  static std::vector<Family<T>> families[KINDS];  // function-local: constructed before the first file adds to it
+  return families[int(kind)];
 }
 
-bool attention_is_built(Kind kind) { return kernels_of(kind).saved >= 0; }
+template <class T> bool add_family(Kind kind, const Family<T>& family) {
+  std::vector<Family<T>>& families = families_of<T>(kind);
+  auto later = [&](const Family<T>& other) { return other.order > family.order; };
+  families.insert(std::find_if(families.begin(), families.end(), later), family);
+  return true;
+}
+
+bool attention_is_built(Kind kind) { return !families_of<float>(kind).empty(); }
 
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses, bool gpu) {
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
-  int most = kernels_for(settings, true).tensor_D;
-  if (most == 0 && on_cpu)
-    most = LARGEST_TENSOR_D;  // ./train for the CPU lacks them, and plans for a GPU that has them
+  check_built(settings.kind);
   bool biased = settings.bias != Bias::none;
-  if (!gpu || !(biased || settings.window > 0) || !(fp32 || D > most || diagnoses)) return;
+  if (!gpu || !(biased || settings.window > 0)) return;
+  auto runs = [&](int D) {
+    if (on_cpu) return D <= LARGEST_TENSOR_D;  // which lacks these kernels, and plans for a GPU that has them
+    const std::vector<Family<bf16>>& all = families_of<bf16>(settings.kind);
+    return std::any_of(all.begin(), all.end(), [&](const Family<bf16>& f) { return f.supports({D, true}); });
+  };
+  if (runs(D) && !fp32 && !diagnoses) return;
+  int most = LARGEST_D;
+  while (most > 0 && !runs(most)) most--;
   std::string mask =
       biased ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
              : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
@@ -114,8 +101,11 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {
-  const KindKernels& k = kernels_for(settings);
-  return k.saved + k.vectors * D;
+  check_built(settings.kind);
+  int most = 0;
+  for (const Family<float>& f : families_of<float>(settings.kind)) most = std::max(most, f.saved + f.vectors * D);
+  for (const Family<bf16>& f : families_of<bf16>(settings.kind)) most = std::max(most, f.saved + f.vectors * D);
+  return most;
 }
 
 size_t attention_backward_workspace(const AttentionShape& s) {
@@ -131,10 +121,10 @@ template <class T>
 void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
                        bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
   attention_check(settings, shape.D, std::is_same_v<T, float>);
-  const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {out, qkv});
-  (training ? launchers.forward : launchers.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                                       policy_settings(settings, shape.T, learned.bias), shape,
-                                                       settings.qkv_stride, settings.spare_multiprocessors, stream});
+  const Family<T>& family = family_for<T>(settings, shape, {out, qkv});
+  (training ? family.forward : family.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
+                                                 kernel_settings(settings, shape.T, learned.bias), shape,
+                                                 settings.qkv_stride, settings.spare_multiprocessors, stream});
 }
 
 template <class T>
@@ -142,16 +132,15 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
                         const AttentionLearned<T>& learned, const std::optional<Prepared>& prepared) {
   attention_check(settings, shape.D, std::is_same_v<T, float>);
-  const Launchers<T>& launchers = launchers_for(settings, shape, TypeTag<T>(), {dqkv, dout, out, qkv, workspace});
+  const Family<T>& family = family_for<T>(settings, shape, {dqkv, dout, out, qkv, workspace});
   Preparation<T> preparation;
   // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
   // ssmax's scale is a sum over rows that prepare_backward() makes.
-  if (prepared && launchers.undoes_preparation && (shape.D == 64 || shape.D == 128) && settings.scale != Scale::ssmax)
+  if (prepared && family.undoes_preparation && (shape.D == 64 || shape.D == 128) && settings.scale != Scale::ssmax)
     preparation = {true, prepared->rope, prepared->norms, settings.qk_norm, row_scale<T>(settings, shape.D, nullptr)};
-  launchers.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
-                      learned.dsink,
-                      policy_settings(settings, shape.T, learned.bias, score_gradient_sums(workspace, shape)), shape,
-                      settings.qkv_stride, settings.spare_multiprocessors, stream, preparation});
+  family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
+                   learned.dsink, kernel_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride,
+                   settings.spare_multiprocessors, stream, preparation, score_gradient_sums(workspace, shape)});
   if (prepared && !preparation.undo)
     prepare_backward(dqkv, qkv, prepared->norms, prepared->rope, settings, shape, stream, learned, workspace);
 }
@@ -159,14 +148,17 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
 template <class T>
 void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
                         const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  AttentionSetup general = settings;
-  general.kernels = Kernels::general;
-  launchers_for(general, shape, TypeTag<T>(), {})
-      .diagnose(
-          {figures, stats, qkv, policy_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride, stream});
+  KernelCase wanted{.D = shape.D, .shaped = shaped(settings, shape.T)};
+  for (const Family<T>& family : families_of<T>(settings.kind))
+    if (family.diagnose && family.supports(wanted))
+      return family.diagnose(
+          {figures, stats, qkv, kernel_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride, stream});
+  failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 
 #define INSTANTIATE(T)                                                                                           \
+  template std::vector<Family<T>>& families_of(Kind);                                                            \
+  template bool add_family(Kind, const Family<T>&);                                                              \
   template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,      \
                                   cudaStream_t, const AttentionLearned<T>&);                                     \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \

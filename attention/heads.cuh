@@ -6,7 +6,6 @@
 #include <initializer_list>
 
 #include "attention/masks.cuh"
-#include "attention/tile_sizes.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
 
@@ -90,7 +89,7 @@ __device__ __forceinline__ void add_row_dots(float (&dot)[2], const T* x, const 
 // grid is (rows of a head, H, B).
 template <class T, class Policy, class Mask, int LANES>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
-                                      PolicySettings settings, Shape shape) {
+                                      KernelSettings settings, Shape shape) {
   int thread = blockIdx.x * blockDim.x + threadIdx.x, t = thread / LANES, lane = thread % LANES, h = blockIdx.y;
   int b = blockIdx.z, B = gridDim.z;
   size_t count = shape.rows(B), r = (size_t(b) * shape.H + h) * shape.T + t;
@@ -130,7 +129,8 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 }
 
 // The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
-template <class T, class Policy, class Mask> void prepare_backward_rows(const BackwardCall<T>& c, const Shape& shape) {
+template <class T, class Policy, class Mask> void row_values(const BackwardCall<T>& c, const Shape& shape) {
+  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
   auto launch = [&]<int LANES>() {
     LAUNCH((attention_rows_kernel<T, Policy, Mask, LANES>),
            dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.shape.B), dim3(128), 0, c.stream, c.workspace,

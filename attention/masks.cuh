@@ -7,11 +7,11 @@
 //   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
 //   cuts(i0, rows, j0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees(i, j)                      any other score is -inf
-//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper_tiles.cuh)
+//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper/tiles.cuh)
 //   ADDS, adds()                    whether z_ij is add(z_ij, from(c(i), o), from(c(j), o)) before that, with o = c(r).x of
 //                                   one held row r; backward kernels then sum the gradients of scores by query and key
 #pragma once
-#include "attention/kernel_table.h"
+#include "attention/family.h"
 
 // The tiles of STREAM rows that cover [begin, stop) except [near, far).
 // To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1.
@@ -35,7 +35,7 @@ template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
 struct Causal {
   static constexpr bool ADDS = false, EVEN = false;
   int T;
-  __host__ __device__ Causal(const PolicySettings&, int T, size_t) : T(T) {}
+  __host__ __device__ Causal(const KernelSettings&, int T, size_t) : T(T) {}
   template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
     return {0, min(i0 + rows, T)};
   }
@@ -48,13 +48,13 @@ struct Causal {
   __device__ __forceinline__ bool sees(int i, int j) const { return j <= i; }
 };
 
-// Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: PolicySettings::bias.
+// Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: KernelSettings::bias.
 struct Shaped {
   static constexpr bool ADDS = true, EVEN = true;
   int T, window, sinks;
   const float2* bias;
   float per_unit;
-  __host__ __device__ Shaped(const PolicySettings& s, int T, size_t head)
+  __host__ __device__ Shaped(const KernelSettings& s, int T, size_t head)
       : T(T),
         window(s.window),
         sinks(s.sink_tokens),

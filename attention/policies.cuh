@@ -32,8 +32,23 @@
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
 #pragma once
-#include "attention/kernel_table.h"
+#include "attention/masks.cuh"
 #include "attention/maths.cuh"
+
+// The policy of a kind, for the families: choose(settings, f) calls f.operator()<Policy>(). A kind may have several, as
+// lssar has by its power; Usual is one of them.
+template <Kind KIND, class Maths> struct PolicyOf;
+template <class Policy> struct OnePolicy {
+  using Usual = Policy;
+  template <class F> static void choose(const KernelSettings&, F f) { f.template operator()<Policy>(); }
+};
+// f.operator()<Policy, Mask>(), with what a call's settings need.
+template <class Policies, class Call, class F> void with_policy_and_mask(const Call& c, F f) {
+  Policies::choose(c.settings, [&]<class Policy>() {
+    if (c.settings.shaped(c.shape.T)) f.template operator()<Policy, Shaped>();
+    else f.template operator()<Policy, Causal>();
+  });
+}
 
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
@@ -61,7 +76,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
   enum { LSE, SAVED };
   enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
-  __device__ Softmax(const PolicySettings&, float sink) : sink(sink) {}
+  __device__ Softmax(const KernelSettings&, float sink) : sink(sink) {}
   __device__ void start_sweep(int, int, float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
@@ -92,6 +107,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
     return -expf(sink - rows[ROW_LSE * count]) * rows[DOT * count];
   }
 };
+template <class Maths> struct PolicyOf<Kind::softmax, Maths> : OnePolicy<Softmax<Maths>> {};
 
 __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
 
@@ -102,7 +118,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
-  __device__ Lssa(const PolicySettings&, float) {}
+  __device__ Lssa(const KernelSettings&, float) {}
   __device__ void start_sweep(int, int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus2(z);
@@ -123,6 +139,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
     dz = slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order: slope alone may be too small for a product
   }
 };
+template <class Maths> struct PolicyOf<Kind::lssa, Maths> : OnePolicy<Lssa<Maths>> {};
 
 // x^(power - 1) for x in [0, 1], and 0 where x is 0: for one power known at compile time, for integers up to 32 (by
 // multiplications, without branches), and for any power.
@@ -162,7 +179,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   enum { ROW_SLOPE, ROW_FLOOR, FACTOR, FACTOR_DOT, E_OVER_S, ROW_INVERSE_W, ROW_VALUES = ROW_INVERSE_W + !ROOT };
   float power, exponent, offset;
   int offset_free_rows;
-  __device__ Lssar(const PolicySettings& s, float)
+  __device__ Lssar(const KernelSettings& s, float)
       : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
   // x = max(0, slope f - floor), at most 1, and x^(power - 1), 0 where x is 0
@@ -242,13 +259,23 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
     else dz = slope * fmaf(y, dp, -row[E_OVER_S]);
   }
 };
+// Two: for the powers that multiplications make, of FullMaths all integers up to 32, of FastMaths the usual one; for any.
+template <class Maths> struct PolicyOf<Kind::lssar, Maths> {
+  static constexpr bool FULL = std::is_same_v<Maths, FullMaths>;
+  using Usual = Lssar<Maths, std::conditional_t<FULL, WholePower, FixedPower<15>>>;
+  template <class F> static void choose(const KernelSettings& s, F f) {
+    bool usual = FULL ? s.power <= 32 && s.power == floorf(s.power) : s.power == 15;
+    if (usual) f.template operator()<Usual>();
+    else f.template operator()<Lssar<Maths, AnyPower<Maths>>>();
+  }
+};
 
 // P = sigmoid(z - ln(context)), not normalised.
 template <class Maths> struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
   static constexpr bool FROM_WEIGHT = true;
   float log_context;
-  __device__ Sigmoid(const PolicySettings& s, float) : log_context(s.log_context) {}
+  __device__ Sigmoid(const KernelSettings& s, float) : log_context(s.log_context) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const {
     weight[0] = Maths::sigmoid(z - log_context);
   }
@@ -256,12 +283,13 @@ template <class Maths> struct Sigmoid : PolicyDefaults {
   __device__ float weight(float z, const float*) const { return Maths::sigmoid(z - log_context); }
   __device__ float grad(float p, float dp, const float*) const { return p * (1 - p) * dp; }
 };
+template <class Maths> struct PolicyOf<Kind::sigmoid, Maths> : OnePolicy<Sigmoid<Maths>> {};
 
 // P = relu(z) / n.
 template <class Maths> struct Relu : PolicyDefaults {
   using Evaluation = Relu;
   enum { INVERSE_N, ROW_VALUES };
-  __device__ Relu(const PolicySettings&, float) {}
+  __device__ Relu(const KernelSettings&, float) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f); }
   __device__ void finish(int n, const float*, const float*, float* factor, float*) const { factor[0] = 1.0f / n; }
   __device__ void row_for_backward(int n, const float*, const float*, float* row) const { row[INVERSE_N] = 1.0f / n; }
@@ -270,6 +298,7 @@ template <class Maths> struct Relu : PolicyDefaults {
     dz = z > 0 ? dp * row[INVERSE_N] : 0;
   }
 };
+template <class Maths> struct PolicyOf<Kind::relu, Maths> : OnePolicy<Relu<Maths>> {};
 
 // P = relu(z)^2 / n.
 template <class Maths> struct Relu2 : Relu<Maths> {
@@ -282,6 +311,7 @@ template <class Maths> struct Relu2 : Relu<Maths> {
     dz = 2 * r * dp * row[INVERSE_N];
   }
 };
+template <class Maths> struct PolicyOf<Kind::relu2, Maths> : OnePolicy<Relu2<Maths>> {};
 
 // P = max(0, z - tau)^2, not normalised; tau = threshold sqrt(2 ln n).
 template <class Maths> struct Threshold : PolicyDefaults {
@@ -289,7 +319,7 @@ template <class Maths> struct Threshold : PolicyDefaults {
   enum { TAU, SUMS };
   enum { ROW_TAU, ROW_VALUES };
   float threshold;
-  __device__ Threshold(const PolicySettings& s, float) : threshold(s.threshold) {}
+  __device__ Threshold(const KernelSettings& s, float) : threshold(s.threshold) {}
   __device__ float tau(int n) const { return threshold * sqrtf(2 * logf(float(n))); }
   __device__ void start_sweep(int, int n, float* sums, bool) const { sums[TAU] = tau(n); }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
@@ -304,6 +334,7 @@ template <class Maths> struct Threshold : PolicyDefaults {
     dz = 2 * r * dp;
   }
 };
+template <class Maths> struct PolicyOf<Kind::threshold, Maths> : OnePolicy<Threshold<Maths>> {};
 
 // p and dz of a score, with either form of grad(); finish_gradient(): from a z that weight() has made p where it can.
 template <class Policy>

@@ -4,7 +4,7 @@
 //   build/BACKEND/bench_hopper [T,...]
 #include "bench/bench.h"
 
-#include "attention/hopper_kernels.cuh"
+#include "attention/hopper/kernels.cuh"
 
 static std::vector<int> lengths = on_cpu ? std::vector{300} : std::vector{1024, 4096, 16384};
 
@@ -21,18 +21,18 @@ static void compare(const std::string& question, Kind kind, int D, int products,
   if (!attention_is_built(kind)) return;
   constexpr bool is_forward = std::is_same_v<Call, ForwardCall<bf16>>;
   for (int T : lengths) {
-    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, Kernels::hopper}, on_cpu ? 1 : std::max(1, 16384 / T), T,
+    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, "hopper"}, on_cpu ? 1 : std::max(1, 16384 / T), T,
                                   on_cpu ? 2 : 1536 / D, D);
-    Launchers<bf16>& entered = kernels_of(kind).hopper_bf16;
-    const Launchers<bf16> whole = entered;
+    Family<bf16>& family = family_of<bf16>(kind, "hopper");
+    const Family<bf16> whole = family;
     attention.forward(true);
     attention.backward();
     void* output = is_forward ? attention.out : attention.dqkv;
     size_t output_bytes = (is_forward ? 1 : 3) * attention.elements * sizeof(bf16);
     size_t stats_bytes = is_forward ? attention.statistics * sizeof(float) : 0;
     auto run = [&](void (*launcher)(const Call&)) {
-      if constexpr (is_forward) entered.forward = launcher, attention.forward(true);
-      else entered.backward = launcher, attention.backward();
+      if constexpr (is_forward) family.forward = launcher, attention.forward(true);
+      else family.backward = launcher, attention.backward();
     };
     auto results = [&](void (*launcher)(const Call&)) {
       CUDA_CHECK(cudaMemset(output, 0xff, output_bytes));
@@ -46,7 +46,7 @@ static void compare(const std::string& question, Kind kind, int D, int products,
         products / 2.0 * attention_flops(attention.B, T, attention.H, D, false),
         [&] { return seconds([&] { run(now); }).median; }, [&] { return seconds([&] { run(changed); }).median; },
         same_bits);
-    entered = whole;
+    family = whole;
   }
 }
 

@@ -8,27 +8,28 @@
 
 #include <gtest/gtest.h>
 
-#include "attention/general_kernels.cuh"
+#include "attention/general/kernels.cuh"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
 static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 
 // Which kernels run_attention() runs, and in which precision.
-static Kernels family;
-template <class Type, Kernels kernels> struct Family {
+static std::string_view family;
+constexpr char GENERAL[] = "general", TENSOR[] = "tensor", HOPPER[] = "hopper";
+template <class Type, const char* NAME> struct Kernels {
   using T = Type;
-  static void choose() { family = kernels; }
+  static constexpr std::string_view name = NAME;
 };
-template <class F> class AttentionTest : public testing::Test {
+template <class K> class AttentionTest : public testing::Test {
  protected:
   void SetUp() override {
-    F::choose();
-    if (family == Kernels::hopper && lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+    family = K::name;
+    if (family == "hopper" && lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   }
 };
-using Families = testing::Types<Family<float, Kernels::general>, Family<bf16, Kernels::general>,
-                                Family<bf16, Kernels::tensor>, Family<bf16, Kernels::hopper>>;
+using Families =
+    testing::Types<Kernels<float, GENERAL>, Kernels<bf16, GENERAL>, Kernels<bf16, TENSOR>, Kernels<bf16, HOPPER>>;
 TYPED_TEST_SUITE(AttentionTest, Families);
 
 // The kinds of this build. A function, because the kernels register themselves while static objects are constructed.
@@ -41,12 +42,12 @@ static std::vector<Kind> built_kinds() {
 
 // The shape, with a head dimension that the family has kernels for: Hopper's copy engine moves multiples of 8 channels.
 static AttentionShape fit(AttentionShape shape) {
-  if (family == Kernels::hopper) shape.D = (shape.D + 7) / 8 * 8;
+  if (family == "hopper") shape.D = (shape.D + 7) / 8 * 8;
   return shape;
 }
-static bool has_kernels(int D) {
-  const KindKernels& any = kernels_of(built_kinds().at(0));  // make HEAD_DIM=... leaves out tensor-core kernels
-  return family == Kernels::general || D <= (family == Kernels::tensor ? any.tensor_D : any.hopper_D);
+// make HEAD_DIM=... leaves out tensor-core kernels
+static bool has_kernels(Kind kind, int D, bool shaped = false) {
+  return family == "general" || family_of<bf16>(kind, family.data()).supports({D, shaped});
 }
 
 template <class T> struct Result {
@@ -62,7 +63,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
                         const Numbers<Exact>& bias = {}) {
   const T other = from_float<T>(7);
   size_t row = 3 * size_t(shape.H) * shape.D;
-  s.kernels = family;
+  s.family = family.data();
   if (extra) s.qkv_stride = int(row) + extra;
   auto laid_out = [&](const std::vector<T>& x, size_t row, int extra) {
     std::vector<T> y = with_gaps(x, row, extra, other);
@@ -148,7 +149,7 @@ double check_attention(const AttentionSetup& s, const AttentionShape& shape, con
 
 template <class T> double check_random(const AttentionSetup& s, const AttentionShape& wanted, int shift = 0) {
   AttentionShape shape = fit(wanted);
-  if (!has_kernels(shape.D)) return 0;
+  if (!has_kernels(s.kind, shape.D)) return 0;
   Comparison<T> comparison(describe(s, shape));
   bool learned = s.sink == Sink::learned;
   size_t smallest = learned ? shape.H : shape.out_size();  // numbers in the smallest result
@@ -201,7 +202,7 @@ TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
 }
 
 TYPED_TEST(AttentionTest, MisalignedArrays) {
-  if (family == Kernels::hopper) {
+  if (family == "hopper") {
     EXPECT_THROW(check_random<bf16>(settings_of(built_kinds().at(0), 70), {2, 70, 2, 32}, 1), Failure);
     return;
   }
@@ -216,7 +217,7 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
   auto dout = random_normal<T>(shape.out_size(), 2);
   for (Kind kind : built_kinds())
     for (int extra : {3, 8, 40, 120}) {
-      if (family == Kernels::hopper && extra % shape.D) continue;
+      if (family == "hopper" && extra % shape.D) continue;
       auto together = run_attention<T>({{.kind = kind}}, shape, qkv, dout),
            apart = run_attention<T>({{.kind = kind}}, shape, qkv, dout, {}, 0, extra);
       expect_same_bits(format("%s out, %d apart", kind_names[int(kind)], extra), apart.out, together.out);
@@ -224,17 +225,17 @@ TYPED_TEST(AttentionTest, RowsFurtherApart) {
     }
 }
 
-static bool general_on_gpu() { return family == Kernels::general && !on_cpu; }  // these have no such masks
+static bool general_on_gpu() { return family == "general" && !on_cpu; }  // these have no such masks
 TYPED_TEST(AttentionTest, WindowsAndBiases) {
   using T = typename TypeParam::T;
   for (Kind kind : built_kinds())
     for (int n = 0; n < 9; n++) {  // the last: whole tiles between sink tokens and window, also of Hopper's 128 rows
-      int wide = family != Kernels::hopper ? 130 : kind == Kind::lssa || kind == Kind::lssar ? 64 : 128;
+      int wide = family != "hopper" ? 130 : has_kernels(kind, 128, true) ? 128 : 64;
       int length = std::vector{200, 97, 97, 200, 97, 97, 200, 97, 450}[n];
       // At least two heads: errors are compared with the largest number, which is too much a matter of chance in one.
       int batch = n % 2 || n % 3 == 0 ? 2 : 1;
       AttentionShape shape = fit({batch, length, n % 3 + 1, n == 3 ? wide : n % 4 == 1 ? 64 : 36});
-      if (!has_kernels(shape.D)) continue;
+      if (!has_kernels(kind, shape.D, true)) continue;
       AttentionSetup s = settings_of(kind, shape.T);
       s.window = n == 7 ? 0 : std::vector{1, 3, 17, 64, 65, 70, 150, 0, 30}[n];
       s.sink_tokens = n == 8 ? 4 : std::vector{0, 4, 70, 1}[n % 4];
@@ -397,7 +398,7 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
 // attention_backward() with Prepared. Hopper's kernels undo the preparation of heads of 64 and 128 channels themselves,
 // unless ssmax's scale needs sums over rows: within the bounds of float64. Otherwise the bits are prepare_backward()'s.
 template <class T> void check_prepared(AttentionSetup s, const AttentionShape& shape, bool rotate, int extra = 0) {
-  s.kernels = family;
+  s.family = family.data();
   s.qkv_stride = 3 * shape.H * shape.D + extra;
   std::string name = describe(s, shape) + (rotate ? " rope" : "");
   auto qkv = random_normal<T>(shape.qkv_size(), 1), dout = random_normal<T>(shape.out_size(), 2);
@@ -428,7 +429,7 @@ template <class T> void check_prepared(AttentionSetup s, const AttentionShape& s
   };
   bool launched, launched_apart;
   auto result = gradients(true, launched), expected = gradients(false, launched_apart);
-  bool undone = family == Kernels::hopper && (shape.D == 64 || shape.D == 128) && scales.empty();
+  bool undone = family == "hopper" && (shape.D == 64 || shape.D == 128) && scales.empty();
   EXPECT_EQ(launched, !undone) << name;
   EXPECT_FALSE(launched_apart) << name;
   if (!undone) {
@@ -454,7 +455,7 @@ TYPED_TEST(AttentionTest, PreparedQueriesAndKeys) {
   if (!attention_is_built(Kind::softmax)) GTEST_SKIP() << "built without softmax";
   using T = typename TypeParam::T;
   for (int D : {64, 128, 32}) {
-    if (!has_kernels(D)) continue;
+    if (!has_kernels(Kind::softmax, D)) continue;
     check_prepared<T>({}, {2, 70, 2, D}, true, D);
     check_prepared<T>({}, {1, 130, 1, D}, false);
     check_prepared<T>({{.qk_norm = QkNorm::rms, .scale = Scale::logn}}, {1, 70, 3, D}, true);
@@ -498,7 +499,7 @@ TYPED_TEST(AttentionTest, ManyHeads) {
 // Multiprocessors left to other kernels change who computes a tile, and no bit. Only Hopper's kernels leave any.
 TEST(HopperAttention, SpareMultiprocessors) {
   if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
-  family = Kernels::hopper;
+  family = "hopper";
   int all = device_properties().multiProcessorCount;
   AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
   auto qkv = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
@@ -506,7 +507,7 @@ TEST(HopperAttention, SpareMultiprocessors) {
     Result<bf16> expected;
     for (int spare : {0, 1, all + 3}) {
       profile_start();
-      auto result = run_attention<bf16>({{.kind = kind}, 1024, 0, 1, Kernels::automatic, spare}, shape, qkv, dout);
+      auto result = run_attention<bf16>({{.kind = kind}, 1024, 0, 1, nullptr, spare}, shape, qkv, dout);
       int seen = 0;
       for (const ProfileLine& line : profile_collect()) {
         if (line.name.find("_hopper_") == std::string::npos) continue;
@@ -523,23 +524,23 @@ TEST(HopperAttention, SpareMultiprocessors) {
 }
 
 // On a CPU the general kernels have tiles of their own (GENERAL_ON_CPU). Here they have those of a GPU.
-template <class Policy> void check_tiles_of_a_gpu(Kind kind, PowerClass power) {
+template <class Policy> void check_tiles_of_a_gpu(Kind kind) {
   if constexpr (on_cpu) {
     if (!attention_is_built(kind)) return;
-    family = Kernels::general;
-    Launchers<float>& launchers = kernels_of(kind, power).general_float;
-    const Launchers<float> usual = launchers;
-    launchers = {general_forward<float, Policy, Shaped, false>,
-                 general_forward<float, typename Policy::Evaluation, Shaped, false>,
-                 general_backward<float, Policy, Shaped, false>};
+    family = "general";
+    Family<float>& general = family_of<float>(kind, "general");
+    const Family<float> usual = general;
+    general.forward = general_forward<float, Policy, Shaped, false>;
+    general.evaluate = general_forward<float, typename Policy::Evaluation, Shaped, false>;
+    general.backward = general_backward<float, Policy, Shaped, false>;
     for (int D : {20, 64, 200})
       for (int T : {1, 70, 257}) check_random<float>(settings_of(kind, T), {1, T, 2, D});
-    launchers = usual;
+    general = usual;
   }
 }
 TEST(GeneralAttention, TilesOfAGpu) {
-  check_tiles_of_a_gpu<Softmax<FullMaths>>(Kind::softmax, PowerClass::usual);
-  check_tiles_of_a_gpu<Lssar<FullMaths, WholePower>>(Kind::lssar, PowerClass::whole);
+  check_tiles_of_a_gpu<Softmax<FullMaths>>(Kind::softmax);
+  check_tiles_of_a_gpu<Lssar<FullMaths, WholePower>>(Kind::lssar);
 }
 
 // Later tokens change no bit of the output.

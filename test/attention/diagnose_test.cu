@@ -28,7 +28,7 @@ template <class T> struct Diagnosed {
         rows(row_figures(shape.T) * shape.rows());
     AttentionLearned<T> learned;
     AttentionSetup general = s;
-    general.kernels = Kernels::general;
+    general.family = "general";
     if (s.sink == Sink::learned) learned.sink = sink;
     if (s.bias != Bias::none) learned.bias = c;
     attention_forward<T>(out, stats, in, general, shape, true, nullptr, learned);

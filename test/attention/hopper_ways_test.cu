@@ -2,7 +2,7 @@
 // first. And the turns by themselves. bench/hopper_bench.cu measures these ways.
 #include <gtest/gtest.h>
 
-#include "attention/hopper_kernels.cuh"
+#include "attention/hopper/kernels.cuh"
 #include "test/attention/attention_reference.h"
 #include "test/support/device.h"
 
@@ -18,7 +18,7 @@ struct Results {
 // One block does all row tiles, so that it must keep its count of turns from each to the next.
 Results run(Kind kind, const AttentionShape& shape) {
   int spare = device_properties().multiProcessorCount - 1;
-  AttentionSetup s{{.kind = kind}, 1024, 0, 1, Kernels::hopper, spare};
+  AttentionSetup s{{.kind = kind}, 1024, 0, 1, "hopper", spare};
   DeviceArray<bf16> qkv(random_qkv<bf16>(shape, 1)), dout(random_normal<bf16>(shape.out_size(), 2));
   DeviceArray<bf16> out(shape.out_size()), evaluated(shape.out_size()), dqkv(shape.qkv_size());
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows());
@@ -29,16 +29,24 @@ Results run(Kind kind, const AttentionShape& shape) {
   return {out.download(), evaluated.download(), dqkv.download(), stats.download()};
 }
 
+struct Launchers {
+  decltype(Family<bf16>::forward) forward, evaluate;
+  decltype(Family<bf16>::backward) backward;
+};
+
 // Both give the same bits.
-void expect_same(Kind kind, int D, const Launchers<bf16>& plain, const Launchers<bf16>& changed) {
+void expect_same(Kind kind, int D, const Launchers& plain, const Launchers& changed) {
   if (!attention_is_built(kind)) GTEST_SKIP() << "built without " << kind_names[int(kind)];
-  Launchers<bf16>& launchers = kernels_of(kind).hopper_bf16;
-  const Launchers<bf16> usual = launchers;
+  Family<bf16>& family = family_of<bf16>(kind, "hopper");
+  const Family<bf16> usual = family;
+  auto use = [&](const Launchers& launchers) {
+    family.forward = launchers.forward, family.evaluate = launchers.evaluate, family.backward = launchers.backward;
+  };
   for (AttentionShape shape :
        std::vector<AttentionShape>{{1, 1, 1, D}, {1, 70, 2, D}, {2, 300, 1, D}, {1, 449, 1, D}}) {
-    launchers = plain;
+    use(plain);
     Results expected = run(kind, shape);
-    launchers = changed;
+    use(changed);
     for (unsigned seed : {0, 1, 2}) {
       set_cpu_order(seed ? CpuOrder::random : CpuOrder::forward, seed);
       Results results = run(kind, shape);
@@ -50,13 +58,13 @@ void expect_same(Kind kind, int D, const Launchers<bf16>& plain, const Launchers
     }
     set_cpu_order(CpuOrder::forward);
   }
-  launchers = usual;
+  family = usual;
 }
 
 template <class Policy, int WAYS = 0>
-const Launchers<bf16> launchers_of = {hopper_forward<Policy, Causal, WAYS>,
-                                      hopper_forward<typename Policy::Evaluation, Causal, WAYS>,
-                                      hopper_backward<Policy, Causal, WAYS>, true};
+const Launchers launchers_of = {hopper_forward<Policy, Causal, WAYS>,
+                                hopper_forward<typename Policy::Evaluation, Causal, WAYS>,
+                                hopper_backward<Policy, Causal, WAYS>};
 using OneSweep = Softmax<FastMaths>;
 using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
 TEST_F(HopperWaysTest, SoftmaxInTurn) {
@@ -67,9 +75,9 @@ TEST_F(HopperWaysTest, LssarInTurn) {
 }
 
 // lssar's forward alone: with tiles of 64 keys both sweeps overlap, at D 128 the first.
-template <int DIM, int WAYS> Launchers<bf16> lssar_forward() {
+template <int DIM, int WAYS> Launchers lssar_forward() {
   constexpr HopperSize size = {64, DIM == 64 ? 16 : 8};
-  Launchers<bf16> launchers = launchers_of<TwoSweeps>;
+  Launchers launchers = launchers_of<TwoSweeps>;
   launchers.forward = hopper_forward_by<TwoSweeps, HopperTile<DIM, size, 1, 0, WAYS>>;
   launchers.evaluate = hopper_forward_by<TwoSweeps::Evaluation, HopperTile<DIM, size, 1, 0, WAYS>>;
   return launchers;

@@ -46,7 +46,7 @@ esac"""
   def test_without_a_gpu(self):
     for gpu in (None, "No devices were found"):
       self.assertEqual(self.targets(gpu=gpu), ["sm_80", "sm_90a", "compute_80"])
-      self.assertEqual(self.targets(gpu=gpu, source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
+      self.assertEqual(self.targets(gpu=gpu, source="build/cuda/attention/hopper/softmax.cu"), ["sm_90a"])
 
   def test_of_the_gpu_present(self):
     """With PTX of the lowest target, so that the program also runs on GPUs that are newer than the one here."""
@@ -60,7 +60,7 @@ esac"""
 
   def test_by_hand(self):
     self.assertEqual(self.targets("ARCH=90"), ["sm_90a", "compute_90"])
-    self.assertEqual(self.targets("ARCH=90", source="attention/instances/hopper_softmax.cu"), ["sm_90a"])
+    self.assertEqual(self.targets("ARCH=90", source="build/cuda/attention/hopper/softmax.cu"), ["sm_90a"])
     self.assertEqual(self.targets("ARCH=80 90a 120"), ["sm_80", "sm_90a", "sm_120", "compute_80"])
     for arch in ("13", "75"):
       self.assertIn(f"ARCH={arch}: the kernels need sm_80", self.summary("BACKEND=cuda", f"ARCH={arch}"))

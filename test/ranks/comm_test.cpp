@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention/kernel_table.h"
+#include "attention/family.h"
 #include "ranks/buckets.h"
 #include "ranks/comm.h"
 #include "ranks/ranks.h"
@@ -179,7 +179,7 @@ TEST(Comm, OneRankThroughTheLibrary) {
 
 // ---- multiprocessors that the model leaves free for the collectives
 
-Launchers<float> kernels;         // attention's own, which those of the test call
+Family<float> kernels;            // attention's own, which those of the test call
 thread_local std::string spared;  // multiprocessors spared by each call of a rank: F forward, E evaluation, B backward
 
 template <char NAME, auto KERNEL, class Call> void noted(const Call& call) {
@@ -225,11 +225,11 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
 
 TEST(Comm, MultiprocessorsAreSparedWhileGradientsAreReduced) {
   if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
-  Launchers<float>& entry = kernels_of(Kind::softmax).general_float;
+  Family<float>& entry = family_of<float>(Kind::softmax, "general");
   kernels = entry;
-  entry = {noted<'F', &Launchers<float>::forward, ForwardCall<float>>,
-           noted<'E', &Launchers<float>::evaluate, ForwardCall<float>>,
-           noted<'B', &Launchers<float>::backward, BackwardCall<float>>};
+  entry.forward = noted<'F', &Family<float>::forward, ForwardCall<float>>;
+  entry.evaluate = noted<'E', &Family<float>::evaluate, ForwardCall<float>>;
+  entry.backward = noted<'B', &Family<float>::backward, BackwardCall<float>>;
   for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // here, because threads must not
   // The first reduction follows the backward pass of the last layer.
   std::string plain = "F0 F0 F0 B0 B0 B0 F0 F0 F0 B0 B8 B8 E0 E0 E0 ";

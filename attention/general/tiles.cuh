@@ -11,6 +11,32 @@
 
 #include "attention/heads.cuh"
 
+// How large the tiles are, for each pass and width (channels of a tile: the least width that holds the head), with the
+// reason for each: widths 32, 64 and 128, on a CPU 128; larger heads take several chunks of 128 channels.
+struct GeneralSize {
+  int held, stream, threads;
+};
+// A CPU wants few threads with many sums each: the sums fill its vector registers, and a barrier costs it a change of
+// stacks for every thread.
+constexpr GeneralSize GENERAL_ON_CPU = {64, 64, 16};
+// A narrow head leaves some of these threads idle, which takes next to no time, and halves the time to compile a kind.
+constexpr int general_width(int width, bool cpu) { return cpu ? 128 : width; }
+// Kinds of two sweeps have two outputs in training. Evaluation takes the same tiles, and so gives the same bits.
+constexpr GeneralSize general_forward_size(int width, int sweeps, bool cpu) {
+  if (cpu) return GENERAL_ON_CPU;
+  if (width == 32 && sweeps > 1) return {64, 32, 128};  // half the scores and half the outputs for each thread
+  if (width == 64 && sweeps > 1) return {32, 64, 128};  // the same
+  if (width == 32) return {64, 64, 64};                 // with half the channels, twice the held rows of width 64
+  if (width == 64) return {32, 64, 64};                 // 45 KB
+  return {32, 64, 128};                                 // with twice the channels, twice the threads
+}
+constexpr GeneralSize general_backward_size(int width, bool cpu) {
+  if (cpu) return GENERAL_ON_CPU;
+  if (width == 32) return {64, 32, 64};  // two tensors are held and two stream: half the streamed rows of the forward
+  if (width == 64) return {32, 64, 64};  // as the forward: 74 KB
+  return {16, 64, 64};                   // with twice the channels, half the held rows: 98 KB
+}
+
 inline constexpr int E = 16;
 // How many of these a policy works on at once: all on a CPU, where they are a vector; fewer on a GPU, where their
 // temporaries take registers.

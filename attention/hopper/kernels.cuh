@@ -1,9 +1,9 @@
-// Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor_kernels.cuh (the same
+// Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor/kernels.cuh (the same
 // policies, the same 7 products in the backward, no atomics), but with wgmma instead of mma.sync, the copy engine
 // instead of cp.async, and a producer instead of barriers of the block. While one consumer works on its scores, the
 // other's products run.
 #pragma once
-#include "attention/hopper_tiles.cuh"
+#include "attention/hopper/tiles.cuh"
 #include "attention/policies.cuh"
 
 namespace {
@@ -115,7 +115,7 @@ template <class Policy, class Tile> struct QueryRows {
 template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
-                                    float* stats, const bf16* sink, PolicySettings settings, Shape shape, int B) {
+                                    float* stats, const bf16* sink, KernelSettings settings, Shape shape, int B) {
   using Rows = QueryRows<Policy, Tile>;
   constexpr int DIM = Tile::DIM, STREAM = Tile::STREAM, OUTPUTS = Policy::OUTPUTS;
   constexpr bool TWO_SWEEPS = Policy::SWEEPS == 2, OVERLAP = Rows::OVERLAP;
@@ -303,8 +303,8 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
-                                          const float* rows, PolicySettings settings, Shape shape, int B,
-                                          Preparation<bf16> preparation) {
+                                          float* dz_by_key, const float* rows, KernelSettings settings, Shape shape,
+                                          int B, Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
   Stages<Tile> stages(shared);
@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     store_rows<Tile>(dqkv, b, row, shape.H + h, keys, dk);
     stages.free_held(number);
     if constexpr (Mask::ADDS)
-      if (mask.adds()) store_dz_sums(settings.dz_by_key + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
+      if (mask.adds()) store_dz_sums(dz_by_key + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
@@ -424,8 +424,8 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
-                                             const __grid_constant__ TensorMap qkv, const float* rows,
-                                             PolicySettings settings, Shape shape, int B,
+                                             const __grid_constant__ TensorMap qkv, float* dz_by_query,
+                                             const float* rows, KernelSettings settings, Shape shape, int B,
                                              Preparation<bf16> preparation) {
   constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
   DYNAMIC_SHARED(bf16, shared);
@@ -518,7 +518,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     store_rows<Tile>(dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(number);
     if constexpr (Mask::ADDS)
-      if (mask.adds()) store_dz_sums(settings.dz_by_query + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
+      if (mask.adds()) store_dz_sums(dz_by_query + size_t(head) * shape.T, block_row, shape.T, dz_sums, mine);
   });
 }
 
@@ -570,16 +570,16 @@ template <class Policy, class Tile, class Mask = Causal> void hopper_keys_by(con
   int B = c.shape.B;
   LAUNCH((attention_backward_keys_hopper_kernel<Policy, Mask, Tile>),
          hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
-         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
-         B, c.preparation);
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.dz_sums.by_key, c.workspace,
+         c.settings, shape, B, c.preparation);
 }
 template <class Policy, class Tile, class Mask = Causal> void hopper_queries_by(const BackwardCall<bf16>& c) {
   Shape shape = backward_shape(c);
   int B = c.shape.B;
   LAUNCH((attention_backward_queries_hopper_kernel<Policy, Mask, Tile>),
          hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
-         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.workspace, c.settings, shape,
-         B, c.preparation);
+         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.dz_sums.by_query,
+         c.workspace, c.settings, shape, B, c.preparation);
 }
 
 template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
@@ -595,22 +595,41 @@ template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(c
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
-  prepare_backward_rows<bf16, Policy, Mask>(c, backward_shape(c));
+  row_values<bf16, Policy, Mask>(c, backward_shape(c));
   with_hopper_width<Policy, Mask>(c.shape.D, [&]<int DIM>() {
     hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
     hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
   });
 }
 
-template <class Policy, class Mask> void enter_hopper_kernels_with(KindKernels& k) {
-  k.hopper_D = hopper_widest(Policy::HEAVY, Mask::ADDS);
-  k.hopper_bf16 = {hopper_forward<Policy, Mask>, hopper_forward<typename Policy::Evaluation, Mask>,
-                   hopper_backward<Policy, Mask>, true};
+// ---- the family
+
+// The copy engine needs heads that begin at multiples of 16 bytes, rows that are whole heads apart, and arrays at
+// multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
+template <class Policy> bool hopper_supports(const KernelCase& c) {
+  bool aligned = c.D % 8 == 0 && c.qkv_stride % c.D == 0;
+  for (const void* array : c.arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;
+  return aligned && c.D <= hopper_widest(Policy::HEAVY, c.shaped);
 }
-template <class Policy> bool enter_hopper_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  enter_hopper_kernels_with<Policy, Causal>(kernels_of(kind, power));
-  enter_hopper_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
-  return true;
+
+template <Kind KIND> bool add_hopper() {
+  using Policies = PolicyOf<KIND, FastMaths>;
+  Family<bf16> f = {.name = "hopper", .order = 1};
+  f.suits_device = [] { return device_properties().major == 9; };
+  f.supports = hopper_supports<typename Policies::Usual>;
+  f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
+  f.forward = [](const ForwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_forward<Policy, Mask>(c); });
+  };
+  f.evaluate = [](const ForwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(
+        c, [&]<class Policy, class Mask>() { hopper_forward<typename Policy::Evaluation, Mask>(c); });
+  };
+  f.backward = [](const BackwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_backward<Policy, Mask>(c); });
+  };
+  f.undoes_preparation = true;
+  return add_family(KIND, f);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 // row's statistics have been taken from them in float32.
 #pragma once
 #include "attention/policies.cuh"
-#include "attention/tensor_tiles.cuh"
+#include "attention/tensor/tiles.cuh"
 
 namespace {
 
@@ -14,7 +14,7 @@ namespace {
 
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-    attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings,
+    attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, KernelSettings settings,
                                     Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, OUTPUTS = Policy::OUTPUTS, SWEEPS = Policy::SWEEPS;
   constexpr int TILE = Tile::STREAM * Tile::DIM;
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 // Keys are held, queries and dO stream past: dk = sum of dz q, dv = sum of P dO, over the queries that see a key.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-    attention_backward_keys_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
-                                          PolicySettings settings, Shape shape) {
+    attention_backward_keys_tensor_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
+                                          KernelSettings settings, Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -225,14 +225,14 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
   if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums<Tile>(settings.dz_by_key + head, j0, shape.T, dz_sum);
+    if (mask.adds()) store_dz_sums<Tile>(dz_by_key + head, j0, shape.T, dz_sum);
 }
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-    attention_backward_queries_tensor_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv,
-                                             PolicySettings settings, Shape shape) {
+    attention_backward_queries_tensor_kernel(T* dqkv, float* dz_by_query, const T* dout, const float* rows,
+                                             const T* qkv, KernelSettings settings, Shape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
                    my_queries);
   if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums<Tile>(settings.dz_by_query + head, i0, shape.T, dz_sum);
+    if (mask.adds()) store_dz_sums<Tile>(dz_by_query + head, i0, shape.T, dz_sum);
 }
 
 // ---- launchers
@@ -336,27 +336,39 @@ template <class T, class Policy, class Mask> void tensor_forward(const ForwardCa
 template <class T, class Policy, class Mask> void tensor_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
-  prepare_backward_rows<T, Policy, Mask>(c, shape);
+  row_values<T, Policy, Mask>(c, shape);
   with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_backward_size(DIM, Mask::ADDS && Policy::HEAVY ? 2 : Policy::HEAVY)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
     LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
-           dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv, c.dout,
-           c.workspace, c.qkv, c.settings, shape);
+           dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv,
+           c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings, shape);
     LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
-           dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+           dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dz_sums.by_query, c.dout, c.workspace, c.qkv, c.settings,
+           shape);
   });
 }
 
-template <class Policy, class Mask> void enter_tensor_kernels_with(KindKernels& k) {
-  k.tensor_D = tensor_widths[std::size(tensor_widths) - 1];
-  k.tensor_bf16 = {tensor_forward<bf16, Policy, Mask>, tensor_forward<bf16, typename Policy::Evaluation, Mask>,
-                   tensor_backward<bf16, Policy, Mask>};
-}
-template <class Policy> bool enter_tensor_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  enter_tensor_kernels_with<Policy, Causal>(kernels_of(kind, power));
-  enter_tensor_kernels_with<Policy, Shaped>(kernels_of(kind, power, true));
-  return true;
+// ---- the family
+
+// On the CPU layer these are slower than the general kernels, and only tests ask for them.
+template <Kind KIND> bool add_tensor() {
+  using Policies = PolicyOf<KIND, FastMaths>;
+  Family<bf16> f = {.name = "tensor", .order = 2};
+  f.suits_device = [] { return !on_cpu; };
+  f.supports = [](const KernelCase& c) { return c.D <= tensor_widths[std::size(tensor_widths) - 1]; };
+  f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
+  f.forward = [](const ForwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { tensor_forward<bf16, Policy, Mask>(c); });
+  };
+  f.evaluate = [](const ForwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(
+        c, [&]<class Policy, class Mask>() { tensor_forward<bf16, typename Policy::Evaluation, Mask>(c); });
+  };
+  f.backward = [](const BackwardCall<bf16>& c) {
+    with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { tensor_backward<bf16, Policy, Mask>(c); });
+  };
+  return add_family(KIND, f);
 }
 
 }  // namespace

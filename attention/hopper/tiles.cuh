@@ -11,6 +11,29 @@
 
 constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
 
+// How large the tiles are, for each pass and width (channels of a tile: the least width that holds the head), with the
+// reason for each: widths 64 and 128; a block holds 128 rows.
+struct HopperSize {
+  int stream, slots;  // rows of a streamed tile, tiles in the ring
+};
+// As for the general kernels, evaluation takes the tiles of training.
+constexpr HopperSize hopper_forward_size(int width, int sweeps) {
+  if (width == 64) return {128, 8};  // a ring of 128 KB, beside 32 KB of queries
+  if (sweeps == 1) return {128, 4};  // the same ring, beside 64 KB of queries
+  return {64, 8};                    // two outputs of 128 channels leave registers for 64 keys
+}
+// The widest heads: with a window or a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
+constexpr int hopper_widest(int heavy, bool shaped) { return heavy && shaped ? 64 : 128; }
+constexpr HopperSize hopper_keys_size(int width, int heavy) {
+  if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them
+  if (heavy) return {64, 8};         // slopes of scores leave registers for 64 queries: 128 would spill
+  return {128, 4};                   // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
+}
+constexpr HopperSize hopper_queries_size(int width) {
+  if (width == 64) return {128, 4};  // one sum, dq: registers for 128 keys; the same ring
+  return {64, 4};                    // 128 KB are held, as above
+}
+
 // Alternative schedules, as flags. They give the same bits; which is faster only a GPU can tell, and
 // bench/hopper_bench.cu measures it.
 enum HopperWay {

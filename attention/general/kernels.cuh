@@ -3,10 +3,9 @@
 // thread computes E by one to four elements of a product in registers. The backward has two kernels, dK and dV by tiles
 // of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
 // channels are done 128 output channels at a time, and each time the scores are computed again.
-// instances/general_KIND.cu enters them into the table, so that kinds compile in parallel.
 #pragma once
 #include "attention/policies.cuh"
-#include "attention/tiles.cuh"
+#include "attention/general/tiles.cuh"
 
 namespace {
 
@@ -61,7 +60,7 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, PolicySettings settings, Shape shape) {
+    attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, KernelSettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
@@ -215,8 +214,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 // Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries that see a key.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_backward_keys_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
-                                   Shape shape) {
+    attention_backward_keys_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
+                                   KernelSettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                // k, v
@@ -276,15 +275,14 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0)
-      store_held_row_sums<Tile>(settings.dz_by_key + head + j0, dz_sums, shape.T - j0);
+    if (mask.adds() && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + head + j0, dz_sums, shape.T - j0);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_backward_queries_kernel(T* dqkv, const T* dout, const float* rows, const T* qkv, PolicySettings settings,
-                                      Shape shape) {
+    attention_backward_queries_kernel(T* dqkv, float* dz_by_query, const T* dout, const float* rows, const T* qkv,
+                                      KernelSettings settings, Shape shape) {
   constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                // q, dO
@@ -345,8 +343,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0)
-      store_held_row_sums<Tile>(settings.dz_by_query + head + i0, dz_sums, shape.T - i0);
+    if (mask.adds() && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + head + i0, dz_sums, shape.T - i0);
 }
 
 // ---- figures of the weights: queries are held, keys stream past
@@ -403,7 +400,7 @@ __device__ CPU_OUT_OF_LINE void add_figures(float* sums, const float* weight_til
 
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_diagnose_kernel(float* figures, const float* stats, const T* qkv, PolicySettings settings, Shape shape,
+    attention_diagnose_kernel(float* figures, const float* stats, const T* qkv, KernelSettings settings, Shape shape,
                               int count) {
   constexpr int X = Tile::X, ROW_VALUES = Policy::ROW_VALUES, PARTS = FigurePlace<Tile>::PARTS;
   DYNAMIC_SHARED(float, shared);
@@ -506,15 +503,15 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
   Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
   int B = c.shape.B;
-  prepare_backward_rows<T, Policy, Mask>(c, shape);
+  row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           floats * sizeof(float), c.stream, c.dqkv, c.dout, c.workspace, c.qkv, c.settings, shape);
+           floats * sizeof(float), c.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings, shape);
     LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv, c.dout,
-           c.workspace, c.qkv, c.settings, shape);
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv,
+           c.dz_sums.by_query, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }
 
@@ -532,21 +529,31 @@ template <class T, class Policy, class Mask> void general_diagnose(const Diagnos
   });
 }
 
+// ---- the family
+
 // A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for Shaped:
 // some of these kernels would spill.
-template <class Policy> bool enter_general_kernels(Kind kind, PowerClass power = PowerClass::usual) {
-  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
-  using Evaluation = typename Policy::Evaluation;
+template <class T, Kind KIND> bool add_general_of() {
+  using Policies = PolicyOf<KIND, FullMaths>;
   using Mask = std::conditional_t<on_cpu, Shaped, Causal>;
-  KindKernels &k = kernels_of(kind, power), &shaped = kernels_of(kind, power, true);
-  k.saved = Policy::SAVED;
-  k.vectors = Policy::OUTPUTS - 1;
-  k.general_float = {general_forward<float, Policy, Mask>, general_forward<float, Evaluation, Mask>,
-                     general_backward<float, Policy, Mask>, false, general_diagnose<float, Policy, Mask>};
-  k.general_bf16 = {general_forward<bf16, Policy, Mask>, general_forward<bf16, Evaluation, Mask>,
-                    general_backward<bf16, Policy, Mask>, false, general_diagnose<bf16, Policy, Mask>};
-  if (on_cpu) shaped.general_float = k.general_float, shaped.general_bf16 = k.general_bf16;
-  return true;
+  Family<T> f = {.name = "general", .order = 3};
+  f.suits_device = [] { return true; };
+  f.supports = [](const KernelCase& c) { return on_cpu || !c.shaped; };
+  f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
+  f.forward = [](const ForwardCall<T>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });
+  };
+  f.evaluate = [](const ForwardCall<T>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, typename Policy::Evaluation, Mask>(c); });
+  };
+  f.backward = [](const BackwardCall<T>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { general_backward<T, Policy, Mask>(c); });
+  };
+  f.diagnose = [](const DiagnoseCall<T>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { general_diagnose<T, Policy, Mask>(c); });
+  };
+  return add_family(KIND, f);
 }
+template <Kind KIND> bool add_general() { return add_general_of<float, KIND>() && add_general_of<bf16, KIND>(); }
 
 }  // namespace

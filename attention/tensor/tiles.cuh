@@ -8,6 +8,23 @@
 #pragma once
 #include "attention/heads.cuh"
 
+// How large the tiles are, for each pass and width (channels of a tile: the least width that holds the head), with the
+// reason for each: widths 32, 64, 96 and 128.
+struct TensorSize {
+  int groups, stream;  // groups: of 16 held rows, for each of a block's 4 warps
+};
+constexpr TensorSize tensor_forward_size(int width, int sweeps) {
+  bool two_outputs = sweeps > 1;                    // in training
+  if (two_outputs && width == 128) return {1, 32};  // two outputs of 128 channels leave registers for 32 keys
+  if (two_outputs || width > 64) return {1, 64};    // outputs of this size leave registers for one group
+  return {2, 64};                                   // what is read from shared memory serves two products
+}
+constexpr TensorSize tensor_backward_size(int width, int heavy) {
+  if (width == 32) return {1, 64};                 // small sums leave registers for 64 rows
+  if (width == 128 && heavy == 2) return {1, 16};  // 32 rows would spill
+  return {1, 32};                                  // 64 rows would take twice the memory and up to 237 registers
+}
+
 // DIM: channels, of which those beyond the head's are zeros; M: groups of 16 held rows for a warp; STREAM: streamed
 // rows at a time.
 template <int DIM_, TensorSize SIZE> struct TensorTile {

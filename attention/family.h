@@ -1,0 +1,106 @@
+// What dispatch.cu knows of a family of kernels: one struct for each kind. attention/FAMILY/kernels.cuh ends with a
+// function add_FAMILY<KIND>(), which adds it; make writes a file for each family and kind that calls it at program
+// start. So kinds compile in parallel, and a build may leave any of them out (make ATTN=...).
+#pragma once
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+#include "attention/prepare.cuh"
+
+constexpr int NO_WINDOW = 1 << 30;  // beyond all lengths, far enough from INT_MAX to be added to one
+
+// The settings that a policy or a mask may use, the same for a whole launch.
+struct KernelSettings {
+  float power = 0, exponent = 0;  // exponent: power - 1, but above 0, so that 0^exponent = 0
+  float offset = 0, log_context = 0;
+  int offset_free_rows = 0;
+  float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
+  int window = NO_WINDOW, sink_tokens = 0;  // of Shaped (masks.cuh)
+  const float2* bias = nullptr;             // c [B, H, T], or nullptr
+  float per_unit = 1;                       // 1 / score_unit(kind)
+  float threshold = 0;
+  // Whether a row of T may see less than all keys before it, or something is added to its scores.
+  bool shaped(int T) const { return bias || T - window > sink_tokens; }
+};
+
+// out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
+template <class T> struct ForwardCall {
+  T* out;
+  float* stats;
+  const T* qkv;
+  const T* sink;
+  KernelSettings settings;
+  AttentionShape shape;
+  int qkv_stride, spare_multiprocessors;
+  cudaStream_t stream;
+};
+
+// Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
+inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
+constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
+
+// dqkv =, dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h, t
+// < workspace_rows(T)).
+template <class T> struct BackwardCall {
+  T* dqkv;
+  const T *dout, *out;
+  const float* stats;
+  const T* qkv;
+  float* workspace;
+  const T* sink;
+  float* dsink;
+  KernelSettings settings;
+  AttentionShape shape;
+  int qkv_stride, spare_multiprocessors;
+  cudaStream_t stream;
+  Preparation<T> preparation;
+  ScoreGradientSums dz_sums;  // with a bias: =
+};
+
+// figures [row_figures(T), B, H, T] =, from what the forward saved in stats.
+template <class T> struct DiagnoseCall {
+  float* figures;
+  const float* stats;
+  const T* qkv;
+  KernelSettings settings;
+  AttentionShape shape;
+  int qkv_stride;
+  cudaStream_t stream;
+};
+
+constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
+
+// What a family may have kernels for or not.
+struct KernelCase {
+  int D;
+  bool shaped = false;  // a row may see less than all keys before it, or something is added to its scores
+  int qkv_stride = 0;   // as in AttentionSetup
+  std::initializer_list<const void*> arrays = {};
+};
+
+// The kernels of a family for one kind.
+template <class T> struct Family {
+  const char* name = nullptr;        // for AttentionSetup::family
+  int order = 0;                     // dispatch.cu tries families in rising order: the fastest is first
+  bool (*suits_device)() = nullptr;  // where not, they run only if they are asked for by name
+  bool (*supports)(const KernelCase&) = nullptr;
+  int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats
+  void (*forward)(const ForwardCall<T>&) = nullptr;
+  void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
+  void (*backward)(const BackwardCall<T>&) = nullptr;
+  void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // may be missing
+  bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
+};
+
+// The families that a build has for a kind, in their order.
+template <class T> std::vector<Family<T>>& families_of(Kind kind);
+// Returns true, so that it can initialise a variable.
+template <class T> bool add_family(Kind kind, const Family<T>& family);
+
+// For tests and benchmarks.
+template <class T> Family<T>& family_of(Kind kind, const char* name) {
+  for (Family<T>& family : families_of<T>(kind))
+    if (!strcmp(family.name, name)) return family;
+  failure("attention: no %s kernels for %s in this build", name, kind_names[int(kind)]);
+}

@@ -1,3 +1,0 @@
-#include "attention/general_kernels.cuh"
-
-[[maybe_unused]] static const bool entered = enter_general_kernels<Relu2<FullMaths>>(Kind::relu2);

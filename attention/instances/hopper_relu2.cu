@@ -1,3 +1,0 @@
-#include "attention/hopper_kernels.cuh"
-
-[[maybe_unused]] static const bool entered = enter_hopper_kernels<Relu2<FastMaths>>(Kind::relu2);

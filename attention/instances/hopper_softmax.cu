@@ -1,3 +1,0 @@
-#include "attention/hopper_kernels.cuh"
-
-[[maybe_unused]] static const bool entered = enter_hopper_kernels<Softmax<FastMaths>>(Kind::softmax);
