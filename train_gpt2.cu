@@ -157,7 +157,6 @@ class Gpt2 final : public Model {
  public:
   Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
       : config_(config),
-        shared_{config.attention, config.model.context},
         gate_(config.attention.gate),
         comm_(comm),
         stream(new_stream()),
@@ -226,18 +225,13 @@ class Gpt2 final : public Model {
     return {a.qkv + 3 * A + a.columns.Z, a.columns.Q};
   }
   Matrix<Real> dlogits_of(Real* dqkv, const Layer& a) const { return {dqkv + 3 * A + a.columns.Z, a.columns.Q}; }
-  // The rotation and the settings of a layer, by config.layers.
-  const float2* rope(int l) const { return layers_[l].rotated ? b.rope : nullptr; }
-  AttentionSetup setup(const Layer& a, int l) const {
-    AttentionSetup setup = shared_;
-    static_cast<AttentionSettings&>(setup) = layers_[l].attention;
-    setup.qkv_stride = a.columns.Q;
-    if (!layers_[l].rotated) setup.scale_factor = 1;
-    return setup;
-  }
-  // What attention learns beyond the matrices, and where its gradients go; and the bias.
-  AttentionLearned<Real> learned(const Layer& a, int l) const {
-    return {weight(SSMAX_SCALE, l), gradient(SSMAX_SCALE, l), weight(SINK, l), gradient(SINK, l), a.bias};
+  AttentionCall<Real> attention_of(const Layer& a, int l, int B, int T) const {
+    return {.settings = layers_[l].attention, .shape = {B, T, H, D}, .context = config_.model.context,
+            .qkv_stride = a.columns.Q, .scale_factor = layers_[l].rotated ? scale_factor_ : 1, .family = family_,
+            .spare_multiprocessors = spare_multiprocessors_, .stream = stream,
+            .ssmax_scale = weight(SSMAX_SCALE, l), .dssmax_scale = gradient(SSMAX_SCALE, l),
+            .sink = weight(SINK, l), .dsink = gradient(SINK, l), .bias = a.bias,
+            .rope = layers_[l].rotated ? b.rope : nullptr, .norms = a.qk_norms};
   }
   void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);
@@ -253,8 +247,10 @@ class Gpt2 final : public Model {
   void reduce_from(size_t offset);
 
   Config config_;
-  AttentionSetup shared_;              // by all layers; what differs is in
   std::vector<Config::Layer> layers_;  // [L], at the length of set_length()
+  float scale_factor_ = 1;             // of AttentionCall, as the two below
+  int spare_multiprocessors_ = 0;
+  const char* family_ = nullptr;
   GateSettings gate_;                  // of the layers that have one
   Comm& comm_;
   cudaStream_t stream;
@@ -326,11 +322,12 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 3  the gate, if it acts on queries, keys or values
   gate_qkv(a, N);
   // 4  queries and keys rotated by their positions, normalised, scaled
-  prepare_forward(a.qkv, a.qk_norms, rope(l), setup(a, l), {B, T, H, D}, stream, learned(a, l));
+  AttentionCall<Real> call = attention_of(a, l, B, T);
+  prepare_forward(a.qkv, call);
   // 5  attention, with the bias of its scores and the norm of its output
-  bias_forward(a.bias, decay_of(a), setup(a, l), {B, T, H, D}, stream);
-  attention_forward(a.att, a.att_stats, a.qkv, setup(a, l), {B, T, H, D}, training, stream, learned(a, l));
-  if (a.att_norms) norm_output(a.att, a.att_norms, setup(a, l), {B, T, H, D}, stream);
+  bias_forward(a.bias, decay_of(a), call);
+  attention_forward(a.att, a.att_stats, a.qkv, call, training);
+  if (a.att_norms) norm_output(a.att, a.att_norms, call);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
   // 7  mid = x + the projection of all heads
   bool gate_follows = gated(a, GatePosition::output);
@@ -456,11 +453,10 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                           H, D, stream);
     // 5 and 4  the norm of attention's output; attention; rotation, norms, scale; the bias, whose logits' gradients are
     //          columns 3A .. 3A+Z of dqkv
-    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, setup(a, l), {B, T, H, D}, stream);
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, setup(a, l), {B, T, H, D}, stream,
-                       learned(a, l), Prepared{rope(l), a.qk_norms});
-    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, setup(a, l), {B, T, H, D},
-                        stream);
+    AttentionCall<Real> call = attention_of(a, l, B, T);
+    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, call);
+    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
+    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
@@ -480,7 +476,7 @@ template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (!last_micro_step()) return;
   store_.reduce_from(offset);
-  shared_.spare_multiprocessors = comm_.multiprocessors();  // until finish() has waited for the sums
+  spare_multiprocessors_ = comm_.multiprocessors();  // until finish() has waited for the sums
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -517,7 +513,7 @@ template <class Real>
 StepResult Gpt2<Real>::finish(float grad_clip) {
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
-  shared_.spare_multiprocessors = 0;
+  spare_multiprocessors_ = 0;
   const float* norm = store_.clip(grad_clip);
   CUDA_CHECK(cudaMemcpyAsync(report_, b.loss_sum, sizeof(float), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaMemcpyAsync(report_ + 1, norm, sizeof(float), cudaMemcpyDeviceToHost, stream));
@@ -543,7 +539,7 @@ void Gpt2<Real>::set_length(int length) {
   RopeScaling scaling = config_.eval.rope_scaling;
   double factor = std::max(1.0, double(length) / m.context);
   std::vector<float2> table = rope_table(std::max(length, m.context), D, m.rope_base, scaling, factor, m.rope_fraction);
-  shared_.scale_factor = rope_scale_factor(scaling, factor);
+  scale_factor_ = rope_scale_factor(scaling, factor);
   CUDA_CHECK(cudaMemcpyAsync(b.rope, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
@@ -582,7 +578,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     CUDA_CHECK(cudaStreamSynchronize(stream));
   };
   upload(act, inputs, inputs, B * T);
-  shared_.family = "general";  // they save what attention_diagnose() reads
+  family_ = "general";  // they save what attention_diagnose() reads
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
     int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
@@ -590,14 +586,14 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     gate_figures<Real>(b.figures, {a.ungated ? a.ungated : a.att, width}, logits_of(a), layers_[l].attention.gate, N,
                        heads, width / heads, stream);
     download(figures.gate, b.figures);
-    attention_diagnose(b.figures, a.att_stats, a.qkv, setup(a, l), {B, T, H, D}, stream, learned(a, l));
+    attention_diagnose(b.figures, a.att_stats, a.qkv, attention_of(a, l, B, T));
     download(figures.rows, b.figures);
     download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
     figures.x.clear();
     for (Real value : x) figures.x.push_back(to_float(value));
     see(figures);
   });
-  shared_.family = nullptr;
+  family_ = nullptr;
 }
 
 template <class Real>

@@ -1,13 +1,12 @@
 // Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
 // qkv is [B, T, 3, H, D] and out [B, T, H, D], both contiguous, but rows (b, t) of qkv and dqkv may be further apart
-// (AttentionSetup::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
+// (AttentionCall::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
 // applied rotation, norms and the row scale, and divided q by score_unit(kind). Memory is linear in the length; results
 // are the same bits in every run, without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
 #include <bit>
 #include <cstddef>
 #include <iterator>
-#include <optional>
 #include <string>
 
 #include "attention/settings.h"
@@ -26,23 +25,30 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
-// The settings, plus what the kernels derive from the model and the call.
-struct AttentionSetup : AttentionSettings {
-  int context = 1024;            // the trained length; for Scale::logn and Kind::sigmoid
-  int qkv_stride = 0;            // elements from row to row of qkv and dqkv; 0 = 3 A, more where a gate's logits follow
-  float scale_factor = 1;        // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
-  const char* family = nullptr;  // of kernels, by its name; nullptr: the fastest that supports the call
+// Attention of one layer: what all calls below and in prepare.cuh and bias.cuh need, beside the tensors that they name.
+template <class T> struct AttentionCall {
+  const AttentionSettings& settings;
+  AttentionShape shape;
+  int context = 1024;             // the trained length; for Scale::logn and Kind::sigmoid
+  int qkv_stride = 0;             // elements from row to row of qkv and dqkv; 0 = 3 A, more where logits follow
+  float scale_factor = 1;         // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
+  const char* family = nullptr;   // of kernels, by its name; nullptr: the fastest that supports the call
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
-};
-
-// The learned numbers of a layer, if the settings have any, and their gradients, [H] each; and its bias (bias.cuh).
-template <class T> struct AttentionLearned {
+  cudaStream_t stream = nullptr;
+  // The learned numbers of the layer, if the settings have any, and their gradients, [H] each.
   const T* ssmax_scale = nullptr;
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
   float* dsink = nullptr;  // +=
-  // c [B, H, T], each number the sum of two: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
+  // c [B, H, T] (bias.cuh), each number the sum of two: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
   const float2* bias = nullptr;
+  // Of the preparation, as in prepare.cuh; either may be nullptr.
+  const float2* rope = nullptr;
+  float* norms = nullptr;
+
+  int row_stride() const { return qkv_stride ? qkv_stride : 3 * shape.H * shape.D; }
+  // Whether a row may see less than all keys before it, or something is added to its scores.
+  bool shaped() const { return settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T; }
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
@@ -66,22 +72,14 @@ ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& sha
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
-                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionCall<T>& call, bool training);
 
-// What prepare_forward() took and left besides q and k, as in prepare.cuh; either may be nullptr.
-struct Prepared {
-  const float2* rope;
-  const float* norms;
-};
-
-// Writes dqkv from the forward's inputs and outputs. With `prepared`, gradients of q and k are those of
+// Writes dqkv from the forward's inputs and outputs. With undo_preparation, gradients of q and k are those of
 // prepare_forward()'s inputs, as prepare_backward() makes them: by that or, where Hopper's kernels can, before they are
 // rounded and stored. The latter saves one read and one write of both gradients and, with a norm, one read of q and k.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
-                        const AttentionLearned<T>& learned = {}, const std::optional<Prepared>& prepared = {});
+                        const AttentionCall<T>& call, bool undo_preparation = false);
 
 // What attention_diagnose() says of a row of weights P_i1 .. P_ii: sums over the keys that the row sees.
 struct RowFigure {
@@ -102,5 +100,4 @@ inline int row_figures(int T) { return RowFigure::REACH + reach_bins(T); }
 // figures [row_figures(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
 // attention_forward() saved, in training and with the family "general".
 template <class T>
-void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
-                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call);

@@ -74,32 +74,31 @@ template <class F> void with_learned(Bias bias, F f) {
 
 }  // namespace
 
-template <class T>
-void bias_forward(float2* c, Matrix<const T> logits, const AttentionSettings& settings, const AttentionShape& shape,
-                  cudaStream_t stream) {
-  if (settings.bias == Bias::none) return;
-  dim3 grid(shape.H, shape.B);
-  if (settings.bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, stream, c, shape.T);
+template <class T> void bias_forward(float2* c, Matrix<const T> logits, const AttentionCall<T>& call) {
+  Bias bias = call.settings.bias;
+  if (bias == Bias::none) return;
+  dim3 grid(call.shape.H, call.shape.B);
+  if (bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, call.shape.T);
   else
-    with_learned(settings.bias, [&]<Bias BIAS>() {
-      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, stream, c, logits, shape.T);
+    with_learned(bias, [&]<Bias BIAS>() {
+      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, call.stream, c, logits, call.shape.T);
     });
 }
 
 // Floor: B T H elements and twice as many floats read, B T columns elements written.
 template <class T>
 void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
-                   const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream) {
-  if (!bias_is_learned(settings.bias)) return;
-  with_learned(settings.bias, [&]<Bias BIAS>() {
-    LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, shape.B), dim3(THREADS), 0, stream, dlogits, logits,
-           score_gradient_sums(workspace, shape), float(1 / score_unit(settings.kind)), shape.T, shape.H);
+                   const AttentionCall<T>& call) {
+  if (!bias_is_learned(call.settings.bias)) return;
+  with_learned(call.settings.bias, [&]<Bias BIAS>() {
+    LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, call.shape.B), dim3(THREADS), 0, call.stream, dlogits, logits,
+           score_gradient_sums(workspace, call.shape), float(1 / score_unit(call.settings.kind)), call.shape.T,
+           call.shape.H);
   });
 }
 
-#define INSTANTIATE(T)                                                                                                 \
-  template void bias_forward(float2*, Matrix<const T>, const AttentionSettings&, const AttentionShape&, cudaStream_t); \
-  template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionSettings&, const AttentionShape&, \
-                              cudaStream_t);
+#define INSTANTIATE(T)                                                           \
+  template void bias_forward(float2*, Matrix<const T>, const AttentionCall<T>&); \
+  template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

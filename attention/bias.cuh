@@ -12,13 +12,11 @@ __host__ __device__ inline float2 as_two_floats(double c) { return {float(c), fl
 
 inline bool bias_is_learned(Bias bias) { return bias == Bias::fox || bias == Bias::cable; }
 
-// c [B, H, T] = the bias of settings.bias. logits [B T, H]; not read if none are learned.
+// c [B, H, T] = the bias of the settings. logits [B T, H]; not read if none are learned.
 // Floor: B T H elements read and twice as many floats written; a block has a head of a sequence.
-template <class T>
-void bias_forward(float2* c, Matrix<const T> logits, const AttentionSettings& settings, const AttentionShape& shape,
-                  cudaStream_t stream);
+template <class T> void bias_forward(float2* c, Matrix<const T> logits, const AttentionCall<T>& call);
 
 // dlogits [B T, H] = from what attention_backward() left in its workspace; columns H .. columns - 1 become 0.
 template <class T>
 void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
-                   const AttentionSettings& settings, const AttentionShape& shape, cudaStream_t stream);
+                   const AttentionCall<T>& call);

@@ -20,45 +20,41 @@ void check_built(Kind kind) {
       int(kind) < KINDS ? kind_names[int(kind)] : "?", built.c_str());
 }
 
-bool shaped(const AttentionSettings& s, int T) { return s.bias != Bias::none || s.keys_seen(T) < T; }
-
-// The first of a kind's families, or the one with this name, that supports a call.
-template <class T> const Family<T>& family_for(const AttentionSetup& s, const KernelCase& wanted) {
-  for (const Family<T>& family : families_of<T>(s.kind))
-    if (s.family ? s.family == std::string(family.name) : family.suits_device())
+// The first of a kind's families, or the one with this name, that supports the call.
+template <class T>
+const Family<T>& family_for(const AttentionCall<T>& call, std::initializer_list<const void*> arrays) {
+  KernelCase wanted = {call.shape.D, call.shaped(), call.qkv_stride, arrays};
+  for (const Family<T>& family : families_of<T>(call.settings.kind))
+    if (call.family ? !strcmp(call.family, family.name) : family.suits_device())
       if (family.supports(wanted)) return family;
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
-          s.family ? s.family : "suitable", kind_names[int(s.kind)], wanted.D,
+          call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], wanted.D,
           wanted.shaped ? ", a window or a bias" : "");
 }
-template <class T>
-const Family<T>& family_for(const AttentionSetup& s, const AttentionShape& shape,
-                            std::initializer_list<const void*> arrays) {
-  return family_for<T>(s, {.D = shape.D, .shaped = shaped(s, shape.T), .qkv_stride = s.qkv_stride, .arrays = arrays});
-}
 
-// T: of the rows. A window may hide all of a row's keys in the first tiles: there the largest score so far must be a
-// number, so "no sink" is one whose weight vanishes beside the first score that is seen.
-KernelSettings kernel_settings(const AttentionSetup& s, int T, const float2* bias) {
-  if (s.bias != Bias::none && !bias) failure("attention: the settings have a bias, but no array of it was given");
-  float no_sink = shaped(s, T) ? -0x1p100f : -INFINITY;
+// A window may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
+// sink" is one whose weight vanishes beside the first score that is seen.
+template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) {
+  const AttentionSettings& s = call.settings;
+  if (s.bias != Bias::none && !call.bias) failure("attention: the settings have a bias, but no array of it was given");
+  float no_sink = call.shaped() ? -0x1p100f : -INFINITY;
   return {.power = float(s.power),
           .exponent = std::max(float(s.power) - 1, 1e-30f),
           .offset = float(s.offset),
-          .log_context = logf(float(s.context)),
+          .log_context = logf(float(call.context)),
           .offset_free_rows = s.offset_free_rows,
           .sink = s.sink == Sink::none ? no_sink : 0.0f,
           .window = s.window > 0 ? s.window : NO_WINDOW,
           .sink_tokens = s.sink_tokens,
-          .bias = s.bias == Bias::none ? nullptr : bias,
+          .bias = s.bias == Bias::none ? nullptr : call.bias,
           .per_unit = float(1 / score_unit(s.kind)),
           .threshold = float(s.threshold)};
 }
 
-template <class T> const T* sink_of(const AttentionSettings& s, const AttentionLearned<T>& learned) {
-  if (s.sink == Sink::learned && !learned.sink)
-    failure("attention: the sink is learned, but no array of sinks was given");
-  return s.sink == Sink::learned ? learned.sink : nullptr;
+template <class T> const T* sink_of(const AttentionCall<T>& call) {
+  if (call.settings.sink != Sink::learned) return nullptr;
+  if (!call.sink) failure("attention: the sink is learned, but no array of sinks was given");
+  return call.sink;
 }
 
 }  // namespace
@@ -118,53 +114,44 @@ ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& s) 
 }
 
 template <class T>
-void attention_forward(T* out, float* stats, const T* qkv, const AttentionSetup& settings, const AttentionShape& shape,
-                       bool training, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  attention_check(settings, shape.D, std::is_same_v<T, float>);
-  const Family<T>& family = family_for<T>(settings, shape, {out, qkv});
-  (training ? family.forward : family.evaluate)({out, training ? stats : nullptr, qkv, sink_of(settings, learned),
-                                                 kernel_settings(settings, shape.T, learned.bias), shape,
-                                                 settings.qkv_stride, settings.spare_multiprocessors, stream});
+void attention_forward(T* out, float* stats, const T* qkv, const AttentionCall<T>& call, bool training) {
+  attention_check(call.settings, call.shape.D, std::is_same_v<T, float>);
+  const Family<T>& family = family_for(call, {out, qkv});
+  (training ? family.forward
+            : family.evaluate)({out, training ? stats : nullptr, qkv, sink_of(call), kernel_settings(call), call});
 }
 
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
-                        const AttentionSetup& settings, const AttentionShape& shape, cudaStream_t stream,
-                        const AttentionLearned<T>& learned, const std::optional<Prepared>& prepared) {
-  attention_check(settings, shape.D, std::is_same_v<T, float>);
-  const Family<T>& family = family_for<T>(settings, shape, {dqkv, dout, out, qkv, workspace});
+                        const AttentionCall<T>& call, bool undo_preparation) {
+  const AttentionSettings& s = call.settings;
+  int D = call.shape.D;
+  attention_check(s, D, std::is_same_v<T, float>);
+  const Family<T>& family = family_for(call, {dqkv, dout, out, qkv, workspace});
   Preparation<T> preparation;
   // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
   // ssmax's scale is a sum over rows that prepare_backward() makes.
-  if (prepared && family.undoes_preparation && (shape.D == 64 || shape.D == 128) && settings.scale != Scale::ssmax)
-    preparation = {true, prepared->rope, prepared->norms, settings.qk_norm, row_scale<T>(settings, shape.D, nullptr)};
-  family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(settings, learned),
-                   learned.dsink, kernel_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride,
-                   settings.spare_multiprocessors, stream, preparation, score_gradient_sums(workspace, shape)});
-  if (prepared && !preparation.undo)
-    prepare_backward(dqkv, qkv, prepared->norms, prepared->rope, settings, shape, stream, learned, workspace);
+  if (undo_preparation && family.undoes_preparation && (D == 64 || D == 128) && s.scale != Scale::ssmax)
+    preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
+  family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(call),
+                   score_gradient_sums(workspace, call.shape), preparation, kernel_settings(call), call});
+  if (undo_preparation && !preparation.undo) prepare_backward(dqkv, qkv, call, workspace);
 }
 
 template <class T>
-void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionSetup& settings,
-                        const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  KernelCase wanted{.D = shape.D, .shaped = shaped(settings, shape.T)};
-  for (const Family<T>& family : families_of<T>(settings.kind))
-    if (family.diagnose && family.supports(wanted))
-      return family.diagnose(
-          {figures, stats, qkv, kernel_settings(settings, shape.T, learned.bias), shape, settings.qkv_stride, stream});
+void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call) {
+  for (const Family<T>& family : families_of<T>(call.settings.kind))
+    if (family.diagnose && family.supports({call.shape.D, call.shaped()}))
+      return family.diagnose({figures, stats, qkv, kernel_settings(call), call});
   failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 
-#define INSTANTIATE(T)                                                                                           \
-  template std::vector<Family<T>>& families_of(Kind);                                                            \
-  template bool add_family(Kind, const Family<T>&);                                                              \
-  template void attention_forward(T*, float*, const T*, const AttentionSetup&, const AttentionShape&, bool,      \
-                                  cudaStream_t, const AttentionLearned<T>&);                                     \
-  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionSetup&, \
-                                   const AttentionShape&, cudaStream_t, const AttentionLearned<T>&,              \
-                                   const std::optional<Prepared>&);                                              \
-  template void attention_diagnose(float*, const float*, const T*, const AttentionSetup&, const AttentionShape&, \
-                                   cudaStream_t, const AttentionLearned<T>&);
+#define INSTANTIATE(T)                                                                                             \
+  template std::vector<Family<T>>& families_of(Kind);                                                              \
+  template bool add_family(Kind, const Family<T>&);                                                                \
+  template void attention_forward(T*, float*, const T*, const AttentionCall<T>&, bool);                            \
+  template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionCall<T>&, \
+                                   bool);                                                                          \
+  template void attention_diagnose(float*, const float*, const T*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -20,8 +20,6 @@ struct KernelSettings {
   const float2* bias = nullptr;             // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
   float threshold = 0;
-  // Whether a row of T may see less than all keys before it, or something is added to its scores.
-  bool shaped(int T) const { return bias || T - window > sink_tokens; }
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
@@ -31,16 +29,14 @@ template <class T> struct ForwardCall {
   const T* qkv;
   const T* sink;
   KernelSettings settings;
-  AttentionShape shape;
-  int qkv_stride, spare_multiprocessors;
-  cudaStream_t stream;
+  const AttentionCall<T>& call;
 };
 
 // Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
 
-// dqkv =, dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h, t
+// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h, t
 // < workspace_rows(T)).
 template <class T> struct BackwardCall {
   T* dqkv;
@@ -49,13 +45,10 @@ template <class T> struct BackwardCall {
   const T* qkv;
   float* workspace;
   const T* sink;
-  float* dsink;
-  KernelSettings settings;
-  AttentionShape shape;
-  int qkv_stride, spare_multiprocessors;
-  cudaStream_t stream;
-  Preparation<T> preparation;
   ScoreGradientSums dz_sums;  // with a bias: =
+  Preparation<T> preparation;
+  KernelSettings settings;
+  const AttentionCall<T>& call;
 };
 
 // figures [row_figures(T), B, H, T] =, from what the forward saved in stats.
@@ -64,9 +57,7 @@ template <class T> struct DiagnoseCall {
   const float* stats;
   const T* qkv;
   KernelSettings settings;
-  AttentionShape shape;
-  int qkv_stride;
-  cudaStream_t stream;
+  const AttentionCall<T>& call;
 };
 
 constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
@@ -74,14 +65,14 @@ constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
 // What a family may have kernels for or not.
 struct KernelCase {
   int D;
-  bool shaped = false;  // a row may see less than all keys before it, or something is added to its scores
-  int qkv_stride = 0;   // as in AttentionSetup
+  bool shaped = false;  // as AttentionCall::shaped()
+  int qkv_stride = 0;
   std::initializer_list<const void*> arrays = {};
 };
 
 // The kernels of a family for one kind.
 template <class T> struct Family {
-  const char* name = nullptr;        // for AttentionSetup::family
+  const char* name = nullptr;        // for AttentionCall::family
   int order = 0;                     // dispatch.cu tries families in rising order: the fastest is first
   bool (*suits_device)() = nullptr;  // where not, they run only if they are asked for by name
   bool (*supports)(const KernelCase&) = nullptr;

@@ -28,11 +28,11 @@ struct Shape {
 };
 
 // wide only if every array begins at a multiple of 16 bytes
-template <class T> Shape shape_of(const AttentionShape& s, int qkv_stride, std::initializer_list<const void*> arrays) {
-  if (qkv_stride == 0) qkv_stride = 3 * s.H * s.D;
-  bool wide = s.D % Pack<T>::size == 0 && qkv_stride % Pack<T>::size == 0;
+template <class T> Shape shape_of(const AttentionCall<T>& call, std::initializer_list<const void*> arrays) {
+  const AttentionShape& s = call.shape;
+  bool wide = s.D % Pack<T>::size == 0 && call.row_stride() % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && aligned16(array);
-  return {s.T, s.H, s.D, wide, size_t(qkv_stride), s.T};
+  return {s.T, s.H, s.D, wide, size_t(call.row_stride()), s.T};
 }
 
 // A head of qkv (part 0: q, 1: k, 2: v), and of a tensor [B, T, H, D].
@@ -133,16 +133,16 @@ template <class T, class Policy, class Mask> void row_values(const BackwardCall<
   static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
   auto launch = [&]<int LANES>() {
     LAUNCH((attention_rows_kernel<T, Policy, Mask, LANES>),
-           dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.shape.B), dim3(128), 0, c.stream, c.workspace,
-           c.dout, c.out, c.stats, c.settings, shape);
+           dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.call.shape.B), dim3(128), 0, c.call.stream,
+           c.workspace, c.dout, c.out, c.stats, c.settings, shape);
   };
   // On the CPU layer waiting for other lanes would be most of the cost of a short row.
   constexpr int SHORT_ROW_LANES = on_cpu ? 1 : 8;
   shape.D <= 64 ? launch.template operator()<SHORT_ROW_LANES>() : launch.template operator()<8>();
   if constexpr (Policy::HAS_SINK)
-    if (c.sink && c.dsink)
-      LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.shape.H), dim3(SINK_THREADS), 0, c.stream, c.dsink, c.sink,
-             c.workspace, shape, c.shape.B);
+    if (c.sink && c.call.dsink)
+      LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.call.shape.H), dim3(SINK_THREADS), 0, c.call.stream,
+             c.call.dsink, c.sink, c.workspace, shape, c.call.shape.B);
 }
 
 }  // namespace

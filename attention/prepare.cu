@@ -177,31 +177,30 @@ dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes
 
 }  // namespace
 
-template <class T> RowScale<T> row_scale(const AttentionSetup& s, int D, const T* ssmax_scale) {
-  double root = 1 / std::sqrt(double(D)), constant = 0;
+template <class T> RowScale<T> row_scale(const AttentionCall<T>& call) {
+  const AttentionSettings& s = call.settings;
+  double root = 1 / std::sqrt(double(call.shape.D)), constant = 0;
   bool log_rows = false;
   switch (s.scale) {
     case Scale::rsqrt_d: constant = root; break;
-    case Scale::logd_logn: constant = std::log(double(D)), log_rows = true; break;
-    case Scale::logn: constant = root / std::log(double(s.context)), log_rows = true; break;
+    case Scale::logd_logn: constant = std::log(double(call.shape.D)), log_rows = true; break;
+    case Scale::logn: constant = root / std::log(double(call.context)), log_rows = true; break;
     case Scale::ssmax: constant = root, log_rows = true; break;
     case Scale::number: constant = float(s.scale_number); break;
   }
-  return {float(constant * s.scale_factor / score_unit(s.kind)), log_rows, s.keys_seen(INT_MAX),
-          s.scale == Scale::ssmax ? ssmax_scale : nullptr};
+  return {float(constant * call.scale_factor / score_unit(s.kind)), log_rows, s.keys_seen(INT_MAX),
+          s.scale == Scale::ssmax ? call.ssmax_scale : nullptr};
 }
 
 // Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
-template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
-                     const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned) {
-  auto [B, length, H, D] = shape;
-  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
-  int lanes = lanes_for(D);
-  size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
-  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, qkv, norms, rope, settings.qk_norm,
-         row_scale(settings, D, learned.ssmax_scale), rows, lanes, parts, length, H, D, stride,
-         can_be_wide<T>(D, stride, rope, qkv, qkv));
+template <class T> void prepare_forward(T* qkv, const AttentionCall<T>& call) {
+  auto [B, length, H, D] = call.shape;
+  QkNorm norm = call.settings.qk_norm;
+  int parts = call.rope || norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H, lanes = lanes_for(D);
+  size_t stride = call.row_stride();
+  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, qkv, call.norms, call.rope,
+         norm, row_scale(call), rows, lanes, parts, length, H, D, stride,
+         can_be_wide<T>(D, stride, call.rope, qkv, qkv));
 }
 
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape) {
@@ -209,41 +208,35 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, const Atten
 }
 
 // Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
-template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
-                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned,
-                      void* workspace) {
-  auto [B, length, H, D] = shape;
-  int parts = rope || settings.qk_norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H;
-  int lanes = lanes_for(D);
-  size_t stride = settings.qkv_stride ? settings.qkv_stride : 3 * H * D;
-  float* row_dots = settings.scale == Scale::ssmax && learned.dssmax_scale ? static_cast<float*>(workspace) : nullptr;
-  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dqkv, qkv, norms, rope,
-         settings.qk_norm, row_scale(settings, D, learned.ssmax_scale), row_dots, rows, lanes, parts, length, H, D,
-         stride, can_be_wide<T>(D, stride, rope, dqkv, qkv));
+template <class T> void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void* workspace) {
+  auto [B, length, H, D] = call.shape;
+  QkNorm norm = call.settings.qk_norm;
+  int parts = call.rope || norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H, lanes = lanes_for(D);
+  size_t stride = call.row_stride();
+  bool learns = call.settings.scale == Scale::ssmax && call.dssmax_scale;
+  float* row_dots = learns ? static_cast<float*>(workspace) : nullptr;
+  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, dqkv, qkv, call.norms,
+         call.rope, norm, row_scale(call), row_dots, rows, lanes, parts, length, H, D, stride,
+         can_be_wide<T>(D, stride, call.rope, dqkv, qkv));
   if (row_dots)
-    LAUNCH(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, stream, learned.dssmax_scale, learned.ssmax_scale,
+    LAUNCH(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, call.stream, call.dssmax_scale, call.ssmax_scale,
            static_cast<const float*>(row_dots), B, length, H);
 }
 
 // One part, no rotation, no scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
-template <class T>
-void norm_output(T* out, float* norms, const AttentionSettings& settings, const AttentionShape& shape,
-                 cudaStream_t stream) {
-  auto [B, length, H, D] = shape;
+template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call) {
+  auto [B, length, H, D] = call.shape;
   int rows = B * length * H, lanes = lanes_for(D);
-  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, out, norms, nullptr,
-         settings.norm_of_output(), UNSCALED<T>, rows, lanes, 1, length, H, D, size_t(H) * D,
+  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, out, norms, nullptr,
+         call.settings.norm_of_output(), UNSCALED<T>, rows, lanes, 1, length, H, D, size_t(H) * D,
          can_be_wide<T>(D, H * D, nullptr, out, out));
 }
 
-template <class T>
-void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionSettings& settings,
-                          const AttentionShape& shape, cudaStream_t stream) {
-  auto [B, length, H, D] = shape;
+template <class T> void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionCall<T>& call) {
+  auto [B, length, H, D] = call.shape;
   int rows = B * length * H, lanes = lanes_for(D);
-  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, stream, dout, out, norms, nullptr,
-         settings.norm_of_output(), UNSCALED<T>, nullptr, rows, lanes, 1, length, H, D, size_t(H) * D,
+  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, dout, out, norms, nullptr,
+         call.settings.norm_of_output(), UNSCALED<T>, nullptr, rows, lanes, 1, length, H, D, size_t(H) * D,
          can_be_wide<T>(D, H * D, nullptr, dout, out));
 }
 
@@ -275,14 +268,11 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
   return float(attention * attention);
 }
 
-#define INSTANTIATE(T)                                                                                                 \
-  template RowScale<T> row_scale(const AttentionSetup&, int, const T*);                                                \
-  template void prepare_forward(T*, float*, const float2*, const AttentionSetup&, const AttentionShape&, cudaStream_t, \
-                                const AttentionLearned<T>&);                                                           \
-  template void prepare_backward(T*, const T*, const float*, const float2*, const AttentionSetup&,                     \
-                                 const AttentionShape&, cudaStream_t, const AttentionLearned<T>&, void*);              \
-  template void norm_output(T*, float*, const AttentionSettings&, const AttentionShape&, cudaStream_t);                \
-  template void norm_output_backward(T*, const T*, const float*, const AttentionSettings&, const AttentionShape&,      \
-                                     cudaStream_t);
+#define INSTANTIATE(T)                                                          \
+  template RowScale<T> row_scale(const AttentionCall<T>&);                      \
+  template void prepare_forward(T*, const AttentionCall<T>&);                   \
+  template void prepare_backward(T*, const T*, const AttentionCall<T>&, void*); \
+  template void norm_output(T*, float*, const AttentionCall<T>&);               \
+  template void norm_output_backward(T*, const T*, const float*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -13,7 +13,7 @@
 // fraction: of the D/2 pairs of channels that turn, those of the highest frequencies; the others keep the angle 0.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1, double fraction = 1);
-// For AttentionSetup::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
+// For AttentionCall::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
 // alpha_i = constant x (ln min(i, most))^log_rows x s_h: every scale is one of these products.
@@ -29,7 +29,7 @@ template <class T> struct RowScale {
     return alpha;
   }
 };
-template <class T> RowScale<T> row_scale(const AttentionSetup& settings, int D, const T* ssmax_scale);
+template <class T> RowScale<T> row_scale(const AttentionCall<T>& call);
 
 // The backward pass of a row: with y = norm(R x) and x' = alpha y as the forward left it, dy = alpha dx' and d(R x) =
 // (dy - y (y . dy) [/ D for rms]) / length = alpha / length dx' - along x'. y . dy = x' . dx', so y itself is not
@@ -51,24 +51,16 @@ template <class T> struct Preparation {
   RowScale<T> scale = {};
 };
 
-// rope [T, D/2] or nullptr; norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
-template <class T>
-void prepare_forward(T* qkv, float* norms, const float2* rope, const AttentionSetup& settings,
-                     const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {});
+// call.rope: [T, D/2] or nullptr; call.norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
+template <class T> void prepare_forward(T* qkv, const AttentionCall<T>& call);
 
 // Turns the gradients in dqkv, of q and k as the forward left them in qkv, into those of the forward's inputs.
 // workspace: prepare_backward_workspace() bytes, used for the gradient of ssmax's scale alone.
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape);
 template <class T>
-void prepare_backward(T* dqkv, const T* qkv, const float* norms, const float2* rope, const AttentionSetup& settings,
-                      const AttentionShape& shape, cudaStream_t stream, const AttentionLearned<T>& learned = {},
-                      void* workspace = nullptr);
+void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void* workspace = nullptr);
 
 // The norm of attention's output, AttentionSettings::norm_of_output(), in place on out [B, T, H, D]; norms [B, T, H] =
 // 1 / length of each row. Then the gradient of that norm's input, in place of its output's in dout.
-template <class T>
-void norm_output(T* out, float* norms, const AttentionSettings& settings, const AttentionShape& shape,
-                 cudaStream_t stream);
-template <class T>
-void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionSettings& settings,
-                          const AttentionShape& shape, cudaStream_t stream);
+template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call);
+template <class T> void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionCall<T>& call);

@@ -12,10 +12,12 @@
 static Json rows = Json::array();
 
 template <class T>
-static void measure(const Ceilings& ceilings, const AttentionSetup& settings, int B, int length, int H, int D) {
-  AttentionCase<T> attention(settings, B, length, H, D);
+static void measure(const Ceilings& ceilings, Kind kind, const AttentionShape& shape, const std::string& family) {
+  AttentionCase<T> attention({.kind = kind}, shape);
+  if (!family.empty()) attention.call.family = family.c_str();
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
-  std::string name = kind_names[int(settings.kind)];
+  auto [B, length, H, D] = shape;
+  std::string name = kind_names[int(kind)];
   printf("| %s | %d | %d |", name.c_str(), D, length);
   Json row = {{"kind", name}, {"type", is_bf16 ? "bf16" : "fp32"}, {"B", B}, {"T", length}, {"H", H}, {"D", D}};
   auto part = [&](const char* what, double count, double bytes, double flops, const std::function<void()>& run) {
@@ -26,7 +28,7 @@ static void measure(const Ceilings& ceilings, const AttentionSetup& settings, in
     row[what] = {{"s", time.median}, {"least", time.least}, {"most", time.most}, {"flops_per_s", rate},
                  {"bytes", bytes},   {"flops", flops},      {"floor_s", floor}};
   };
-  double forward = attention_flops(B, length, H, D, false), backward = attention_flops(B, length, H, D, true);
+  double forward = attention_flops(shape, false), backward = attention_flops(shape, true);
   // In this order the backward finds what a training forward left.
   part("evaluation", forward, attention.forward_bytes(false), attention.forward_flops(false),
        [&] { attention.forward(false); });
@@ -65,11 +67,11 @@ class Held {
   cudaStream_t stream_;
 };
 
-static Json measure_beside(AttentionSetup settings) {
+static Json measure_beside(Kind kind) {
   constexpr int HELD = Comm::MULTIPROCESSORS;
-  AttentionCase<bf16> alone(settings, 16, 1024, 12, 64);
-  settings.spare_multiprocessors = HELD;
-  AttentionCase<bf16> spared(settings, 16, 1024, 12, 64);
+  AttentionCase<bf16> alone({.kind = kind}, {16, 1024, 12, 64}), spared({.kind = kind}, {16, 1024, 12, 64});
+  alone.call.family = spared.call.family = "hopper";
+  spared.call.spare_multiprocessors = HELD;
   alone.forward(true), spared.forward(true);
   auto ms = [](AttentionCase<bf16>& attention) { return 1e3 * seconds([&] { attention.backward(); }).median; };
   double free = ms(alone), whole, room;
@@ -80,7 +82,7 @@ static Json measure_beside(AttentionSetup settings) {
   printf(
       "\nbackward of %s, D 64, T 1024: %.3g ms; while %d multiprocessors are held %.3g ms with the whole grid, "
       "%.3g ms with room left\n",
-      kind_names[int(settings.kind)], free, HELD, whole, room);
+      kind_names[int(kind)], free, HELD, whole, room);
   return {{"held", HELD}, {"free_ms", free}, {"whole_grid_ms", whole}, {"room_left_ms", room}};
 }
 
@@ -88,13 +90,12 @@ static void bench(int argc, char** argv) {
   std::string type = on_cpu ? "fp32" : "bf16", json, family;
   std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128",
                                     on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
-  AttentionSetup settings;
   for (int i = 1, list = 0; i < argc; i++) {
     std::string a = argv[i];
     auto value = [&] { return option_value(argc, argv, i); };
     if (a == "--threads") set_cpu_threads(atoi(value().c_str()));
     else if (a == "--type") type = value();
-    else if (a == "--kernels") family = value(), settings.family = family.c_str();
+    else if (a == "--kernels") family = value();
     else if (a == "--json") json = value();
     else if (list < 3 && a[0] != '-') lists[list++] = a;
     else user_error("bench_attention: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
@@ -116,16 +117,16 @@ static void bench(int argc, char** argv) {
         int D = atoi(d.c_str()), length = atoi(t.c_str());
         if (D < 1 || length < 1)
           user_error("bench_attention: \"%s\" and \"%s\" must be numbers above 0.", d.c_str(), t.c_str());
-        settings.kind = from_name<Kind>("KIND", kind_names, kind);
-        settings.context = length;
-        int B = on_cpu ? 1 : std::max(1, 16384 / length), H = on_cpu ? 2 : std::max(1, 1536 / D);
-        if (type == "fp32") measure<float>(ceilings, settings, B, length, H, D);
-        else measure<bf16>(ceilings, settings, B, length, H, D);
+        Kind which = from_name<Kind>("KIND", kind_names, kind);
+        AttentionShape shape = {on_cpu ? 1 : std::max(1, 16384 / length), length, on_cpu ? 2 : std::max(1, 1536 / D),
+                                D};
+        if (type == "fp32") measure<float>(ceilings, which, shape, family);
+        else measure<bf16>(ceilings, which, shape, family);
       }
   Json report = report_head(argc, argv, ceilings);
   report["attention"] = rows;
   if (device_properties().major == 9 && attention_is_built(Kind::softmax))
-    report["beside_collectives"] = measure_beside({{}, 1024, 0, 1, "hopper"});
+    report["beside_collectives"] = measure_beside(Kind::softmax);
   else
     printf("\nnot measured: the backward beside held multiprocessors, because %s\n",
            on_cpu ? "on the CPU layer a block holds none" : "only Hopper's kernels for softmax take whole ones");

@@ -167,33 +167,33 @@ inline Ceilings measure_ceilings() {
 
 // FLOPs in which every published figure is counted: causal, two products forward and five backward, whatever a kind
 // does.
-inline double attention_flops(int B, int T, int H, int D, bool backward) {
-  return (backward ? 5.0 : 2.0) * B * H * double(T) * T * D;
+inline double attention_flops(const AttentionShape& s, bool backward) {
+  return (backward ? 5.0 : 2.0) * s.B * s.H * double(s.T) * s.T * s.D;
 }
 
 // One call's arrays, and the work that its kind cannot do without.
 template <class T> struct AttentionCase {
-  AttentionSetup settings;
-  int B, length, H, D;
+  AttentionSettings settings;
+  AttentionShape shape;
+  AttentionCall<T> call = {.settings = settings, .shape = shape, .context = shape.T};
   Arrays arrays;
-  size_t elements = size_t(B) * length * H * D, statistics = size_t(B) * length * H * attention_statistics(settings, D);
+  size_t elements = shape.out_size(), statistics = shape.rows() * attention_statistics(settings, shape.D);
   T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements), *dout = arrays.normal<T>(elements),
     *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
-  void* workspace = arrays.bytes(attention_backward_workspace({B, length, H, D}));
+  void* workspace = arrays.bytes(attention_backward_workspace(shape));
 
-  AttentionCase(const AttentionSetup& settings, int B, int length, int H, int D)
-      : settings(settings), B(B), length(length), H(H), D(D) {}
-  void forward(bool training) { attention_forward(out, stats, qkv, settings, {B, length, H, D}, training, nullptr); }
-  void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, settings, {B, length, H, D}, nullptr); }
+  AttentionCase(const AttentionSettings& settings, const AttentionShape& shape) : settings(settings), shape(shape) {}
+  void forward(bool training) { attention_forward(out, stats, qkv, call, training); }
+  void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, call); }
   double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }
   double backward_bytes() const { return 8.0 * elements * sizeof(T) + 4.0 * statistics; }
   // lssar's weights need the sum of a row first, so its scores are computed twice; training sums O2 beside O.
   double forward_flops(bool training) const {
     int products = settings.kind == Kind::lssar ? (training ? 4 : 3) : 2;
-    return products / 2.0 * attention_flops(B, length, H, D, false);
+    return products / 2.0 * attention_flops(shape, false);
   }
-  double backward_flops() const { return attention_flops(B, length, H, D, true); }
+  double backward_flops() const { return attention_flops(shape, true); }
 };
 
 // ---- JSON

@@ -21,8 +21,8 @@ static void compare(const std::string& question, Kind kind, int D, int products,
   if (!attention_is_built(kind)) return;
   constexpr bool is_forward = std::is_same_v<Call, ForwardCall<bf16>>;
   for (int T : lengths) {
-    AttentionCase<bf16> attention({{.kind = kind}, T, 0, 1, "hopper"}, on_cpu ? 1 : std::max(1, 16384 / T), T,
-                                  on_cpu ? 2 : 1536 / D, D);
+    AttentionCase<bf16> attention({.kind = kind}, {on_cpu ? 1 : std::max(1, 16384 / T), T, on_cpu ? 2 : 1536 / D, D});
+    attention.call.family = "hopper";
     Family<bf16>& family = family_of<bf16>(kind, "hopper");
     const Family<bf16> whole = family;
     attention.forward(true);
@@ -43,9 +43,8 @@ static void compare(const std::string& question, Kind kind, int D, int products,
     const char* same_bits = results(now) == results(changed) ? "yes" : "NO";
     print_trial(
         question, format("%s, D %d, T %d", kind_names[int(kind)], D, T),
-        products / 2.0 * attention_flops(attention.B, T, attention.H, D, false),
-        [&] { return seconds([&] { run(now); }).median; }, [&] { return seconds([&] { run(changed); }).median; },
-        same_bits);
+        products / 2.0 * attention_flops(attention.shape, false), [&] { return seconds([&] { run(now); }).median; },
+        [&] { return seconds([&] { run(changed); }).median; }, same_bits);
     family = whole;
   }
 }

@@ -88,16 +88,20 @@ template <class T, class Line> static void attention_of(const Model& m, const Li
   std::vector<float2> angles = rope_table(m.T, D, 10000);
   float2* rope = static_cast<float2*>(arrays.bytes(angles.size() * sizeof(float2)));
   CUDA_CHECK(cudaMemcpy(rope, angles.data(), angles.size() * sizeof(float2), cudaMemcpyHostToDevice));
-  AttentionSetup settings{{.scale = Scale::number}, m.T, Q};
+  AttentionSettings settings{.scale = Scale::number};
+  AttentionCall<T> call{.settings = settings,
+                        .shape = {m.B, m.T, m.H, D},
+                        .context = m.T,
+                        .qkv_stride = Q,
+                        .stream = stream,
+                        .rope = rope,
+                        .norms = norms};
   for (QkNorm norm : {QkNorm::none, QkNorm::l2}) {
     std::string with = norm == QkNorm::l2 ? " + l2 norm" : "";
     settings.qk_norm = norm;
-    line("prepare_forward, rope" + with, 4 * NA * s, 0, [&] {
-      prepare_forward<T>(qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream);
-    });
-    line("prepare_backward, rope" + with, (norm == QkNorm::l2 ? 6 : 4) * NA * s, 0, [&] {
-      prepare_backward<T>(dqkv, qkv, norms, rope, settings, {m.B, m.T, m.H, D}, stream);
-    });
+    line("prepare_forward, rope" + with, 4 * NA * s, 0, [&] { prepare_forward(qkv, call); });
+    line("prepare_backward, rope" + with, (norm == QkNorm::l2 ? 6 : 4) * NA * s, 0,
+         [&] { prepare_backward(dqkv, static_cast<const T*>(qkv), call); });
   }
   GateSettings gate{.activation = GateActivation::softplus};
   line("gate_forward", 3 * NA * s, 0, [&] {
@@ -108,7 +112,7 @@ template <class T, class Line> static void attention_of(const Model& m, const Li
   });
   for (Kind kind : {Kind::softmax, Kind::lssar}) {
     if (!attention_is_built(kind)) continue;
-    AttentionCase<T> attention({{.kind = kind}, m.T}, m.B, m.T, m.H, D);
+    AttentionCase<T> attention({.kind = kind}, {m.B, m.T, m.H, D});
     std::string kind_name = kind_names[int(kind)];
     line(kind_name + " attention, training", attention.forward_bytes(true), attention.forward_flops(true),
          [&] { attention.forward(true); });

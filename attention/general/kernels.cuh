@@ -489,43 +489,44 @@ template <class Tile> dim3 grid_of(const Shape& s, int B) {
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
-  int B = c.shape.B;
-  with_general_width<CPU>(c.shape.D, [&]<int WIDTH>() {
+  Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
+  int B = c.call.shape.B;
+  with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           floats * sizeof(float), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+           floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.shape.B;
+  Shape shape = shape_of<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
-  with_general_width<CPU>(c.shape.D, [&]<int WIDTH>() {
+  with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           floats * sizeof(float), c.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings, shape);
+           floats * sizeof(float), c.call.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings,
+           shape);
     LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.stream, c.dqkv,
+           (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.call.stream, c.dqkv,
            c.dz_sums.by_query, c.dout, c.workspace, c.qkv, c.settings, shape);
   });
 }
 
 // Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
 template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
-  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.qkv});
-  with_general_width<on_cpu>(c.shape.D, [&]<int WIDTH>() {
+  Shape shape = shape_of<T>(c.call, {c.qkv});
+  with_general_width<on_cpu>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
-    int count = row_figures(c.shape.T);
+    int count = row_figures(c.call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;
     LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>),
-           dim3(blocks_for(c.shape.T, Tile::HELD), c.shape.H, c.shape.B), dim3(Tile::THREADS), floats * sizeof(float),
-           c.stream, c.figures, c.stats, c.qkv, c.settings, shape, count);
+           dim3(blocks_for(c.call.shape.T, Tile::HELD), c.call.shape.H, c.call.shape.B), dim3(Tile::THREADS),
+           floats * sizeof(float), c.call.stream, c.figures, c.stats, c.qkv, c.settings, shape, count);
   });
 }
 

@@ -553,33 +553,33 @@ template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_quer
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
 template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.out, c.qkv});
-  int B = c.shape.B;
-  LAUNCH((attention_forward_hopper_kernel<Policy, Mask, Tile>), hopper_grid<Tile>(shape, B, c.spare_multiprocessors),
-         dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats,
-         c.sink, c.settings, shape, B);
+  Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
+  int B = c.call.shape.B;
+  LAUNCH((attention_forward_hopper_kernel<Policy, Mask, Tile>),
+         hopper_grid<Tile>(shape, B, c.call.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES,
+         c.call.stream, qkv_map(c.qkv, shape, B), out_map(c.out, shape, B), c.stats, c.sink, c.settings, shape, B);
 }
 inline Shape backward_shape(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  shape.row_pitch = workspace_rows(c.shape.T);
+  Shape shape = shape_of<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  shape.row_pitch = workspace_rows(c.call.shape.T);
   return shape;
 }
 // The workspace has the row values already.
 template <class Policy, class Tile, class Mask = Causal> void hopper_keys_by(const BackwardCall<bf16>& c) {
   Shape shape = backward_shape(c);
-  int B = c.shape.B;
+  int B = c.call.shape.B;
   LAUNCH((attention_backward_keys_hopper_kernel<Policy, Mask, Tile>),
-         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
-         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.dz_sums.by_key, c.workspace,
-         c.settings, shape, B, c.preparation);
+         hopper_grid<Tile>(shape, B, c.call.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES,
+         c.call.stream, qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B),
+         c.dz_sums.by_key, c.workspace, c.settings, shape, B, c.preparation);
 }
 template <class Policy, class Tile, class Mask = Causal> void hopper_queries_by(const BackwardCall<bf16>& c) {
   Shape shape = backward_shape(c);
-  int B = c.shape.B;
+  int B = c.call.shape.B;
   LAUNCH((attention_backward_queries_hopper_kernel<Policy, Mask, Tile>),
-         hopper_grid<Tile>(shape, B, c.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES, c.stream,
-         qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B), c.dz_sums.by_query,
-         c.workspace, c.settings, shape, B, c.preparation);
+         hopper_grid<Tile>(shape, B, c.call.spare_multiprocessors), dim3(Tile::THREADS), Tile::SHARED_BYTES,
+         c.call.stream, qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B), qkv_map(c.qkv, shape, B),
+         c.dz_sums.by_query, c.workspace, c.settings, shape, B, c.preparation);
 }
 
 template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
@@ -590,13 +590,13 @@ template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
 template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
   with_hopper_width<Policy, Mask>(
-      c.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>, Mask>(c); });
+      c.call.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>, Mask>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
   row_values<bf16, Policy, Mask>(c, backward_shape(c));
-  with_hopper_width<Policy, Mask>(c.shape.D, [&]<int DIM>() {
+  with_hopper_width<Policy, Mask>(c.call.shape.D, [&]<int DIM>() {
     hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
     hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
   });

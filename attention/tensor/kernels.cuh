@@ -323,29 +323,29 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
 template <class T, class Policy, class Mask> void tensor_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.out, c.qkv});
-  int B = c.shape.B;
-  with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
+  Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
+  int B = c.call.shape.B;
+  with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
-           Tile::shared_elements(1) * sizeof(T), c.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
+           Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class T, class Policy, class Mask> void tensor_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.shape, c.qkv_stride, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.shape.B;
+  Shape shape = shape_of<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
-  with_width<TENSOR_WIDTHS>(c.shape.D, [&]<int DIM>() {
+  with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_backward_size(DIM, Mask::ADDS && Policy::HEAVY ? 2 : Policy::HEAVY)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
     LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
-           dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.stream, c.dqkv,
+           dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.call.stream, c.dqkv,
            c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings, shape);
     LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
-           dim3(Tile::THREADS), bytes, c.stream, c.dqkv, c.dz_sums.by_query, c.dout, c.workspace, c.qkv, c.settings,
-           shape);
+           dim3(Tile::THREADS), bytes, c.call.stream, c.dqkv, c.dz_sums.by_query, c.dout, c.workspace, c.qkv,
+           c.settings, shape);
   });
 }
 

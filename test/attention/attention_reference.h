@@ -13,6 +13,24 @@
 
 template <class P> using Numbers = std::vector<typename P::real>;
 
+// What a test sets of a layer, and the call with it.
+struct AttentionSetup : AttentionSettings {
+  int context = 1024;
+  int qkv_stride = 0;
+  float scale_factor = 1;
+  const char* family = nullptr;
+  int spare_multiprocessors = 0;
+  template <class T> AttentionCall<T> call(const AttentionShape& shape) const {
+    return {.settings = *this,
+            .shape = shape,
+            .context = context,
+            .qkv_stride = qkv_stride,
+            .scale_factor = scale_factor,
+            .family = family,
+            .spare_multiprocessors = spare_multiprocessors};
+  }
+};
+
 // Kernels take the scores of kinds made of softplus as multiples of ln 2.
 template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
 

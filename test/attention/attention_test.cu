@@ -80,12 +80,12 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
       dsinks(std::vector<float>(sinks.size(), 0.5f));
   DeviceArray<char> workspace(attention_backward_workspace(shape));
-  AttentionLearned<T> learned;
-  if (s.sink == Sink::learned) learned.sink = sink, learned.dsink = dsinks;
+  AttentionCall<T> call = s.call<T>(shape);
+  if (s.sink == Sink::learned) call.sink = sink, call.dsink = dsinks;
   DeviceArray<float2> c(as_two_floats(bias));
-  if (!bias.empty()) learned.bias = c;
-  attention_forward<T>(out + shift, stats, in + shift, s, shape, true, nullptr, learned);
-  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, s, shape, nullptr, learned);
+  if (!bias.empty()) call.bias = c;
+  attention_forward<T>(out + shift, stats, in + shift, call, true);
+  attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, call);
   std::vector<float> dbias(bias.size());
   if (!bias.empty()) {
     std::vector<char> left = workspace.download();
@@ -93,7 +93,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
     for (size_t i = 0; i < bias.size(); i++) dbias[i] = (sums.by_query[i] - sums.by_key[i]) / ref_unit<float>(s.kind);
   }
   DeviceArray<T> evaluated(shape.out_size());
-  attention_forward<T>(evaluated, nullptr, in + shift, s, shape, false, nullptr, learned);
+  attention_forward<T>(evaluated, nullptr, in + shift, call, false);
   std::vector<T> result = taken(out, row / 3, 0);
   expect_same_bits("evaluation", evaluated.download(), result);
   return {result, taken(dqkv, row, extra), stats.download(), dsinks.download(), dbias};
@@ -395,7 +395,7 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
   }
 }
 
-// attention_backward() with Prepared. Hopper's kernels undo the preparation of heads of 64 and 128 channels themselves,
+// attention_backward() with undo_preparation. Hopper's kernels undo the preparation of heads of 64 and 128 channels themselves,
 // unless ssmax's scale needs sums over rows: within the bounds of float64. Otherwise the bits are prepare_backward()'s.
 template <class T> void check_prepared(AttentionSetup s, const AttentionShape& shape, bool rotate, int extra = 0) {
   s.family = family.data();
@@ -410,21 +410,21 @@ template <class T> void check_prepared(AttentionSetup s, const AttentionShape& s
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), norms(2 * shape.rows());
   DeviceArray<float2> angles(rope);
   DeviceArray<char> workspace(attention_backward_workspace(shape));
-  AttentionLearned<T> learned;
-  if (!scales.empty()) learned.ssmax_scale = scale;
-  Prepared prepared{rotate ? angles.get() : nullptr, s.qk_norm == QkNorm::none ? nullptr : norms.get()};
-  prepare_forward<T>(x, norms, prepared.rope, s, shape, nullptr, learned);
-  attention_forward<T>(out, stats, x, s, shape, true, nullptr, learned);
+  AttentionCall<T> call = s.call<T>(shape);
+  if (!scales.empty()) call.ssmax_scale = scale;
+  if (rotate) call.rope = angles;
+  if (s.qk_norm != QkNorm::none) call.norms = norms;
+  prepare_forward<T>(x, call);
+  attention_forward<T>(out, stats, x, call, true);
   auto gradients = [&](bool at_once, bool& launched) {
     DeviceArray<T> dx(apart);
     DeviceArray<float> dscale(std::vector<float>(scales.size(), 0.5f));
-    if (!scales.empty()) learned.dssmax_scale = dscale;
+    if (!scales.empty()) call.dssmax_scale = dscale;
     profile_start();
-    attention_backward<T>(dx, d, out, stats, x, workspace, s, shape, nullptr, learned,
-                          at_once ? std::optional(prepared) : std::nullopt);
+    attention_backward<T>(dx, d, out, stats, x, workspace, call, at_once);
     launched = false;
     for (const ProfileLine& line : profile_collect()) launched |= line.name == "prepare_backward_kernel";
-    if (!at_once) prepare_backward<T>(dx, x, prepared.norms, prepared.rope, s, shape, nullptr, learned, workspace);
+    if (!at_once) prepare_backward<T>(dx, x, call, workspace);
     return std::pair(dx.download(), dscale.download());
   };
   bool launched, launched_apart;

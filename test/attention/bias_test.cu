@@ -28,7 +28,8 @@ std::vector<double> slopes_of_the_code(int H) {
 std::vector<float2> bias_of(Bias bias, const AttentionShape& shape, const std::vector<float>& logits = {}) {
   DeviceArray<float2> c(shape.rows());
   DeviceArray<float> x(logits);
-  bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), shape.H}, {.bias = bias}, shape, nullptr);
+  AttentionSettings s{.bias = bias};
+  bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), shape.H}, {.settings = s, .shape = shape});
   return c.download();
 }
 
@@ -69,10 +70,10 @@ TEST(Bias, AttentionIsThatOfThePapers) {
   AttentionShape shape{1, 50, 3, 16};
   auto qkv = random_qkv<float>(shape, 1), logits = random_normal<float>(size_t(shape.T) * shape.H, 2);
   for (Bias bias : {Bias::alibi, Bias::fox, Bias::cable}) {
-    AttentionSetup s{{.bias = bias}};
+    AttentionSettings s{.bias = bias};
     DeviceArray<float> x(qkv), out(shape.out_size());
     DeviceArray<float2> c(bias_of(bias, shape, logits));
-    attention_forward<float>(out, nullptr, x, s, shape, false, nullptr, {.bias = c});
+    attention_forward<float>(out, nullptr, x, {.settings = s, .shape = shape, .bias = c}, false);
     auto result = out.download();
     for (int h = 0; h < shape.H; h++)
       for (int i = 0; i < shape.T; i++) {

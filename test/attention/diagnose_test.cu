@@ -26,13 +26,12 @@ template <class T> struct Diagnosed {
     DeviceArray<float2> c(as_two_floats(bias));
     DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
         rows(row_figures(shape.T) * shape.rows());
-    AttentionLearned<T> learned;
-    AttentionSetup general = s;
-    general.family = "general";
-    if (s.sink == Sink::learned) learned.sink = sink;
-    if (s.bias != Bias::none) learned.bias = c;
-    attention_forward<T>(out, stats, in, general, shape, true, nullptr, learned);
-    attention_diagnose<T>(rows, stats, in, s, shape, nullptr, learned);
+    AttentionCall<T> call = s.call<T>(shape);
+    call.family = "general";
+    if (s.sink == Sink::learned) call.sink = sink;
+    if (s.bias != Bias::none) call.bias = c;
+    attention_forward<T>(out, stats, in, call, true);
+    attention_diagnose<T>(rows, stats, in, call);
     figures = rows.download();
   }
 };

@@ -5,7 +5,7 @@
 #include "test/support/error_of.h"
 
 TEST(AttentionMemory, IsLinearInTheLength) {
-  AttentionSetup s;
+  AttentionSettings s;
   if (attention_is_built(s.kind)) {
     EXPECT_EQ(attention_statistics(s, 64), 1);
   }

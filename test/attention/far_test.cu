@@ -55,11 +55,14 @@ template <class T> class LastRows {
     DeviceArray<T> x(qkv_), out(shape_.out_size()), scale(std::vector<T>{from_float<T>(0.43f)});
     DeviceArray<float> norms(2 * shape_.rows());
     DeviceArray<float2> angles(rope_), c(as_two_floats(bias_));
-    AttentionLearned<T> learned{.ssmax_scale = scale, .bias = bias_.empty() ? nullptr : c.get()};
-    prepare_forward<T>(x, norms, rope_.empty() ? nullptr : angles.get(), s_, shape_, nullptr, learned);
+    AttentionCall<T> call = s_.call<T>(shape_);
+    call.ssmax_scale = scale, call.norms = norms;
+    if (!bias_.empty()) call.bias = c;
+    if (!rope_.empty()) call.rope = angles;
+    prepare_forward<T>(x, call);
     cpu::most_blocks = 1;  // the last rows are in the first block, or two
     if (shape_.T % 32 && shape_.T > 32) cpu::most_blocks = 2;
-    attention_forward<T>(out, nullptr, x, s_, shape_, false, nullptr, learned);
+    attention_forward<T>(out, nullptr, x, call, false);
     cpu::most_blocks = UINT64_MAX;
     std::vector<T> prepared = x.download(), all = out.download();
     int first = std::max(0, shape_.T - ROWS);

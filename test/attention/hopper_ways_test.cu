@@ -23,9 +23,10 @@ Results run(Kind kind, const AttentionShape& shape) {
   DeviceArray<bf16> out(shape.out_size()), evaluated(shape.out_size()), dqkv(shape.qkv_size());
   DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows());
   DeviceArray<char> workspace(attention_backward_workspace(shape));
-  attention_forward<bf16>(out, stats, qkv, s, shape, true, nullptr);
-  attention_forward<bf16>(evaluated, nullptr, qkv, s, shape, false, nullptr);
-  attention_backward<bf16>(dqkv, dout, out, stats, qkv, workspace, s, shape, nullptr);
+  AttentionCall<bf16> call = s.call<bf16>(shape);
+  attention_forward<bf16>(out, stats, qkv, call, true);
+  attention_forward<bf16>(evaluated, nullptr, qkv, call, false);
+  attention_backward<bf16>(dqkv, dout, out, stats, qkv, workspace, call);
   return {out.download(), evaluated.download(), dqkv.download(), stats.download()};
 }
 

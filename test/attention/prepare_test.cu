@@ -26,12 +26,12 @@ static void check_prepare(const AttentionSetup& s, const AttentionShape& shape, 
   DeviceArray<float> norms(has_norm ? 2 * shape.rows() : 0), dscale(std::vector<float>(scales.size(), 0.5f));
   DeviceArray<float2> angles(rope);
   DeviceArray<char> workspace(prepare_backward_workspace(s, shape));
-  AttentionLearned<T> learned;
-  if (!scales.empty()) learned.ssmax_scale = scale, learned.dssmax_scale = dscale;
-  const float2* table = rotate ? angles.get() : nullptr;
-  float* norm = has_norm ? norms.get() : nullptr;
-  prepare_forward<T>(x + shift, norm, table, s, shape, nullptr, learned);
-  prepare_backward<T>(dx + shift, x + shift, norm, table, s, shape, nullptr, learned, workspace);
+  AttentionCall<T> call = s.call<T>(shape);
+  if (!scales.empty()) call.ssmax_scale = scale, call.dssmax_scale = dscale;
+  if (rotate) call.rope = angles;
+  if (has_norm) call.norms = norms;
+  prepare_forward<T>(x + shift, call);
+  prepare_backward<T>(dx + shift, x + shift, call, workspace);
   auto prepared = x.download(), result = dx.download();
   for (auto* values : {&qkv, &dprepared, &prepared, &result}) *values = without_first(*values, shift);
 
@@ -83,8 +83,8 @@ static void check_output_norm(const AttentionSettings& s, const AttentionShape& 
   auto out = random_normal<T>(shape.out_size() + shift, 1, 0.1f), dout = random_normal<T>(shape.out_size() + shift, 2);
   DeviceArray<T> x(out), dx(dout);
   DeviceArray<float> norms(shape.rows());
-  norm_output<T>(x + shift, norms, s, shape, nullptr);
-  norm_output_backward<T>(dx + shift, x + shift, norms, s, shape, nullptr);
+  norm_output<T>(x + shift, norms, {.settings = s, .shape = shape});
+  norm_output_backward<T>(dx + shift, x + shift, norms, {.settings = s, .shape = shape});
   auto y = x.download(), result = dx.download();
   for (auto* values : {&out, &dout, &y, &result}) *values = without_first(*values, shift);
   auto ex = widen<Exact>(out), ed = widen<Exact>(dout);
@@ -111,9 +111,10 @@ TYPED_TEST(PrepareTest, Zeros) {
       dx(std::vector<T>(shape.qkv_size(), from_float<T>(0)));
   DeviceArray<float> norms(2 * shape.rows());
   for (QkNorm norm : {QkNorm::l2, QkNorm::rms}) {
-    AttentionSetup s{{.qk_norm = norm}};
-    prepare_forward<T>(x, norms, nullptr, s, shape, nullptr);
-    prepare_backward<T>(dx, x, norms, nullptr, s, shape, nullptr);
+    AttentionSettings s{.qk_norm = norm};
+    AttentionCall<T> call{.settings = s, .shape = shape, .norms = norms};
+    prepare_forward<T>(x, call);
+    prepare_backward<T>(dx, x, call);
     for (T v : x.download()) EXPECT_EQ(to_float(v), 0);
     for (T v : dx.download()) EXPECT_EQ(to_float(v), 0);
   }
@@ -130,9 +131,10 @@ TYPED_TEST(PrepareTest, SameBitsInAnyOrder) {
     DeviceArray<T> x(qkv), dx(d), scale(scales);
     DeviceArray<float> norms(2 * shape.rows()), dscale(std::vector<float>(shape.H, 0.0f));
     DeviceArray<char> workspace(prepare_backward_workspace(s, shape));
-    AttentionLearned<T> learned{.ssmax_scale = scale, .dssmax_scale = dscale};
-    prepare_forward<T>(x, norms, angles, s, shape, nullptr, learned);
-    prepare_backward<T>(dx, x, norms, angles, s, shape, nullptr, learned, workspace);
+    AttentionCall<T> call = s.call<T>(shape);
+    call.ssmax_scale = scale, call.dssmax_scale = dscale, call.rope = angles, call.norms = norms;
+    prepare_forward<T>(x, call);
+    prepare_backward<T>(dx, x, call, workspace);
     return bits_of(x, dx, dscale);
   });
 }

@@ -183,7 +183,7 @@ Family<float> kernels;            // attention's own, which those of the test ca
 thread_local std::string spared;  // multiprocessors spared by each call of a rank: F forward, E evaluation, B backward
 
 template <char NAME, auto KERNEL, class Call> void noted(const Call& call) {
-  spared += NAME + std::to_string(call.spare_multiprocessors) + " ";
+  spared += NAME + std::to_string(call.call.spare_multiprocessors) + " ";
   (kernels.*KERNEL)(call);
 }
 
