@@ -21,15 +21,13 @@ void check_built(Kind kind) {
 }
 
 // The first of a kind's families, or the one with this name, that supports the call.
-template <class T>
-const Family<T>& family_for(const AttentionCall<T>& call, std::initializer_list<const void*> arrays) {
-  KernelCase wanted = {call.shape.D, call.shaped(), call.qkv_stride, arrays};
+template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Arrays arrays) {
   for (const Family<T>& family : families_of<T>(call.settings.kind))
     if (call.family ? !strcmp(call.family, family.name) : family.suits_device())
-      if (family.supports(wanted)) return family;
+      if (family.supports(call, arrays)) return family;
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
-          call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], wanted.D,
-          wanted.shaped ? ", a window or a bias" : "");
+          call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], call.shape.D,
+          call.shaped() ? ", a window or a bias" : "");
 }
 
 // A window may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
@@ -80,8 +78,9 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   if (!gpu || !(biased || settings.window > 0)) return;
   auto runs = [&](int D) {
     if (on_cpu) return D <= LARGEST_TENSOR_D;  // which lacks these kernels, and plans for a GPU that has them
+    AttentionCall<bf16> call{.settings = settings, .shape = {1, NO_WINDOW, 1, D}};
     const std::vector<Family<bf16>>& all = families_of<bf16>(settings.kind);
-    return std::any_of(all.begin(), all.end(), [&](const Family<bf16>& f) { return f.supports({D, true}); });
+    return std::any_of(all.begin(), all.end(), [&](const Family<bf16>& f) { return f.supports(call, {}); });
   };
   if (runs(D) && !fp32 && !diagnoses) return;
   int most = LARGEST_D;
@@ -141,8 +140,8 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
 template <class T>
 void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call) {
   for (const Family<T>& family : families_of<T>(call.settings.kind))
-    if (family.diagnose && family.supports({call.shape.D, call.shaped()}))
-      return family.diagnose({figures, stats, qkv, kernel_settings(call), call});
+    if (family.diagnose && family.supports(call, {qkv}))
+      return family.diagnose(figures, stats, qkv, call, kernel_settings(call));
   failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 

@@ -51,36 +51,22 @@ template <class T> struct BackwardCall {
   const AttentionCall<T>& call;
 };
 
-// figures [row_figures(T), B, H, T] =, from what the forward saved in stats.
-template <class T> struct DiagnoseCall {
-  float* figures;
-  const float* stats;
-  const T* qkv;
-  KernelSettings settings;
-  const AttentionCall<T>& call;
-};
-
 constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
 
-// What a family may have kernels for or not.
-struct KernelCase {
-  int D;
-  bool shaped = false;  // as AttentionCall::shaped()
-  int qkv_stride = 0;
-  std::initializer_list<const void*> arrays = {};
-};
+using Arrays = std::initializer_list<const void*>;
 
 // The kernels of a family for one kind.
 template <class T> struct Family {
   const char* name = nullptr;        // for AttentionCall::family
   int order = 0;                     // dispatch.cu tries families in rising order: the fastest is first
   bool (*suits_device)() = nullptr;  // where not, they run only if they are asked for by name
-  bool (*supports)(const KernelCase&) = nullptr;
-  int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats
+  bool (*supports)(const AttentionCall<T>&, Arrays) = nullptr;  // the tensors of the call, for their addresses
+  int saved = 0, vectors = 0;                                   // of a row in training: floats, and vectors of D floats
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
-  void (*diagnose)(const DiagnoseCall<T>&) = nullptr;  // may be missing
+  // The arguments of attention_diagnose(); may be missing.
+  void (*diagnose)(float*, const float*, const T*, const AttentionCall<T>&, const KernelSettings&) = nullptr;
   bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
 };
 

@@ -517,16 +517,18 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
 }
 
 // Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
-template <class T, class Policy, class Mask> void general_diagnose(const DiagnoseCall<T>& c) {
-  Shape shape = shape_of<T>(c.call, {c.qkv});
-  with_general_width<on_cpu>(c.call.shape.D, [&]<int WIDTH>() {
+template <class T, class Policy, class Mask>
+void general_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call,
+                      const KernelSettings& settings) {
+  Shape shape = shape_of<T>(call, {qkv});
+  with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
-    int count = row_figures(c.call.shape.T);
+    int count = row_figures(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;
     LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>),
-           dim3(blocks_for(c.call.shape.T, Tile::HELD), c.call.shape.H, c.call.shape.B), dim3(Tile::THREADS),
-           floats * sizeof(float), c.call.stream, c.figures, c.stats, c.qkv, c.settings, shape, count);
+           dim3(blocks_for(call.shape.T, Tile::HELD), call.shape.H, call.shape.B), dim3(Tile::THREADS),
+           floats * sizeof(float), call.stream, figures, stats, qkv, settings, shape, count);
   });
 }
 
@@ -539,7 +541,7 @@ template <class T, Kind KIND> bool add_general_of() {
   using Mask = std::conditional_t<on_cpu, Shaped, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits_device = [] { return true; };
-  f.supports = [](const KernelCase& c) { return on_cpu || !c.shaped; };
+  f.supports = [](const AttentionCall<T>& call, Arrays) { return on_cpu || !call.shaped(); };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });
@@ -550,8 +552,10 @@ template <class T, Kind KIND> bool add_general_of() {
   f.backward = [](const BackwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_backward<T, Policy, Mask>(c); });
   };
-  f.diagnose = [](const DiagnoseCall<T>& c) {
-    Policies::choose(c.settings, [&]<class Policy>() { general_diagnose<T, Policy, Mask>(c); });
+  f.diagnose = [](float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call,
+                  const KernelSettings& settings) {
+    Policies::choose(settings,
+                     [&]<class Policy>() { general_diagnose<T, Policy, Mask>(figures, stats, qkv, call, settings); });
   };
   return add_family(KIND, f);
 }

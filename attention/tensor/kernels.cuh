@@ -356,7 +356,9 @@ template <Kind KIND> bool add_tensor() {
   using Policies = PolicyOf<KIND, FastMaths>;
   Family<bf16> f = {.name = "tensor", .order = 2};
   f.suits_device = [] { return !on_cpu; };
-  f.supports = [](const KernelCase& c) { return c.D <= tensor_widths[std::size(tensor_widths) - 1]; };
+  f.supports = [](const AttentionCall<bf16>& call, Arrays) {
+    return call.shape.D <= tensor_widths[std::size(tensor_widths) - 1];
+  };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<bf16>& c) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { tensor_forward<bf16, Policy, Mask>(c); });

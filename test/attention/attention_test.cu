@@ -47,7 +47,9 @@ static AttentionShape fit(AttentionShape shape) {
 }
 // make HEAD_DIM=... leaves out tensor-core kernels
 static bool has_kernels(Kind kind, int D, bool shaped = false) {
-  return family == "general" || family_of<bf16>(kind, family.data()).supports({D, shaped});
+  AttentionSettings s{.kind = kind, .bias = shaped ? Bias::fox : Bias::none};
+  return family == "general" ||
+         family_of<bf16>(kind, family.data()).supports({.settings = s, .shape = {1, 1, 1, D}}, {});
 }
 
 template <class T> struct Result {
