@@ -166,18 +166,18 @@ TEST(Diagnose, WindowsAndBiases) {
   }
 }
 
-// All scores equal: softmax and lssa are uniform, and so is lssar in its first rows; the others are degenerate.
+// All scores equal: weights that sum to 1 are uniform, but lssar's only in its first rows; the others are degenerate.
 TEST(Diagnose, UniformScores) {
   int T = 100;
   AttentionShape shape{1, T, 1, 16};
   auto qkv = random_normal<float>(shape.qkv_size(), 1);
   for (int t = 0; t < T; t++)
     for (int d = 0; d < shape.D; d++) qkv[shape.qkv(0, t, 1, 0, d)] = 0;
-  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar}) {
-    if (!attention_is_built(kind)) continue;
-    Diagnosed<float> diagnosed({{.kind = kind}}, shape, qkv);
+  for (const AttentionSetup& s : settings_of_all_kinds()) {
+    if (!s.sums_to_1()) continue;
+    Diagnosed<float> diagnosed(s, shape, qkv);
     for (int i = 0; i < T; i++) {
-      bool degenerate = kind == Kind::lssar && i >= 3;
+      bool degenerate = s.kind == Kind::lssar && i >= s.offset_free_rows;
       EXPECT_EQ(diagnosed.at(F::ZEROS, 0, 0, i), degenerate ? i + 1 : 0);
       double sum = diagnosed.at(F::SUM, 0, 0, i), n = i + 1;
       EXPECT_NEAR(sum, degenerate ? 0 : 1, 1e-5);

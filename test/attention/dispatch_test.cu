@@ -1,7 +1,8 @@
-// What attention needs beside its kernels: the memory it asks for, names, errors.
+// What attention needs beside its kernels: the memory it asks for, the choice of a family, names, errors.
 #include <gtest/gtest.h>
 
-#include "attention/attention.h"
+#include "attention/family.h"
+#include "test/support/device.h"
 #include "test/support/error_of.h"
 
 TEST(AttentionMemory, IsLinearInTheLength) {
@@ -12,6 +13,47 @@ TEST(AttentionMemory, IsLinearInTheLength) {
   size_t row = attention_backward_workspace({1, 1, 1, 1});
   EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
   EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
+}
+
+// A family that does nothing but count its calls, added as CONTRIBUTING.md says: it runs where it suits the device and
+// supports the call, or where it is asked for by name, and the others run everywhere else.
+TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
+  Kind kind{};
+  while (!attention_is_built(kind)) kind = Kind(int(kind) + 1);
+  static int calls;
+  static bool suits;
+  Family<float> stub = {.name = "stub", .order = 0};
+  stub.suits_device = [] { return suits; };
+  stub.supports = [](const AttentionCall<float>& call, Arrays) { return call.shape.D == 16 && !call.shaped(); };
+  stub.forward = stub.evaluate = [](const ForwardCall<float>&) { calls++; };
+  stub.backward = [](const BackwardCall<float>&) { calls++; };
+  const std::vector<Family<float>> others = families_of<float>(kind);
+  add_family(kind, stub);
+
+  AttentionSettings settings{.kind = kind};
+  auto called = [&](AttentionShape shape, const char* family = nullptr) {
+    DeviceArray<float> x(std::vector<float>(shape.qkv_size(), 0.5f)), out(shape.out_size());
+    calls = 0;
+    attention_forward<float>(out, nullptr, x, {.settings = settings, .shape = shape, .family = family}, false);
+    return calls;
+  };
+  suits = true;
+  EXPECT_EQ(called({1, 8, 1, 16}), 1);
+  EXPECT_EQ(called({1, 8, 1, 24}), 0);
+  EXPECT_EQ(called({1, 8, 1, 16}, "general"), 0);
+  EXPECT_EQ(called({1, 8, 1, 16}, "stub"), 1);
+  EXPECT_THROW(called({1, 8, 1, 24}, "stub"), Failure);
+  settings.window = 8;  // which hides nothing
+  EXPECT_EQ(called({1, 8, 1, 16}), 1);
+  settings.window = 7;
+  if (on_cpu) {
+    EXPECT_EQ(called({1, 8, 1, 16}), 0);
+  }
+  settings.window = 0;
+  suits = false;
+  EXPECT_EQ(called({1, 8, 1, 16}), 0);
+  EXPECT_EQ(called({1, 8, 1, 16}, "stub"), 1);
+  families_of<float>(kind) = others;
 }
 
 TEST(AttentionDispatch, NamesAndErrors) {

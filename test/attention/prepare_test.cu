@@ -99,8 +99,13 @@ TYPED_TEST(PrepareTest, OutputNorms) {
     for (int D : {2, 33, 64, 128, 360})
       for (int shift : {0, 1})
         check_output_norm<TypeParam>({.kind = Kind::threshold, .output_norm = norm}, {2, 31, 3, D}, shift);
-  for (Kind kind : {Kind::softmax, Kind::lssa, Kind::lssar})
-    EXPECT_EQ((AttentionSettings{.kind = kind, .output_norm = QkNorm::rms}.norm_of_output()), QkNorm::none);
+  // where weights do not sum to 1, and only there
+  for (size_t kind = 0; kind < std::size(kind_names); kind++) {
+    AttentionSetup s{{.kind = Kind(kind), .output_norm = QkNorm::rms}};
+    double sum = 0, sink_weight;
+    for (double p : ref_weights<Exact>(s, {0.3, 2.5, -1, 1.2, 4}, -INFINITY, &sink_weight)) sum += p;
+    EXPECT_EQ(s.norm_of_output() == QkNorm::none, std::fabs(sum - 1) < 1e-9) << kind_names[kind];
+  }
 }
 
 // Rows of zeros: nothing divides by their length.
