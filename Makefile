@@ -107,8 +107,9 @@ TOGETHER ?= $(if $(FULL),,$(HOST_ROOMS))
 override TOGETHER := $(filter $(HOST_ROOMS),$(TOGETHER))
 # rooms first: they take longest
 OBJECTS := $(patsubst %,$(BUILD)/%.o,$(TOGETHER:%=%/room.cpp) $(filter-out $(call of_rooms,$(TOGETHER)),$(SOURCES))) $(INSTANCES:=.o)
-# On the CPU only tests run the kernels for tensor cores: families are found at run time, where they are linked.
-TRAIN_OBJECTS := $(if $(filter cpu,$(BACKEND)),$(filter-out $(BUILD)/attention/tensor/% $(BUILD)/attention/hopper/%,$(OBJECTS)),$(OBJECTS))
+# On the CPU only tests run the families for tensor cores: dispatch finds those that are linked.
+OTHERS := $(if $(filter cpu,$(BACKEND)),$(filter-out general,$(FAMILIES)))
+TRAIN_OBJECTS := $(filter-out $(foreach family,$(OTHERS),$(BUILD)/attention/$(family)/%),$(OBJECTS))
 BENCHES := kernels attention step
 # The tests of a host room are one program, test_ROOM, and compiled as the room is; elsewhere test/ROOM/NAME_test.cu is the
 # program test_NAME.

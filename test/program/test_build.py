@@ -98,6 +98,34 @@ esac"""
     self.assertIn("BACKEND=cuda needs nvcc", self.make("BACKEND=cuda", "NVCC=/none", goals=("-s", "summary")).stderr)
 
 
+class Kinds(unittest.TestCase):
+  """ATTN, with a compiler that writes down its arguments where it should write an object or a program."""
+
+  COMPILER = '#!/bin/sh\nall=$*\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$all" > "$2"; shift; done\n'
+
+  def test_programs_have_the_kinds_of_the_last_make(self):
+    with tempfile.TemporaryDirectory() as build:
+      with open(f"{build}/compiler", "w", encoding="utf-8") as compiler:
+        compiler.write(self.COMPILER)
+      os.chmod(compiler.name, 0o755)
+
+      def made(*settings):
+        """What the test program is linked from, by family, and what make had to do."""
+        done = subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", f"CXX={compiler.name}", *settings, f"{build}/test_dispatch"],
+                              cwd=ROOT, check=True, capture_output=True, text=True, timeout=100)
+        with open(f"{build}/test_dispatch", encoding="utf-8") as program:
+          objects = re.findall(r"/attention/(\w+)/(\w+)\.cu\.o", program.read())
+        return {family: [kind for other, kind in objects if other == family] for family, _ in objects}, done.stdout.split("\n")[:-1]
+
+      every, _ = made()
+      with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
+        names = re.findall(r'"(\w+)"', re.search(r"kind_names\[\] = \{([^}]*)\}", settings.read()).group(1))
+      self.assertEqual(every, {family: names for family in ("general", "hopper", "tensor")})
+      link = [f"link {build}/test_dispatch"]
+      for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link), ((), names, [])):
+        self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
+
+
 class WithoutNccl(unittest.TestCase):
   def test_has_all_functions(self):
     """A build that finds no NCCL has comm_alone.cpp in place of comm.cpp, so both must define the same functions."""
