@@ -259,7 +259,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
     else dz = slope * fmaf(y, dp, -row[E_OVER_S]);
   }
 };
-// Two: for the powers that multiplications make, of FullMaths all integers up to 32, of FastMaths the usual one; for any.
+// One policy for the powers that multiplications compute (FullMaths: integers up to 32; FastMaths: 15), one for any.
 template <class Maths> struct PolicyOf<Kind::lssar, Maths> {
   static constexpr bool FULL = std::is_same_v<Maths, FullMaths>;
   using Usual = Lssar<Maths, std::conditional_t<FULL, WholePower, FixedPower<15>>>;
