@@ -4,46 +4,36 @@
     python3 scripts/download_fineweb.py               everything, 10 billion tokens, 20.6 GB
     python3 scripts/download_fineweb.py --shards 10   the first billion training tokens, 2.2 GB
 
-From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/. Needs only
-Python 3.8. It can be interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part).
-A file gets its final name only after its size has been compared with its own header and with the server's size.
-Exit code 2: something to fix; 1: something failed.
+From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/, by curl. It can be
+interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part). A file gets its final name
+only after its size has been compared with its own header. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import fcntl
-import http.client
 import os
-import random
 import re
 import shutil
 import struct
+import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 
 from common import Failure, Progress, UserError, run
 
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103
-BLOCK = 1 << 20
+BAD_URL, CANNOT_WRITE, NO_RANGES = (1, 3), 23, 33  # exit codes of curl
 
 
 class Damaged(Failure):
   """The file on the server, or on the disk, is not a shard."""
 
 
-class Interrupted(Exception):
-  """The transfer broke off; trying again may help."""
-
-  def __init__(self, text, wait=None):
-    super().__init__(text)
-    self.wait = wait  # seconds the server asked for
-
-
-def size_by_header(header, what):
-  """The size in bytes of the shard that begins with header."""
+def size_by_header(file, what):
+  """The size in bytes of a shard, or None if its header is not all there."""
+  header = os.pread(file.fileno(), HEADER_BYTES, 0)
+  if len(header) < HEADER_BYTES:
+    return None
   magic, version, tokens = struct.unpack("<3i", header[:12])
   if magic != MAGIC or version != VERSION or tokens < 0:
     raise Damaged("%s is not a token shard: it begins with %r; is --base-url right?" % (what, header[:16]))
@@ -53,9 +43,8 @@ def size_by_header(header, what):
 def complete(path):
   """Whether path is a whole shard."""
   with open(path, "rb") as file:
-    header = file.read(HEADER_BYTES)
     try:
-      return len(header) == HEADER_BYTES and os.fstat(file.fileno()).st_size == size_by_header(header, path)
+      return os.path.getsize(path) == size_by_header(file, path)
     except Damaged:
       return False
 
@@ -66,9 +55,7 @@ class Download:
   def __init__(self, url, path, args, progress, files_done, files_left):
     self.url, self.path, self.args, self.progress = url, path, args, progress
     self.files_done, self.files_left = files_done, files_left
-    self.expected = None     # size by the header, once that has arrived
-    self.total = None        # size by the server, if it tells
-    self.continued = False   # the server continues where the part file ends
+    self.expected = None  # size by the header, once that has arrived
 
   def run(self):
     part = self.path + ".part"
@@ -82,37 +69,62 @@ class Download:
           self.progress.say("warning: the file system of %s has no locks (%s); start no second download there" % (
               self.args.out, error.strerror))
       try:
-        self._check_header()
+        self._check()
       except Damaged:
         self._discard()
       try:
-        self._run()
+        self._try_repeatedly()
       except Damaged:
         self._discard()
         raise
       os.fsync(self.file.fileno())
       os.replace(part, self.path)
 
-  def _run(self):
+  def _try_repeatedly(self):
     failures = 0
-    while True:
-      have = self._size()
-      try:
-        if have != self.expected:
-          self._transfer(have)
+    while (have := self._size()) != self.expected:
+      problem = self._transfer()
+      if not problem:
         return
-      except Interrupted as error:
-        if self.continued and self._size() > have:
-          failures = 0
-        failures += 1
-        if failures > self.args.retries:
-          raise Failure("%s: gave up after %d tries: %s; run the same command again to continue from byte %d" % (
-              self.url, failures, error, self._size()))
-        wait = min(60, self.args.retry_wait * 2 ** (failures - 1)) * random.uniform(0.75, 1.25)
-        if error.wait is not None:
-          wait = max(wait, min(error.wait, 300))
-        self.progress.say("%s: %s; trying again in %.0f s" % (self.url, error, wait))
-        time.sleep(wait)
+      failures = 1 if self._size() > have > 0 else failures + 1  # it was continued, so ranges work
+      if failures > self.args.retries:
+        raise Failure("%s: gave up after %d tries: %s; run the same command again to continue from byte %d" % (
+            self.url, failures, problem, self._size()))
+      wait = min(60, self.args.retry_wait * 2 ** (failures - 1))
+      self.progress.say("%s: %s; trying again in %.0f s" % (self.url, problem, wait))
+      time.sleep(wait)
+
+  def _transfer(self):
+    """Runs curl, which continues where the part file ends. Returns why it failed if trying again may help, else None."""
+    limit = str(self.args.timeout)
+    command = ["curl", "-q", "--silent", "--show-error", "--fail", "--location", "--globoff", "--proto", "=http,https",
+               "--connect-timeout", limit, "--speed-time", limit, "--speed-limit", "1", "--write-out", "%{http_code}",
+               "--continue-at", "-", "--no-buffer", "--output", self.path + ".part", self.url]
+    pipe, lock = subprocess.PIPE, self.file.fileno()  # curl inherits the lock and holds it as long as it runs
+    try:
+      process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=[lock])
+    except FileNotFoundError:
+      raise UserError("the program curl is needed; install it (bash scripts/install_deps.sh)")
+    with process:
+      try:
+        while process.poll() is None:
+          time.sleep(0.05)
+          self._check()
+        status, said = (text.strip() for text in process.communicate())
+      finally:
+        process.kill()
+    self._check()
+    size = self._size()
+    if status == "416" or process.returncode == NO_RANGES:  # what is here does not fit what the server has
+      self._discard()
+      return "cannot be continued from byte %d, starting again" % size
+    if "400" <= status < "500" and status not in ("408", "425", "429") or process.returncode in BAD_URL:
+      raise UserError("%s: %s; check --base-url" % (self.url, said))
+    if process.returncode == CANNOT_WRITE:
+      raise Failure("writing %s.part failed: %s" % (self.path, said))
+    if process.returncode == 0 and size != self.expected:
+      raise Damaged("%s ends after %d bytes: the file on the server is damaged" % (self.url, size))
+    return said if process.returncode else None
 
   def _size(self):
     return os.fstat(self.file.fileno()).st_size
@@ -121,76 +133,21 @@ class Download:
     self.file.truncate(0)
     self.expected = None
 
-  def _check_header(self):
-    if self.expected is None and self._size() >= HEADER_BYTES:
-      self.file.seek(0)
-      self.expected = size_by_header(self.file.read(HEADER_BYTES), self.url)
-      self.progress.total = self.expected * (self.files_done + self.files_left)
-      self.progress.done = self.expected * self.files_done + self._size()
-      free = shutil.disk_usage(os.path.dirname(self.path)).free
-      need = self.expected * self.files_left - self._size()
+  def _check(self):
+    """What has arrived: is it a shard, and will all of them fit on the disk?"""
+    if self.expected is None:
+      self.expected = size_by_header(self.file, self.url)
+      if self.expected is None:
+        return
+      free, need = shutil.disk_usage(self.args.out).free, self.expected * self.files_left - self._size()
       if need > free:
         raise UserError("%s has %.1f GB free, but %d more files of %.1f GB do not fit; give fewer --shards or "
-                        "another --out" % (os.path.dirname(self.path), free / 1e9, self.files_left,
-                                           self.expected / 1e9))
-    if None not in (self.expected, self.total) and self.total != self.expected:
-      raise Damaged("%s has %d bytes, but its header promises %d: the file on the server is damaged" % (
-        self.url, self.total, self.expected))
-    if self.expected is not None and self._size() > self.expected:
+                        "another --out" % (self.args.out, free / 1e9, self.files_left, self.expected / 1e9))
+      self.progress.total = self.expected * (self.files_done + self.files_left)
+      self.progress.done = self.expected * self.files_done + self._size()
+    if self._size() > self.expected:
       raise Damaged("%s has more bytes than the %d its header promises" % (self.url, self.expected))
-
-  def _transfer(self, have):
-    self.continued = False
-    request = urllib.request.Request(self.url, headers={"User-Agent": "plusgpt", "Accept-Encoding": "identity"})
-    if have:
-      request.add_header("Range", "bytes=%d-" % have)
-    try:
-      with urllib.request.urlopen(request, timeout=self.args.timeout) as response:
-        self._begin(response, have)
-        while True:
-          block = response.read1(BLOCK)  # what has arrived, so that little is lost when it breaks off
-          if not block:
-            break
-          self._write(block)
-          self._check_header()
-    except urllib.error.HTTPError as error:
-      if error.code == 416:  # what we have does not fit what the server has
-        self._discard()
-        raise Interrupted("cannot be continued from byte %d, starting again" % have)
-      if error.code in (408, 425, 429) or error.code >= 500:
-        after = error.headers.get("Retry-After", "")
-        raise Interrupted("the server answered %d %s" % (error.code, error.reason),
-                          float(after) if after.isdigit() else None)
-      raise UserError("%s: the server answered %d %s; check --base-url" % (self.url, error.code, error.reason))
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-      raise Interrupted(str(getattr(error, "reason", "") or error or type(error).__name__))
-    size = self._size()
-    if self.expected is None or size < self.expected:
-      if self.total is not None and size >= self.total:
-        raise Damaged("%s has only %d bytes, too few for a token shard" % (self.url, size))
-      raise Interrupted("the connection ended at byte %d" % size)
-
-  def _begin(self, response, have):
-    """Finds the file's size in the answer. Starts again where the server ignores the range."""
-    if response.status == 206:
-      match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-      if not match or int(match.group(1)) != have:
-        self._discard()
-        raise Interrupted("the server sent another range than asked, starting again")
-      self.continued = True
-      self.total = int(match.group(2)) if match.group(2) != "*" else None
-    else:
-      self._discard()
-      length = response.headers.get("Content-Length")
-      self.total = int(length) if length is not None else None
-
-  def _write(self, block):
-    try:
-      self.file.write(block)
-      self.file.flush()
-    except OSError as error:  # not the network's fault: trying again does not help
-      raise Failure("writing %s.part failed: %s" % (self.path, error.strerror))
-    self.progress.add(len(block))
+    self.progress.add(self.expected * self.files_done + self._size() - self.progress.done)
 
 
 def parse_arguments():
@@ -202,16 +159,11 @@ def parse_arguments():
   parser.add_argument("--retries", type=int, default=6, help="tries in a row that may fail [%(default)s]")
   parser.add_argument("--retry-wait", type=float, default=1, metavar="SECONDS",
                       help="wait before the first retry, doubled each time [%(default)s]")
-  parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS",
-                      help="silence that ends a try [%(default)s]")
+  parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS", help="silence that ends a try [%(default)s]")
   args = parser.parse_args()
   if not 0 <= args.shards <= TRAIN_SHARDS:
     raise UserError("--shards %d is not between 0 and %d" % (args.shards, TRAIN_SHARDS))
-  try:
-    url = urllib.parse.urlsplit(args.base_url)
-  except ValueError as error:
-    raise UserError("--base-url %s: %s" % (args.base_url, error))
-  if url.scheme not in ("http", "https") or not url.netloc:
+  if not re.match("https?://[^/]", args.base_url):
     raise UserError("--base-url %s does not begin with http:// or https:// and a host" % args.base_url)
   if args.retries < 0 or not 0 <= args.retry_wait < 1e6 or not 0 < args.timeout < 1e6:
     raise UserError("--retries and --retry-wait must not be negative, --timeout must be positive")

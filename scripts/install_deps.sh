@@ -9,7 +9,7 @@
 set -euo pipefail
 
 packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
-  python3 python3-numpy python3-matplotlib)
+  python3 python3-numpy python3-matplotlib curl ca-certificates)
 optional=(bible-kjv)  # the quick start's text; without it the quick start downloads another one
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -29,7 +29,7 @@ available() { [[ "$(LC_ALL=C apt-cache policy "$1" 2>/dev/null)" =~ Candidate:\ 
 # Where there is no apt: look for the things themselves.
 check_by_hand() {
   local missing=() header
-  for program in g++ make python3; do command -v "$program" >/dev/null || missing+=("$program"); done
+  for program in g++ make python3 curl; do command -v "$program" >/dev/null || missing+=("$program"); done
   local headers=(nlohmann/json.hpp CLI/CLI.hpp)
   [[ " ${packages[*]} " == *" libgtest-dev "* ]] && headers+=(gtest/gtest.h)
   for header in "${headers[@]}"; do

@@ -47,15 +47,9 @@ if [ -z "$text" ]; then
     "$bible" -f 'gen1:1-rev22:21' </dev/null >"$text"
   else
     text=$shards/tiny_shakespeare.txt
-    [ -s "$text" ] || "$python" - "$text" <<'PYTHON'
-import sys, urllib.request
-url = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-try:
-  data = urllib.request.urlopen(url, timeout=60).read()
-except OSError as error:
-  sys.exit(f"quickstart.sh: {url} could not be read ({error}); give a text file of your own with --text FILE")
-open(sys.argv[1], "wb").write(data)
-PYTHON
+    url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+    [ -s "$text" ] || { curl -fsSL --retry 3 --max-time 600 -o "$text.part" "$url" && mv "$text.part" "$text"; } ||
+      { echo "quickstart.sh: $url could not be read; give a text file of your own with --text FILE" >&2; exit 1; }
   fi
 fi
 "$python" scripts/prepare_text.py "$text" --out "$shards" --name quickstart --tokenizer bytes --overwrite
