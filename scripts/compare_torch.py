@@ -33,6 +33,7 @@ except ImportError as error:
   common.stop(f"{error}; pip install torch numpy")
 
 import formula
+import shards
 
 CONFIG = {  # --set and ./train's defaults give the rest
     "name": "compare",
@@ -77,14 +78,11 @@ class Windows:
   """The fixed order of an unshuffled run: window w of a shard is inputs [wT, wT + T), targets one later."""
 
   def __init__(self, path, T):
-    header = np.fromfile(path, dtype="<i4", count=256)
-    if len(header) != 256 or header[0] != 20240520 or header[1] != 1:
-      common.stop(f"{path} is not a shard (magic 20240520, version 1)")
-    self.tokens = np.fromfile(path, dtype="<u2", offset=1024, count=int(header[2]))
-    self.T, self.total = T, (int(header[2]) - 1) // T
+    self.tokens = np.array(shards.tokens(path), np.int64)
+    self.T, self.total = T, (len(self.tokens) - 1) // T
 
   def batch(self, first, count):
-    rows = np.stack([self.tokens[w * self.T:w * self.T + self.T + 1].astype(np.int64)
+    rows = np.stack([self.tokens[w * self.T:w * self.T + self.T + 1]
                      for w in (n % self.total for n in range(first, first + count))])
     return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
 
@@ -160,26 +158,11 @@ def gradients_torch(weights, shard, settings, dtype):
 
 
 def save(path, tensors):
-  """safetensors: length of the JSON header, the header, the raw arrays."""
-  header, offset = {}, 0
-  for name, array in tensors.items():
-    header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-    offset += array.nbytes
-  text = json.dumps(header).encode()
-  text += b" " * (-len(text) % 8)
-  with open(path, "wb") as file:
-    file.write(len(text).to_bytes(8, "little") + text)
-    for array in tensors.values():
-      file.write(np.ascontiguousarray(array).tobytes())
+  shards.write_safetensors(path, {name: ("F32", array.shape, array.tobytes()) for name, array in tensors.items()})
 
 
 def load(path):
-  with open(path, "rb") as file:
-    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    data = file.read()
-  header.pop("__metadata__", None)
-  return {name: np.frombuffer(data[slice(*entry["data_offsets"])], dtype="<f4").reshape(entry["shape"])
-          for name, entry in header.items()}
+  return {name: np.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in shards.read_safetensors(path).items()}
 
 
 def run_ours(program, flags, folder, weights):

@@ -27,7 +27,6 @@ import json
 import os
 import random
 import shutil
-import struct
 import sys
 import tempfile
 
@@ -42,6 +41,7 @@ except ImportError as error:
   common.stop(f"{error}; pip install torch transformers numpy")
 
 import compare_torch
+import shards
 
 BOUND = 1e-5
 FORMULA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modeling_plusgpt.py")
@@ -88,11 +88,6 @@ def cases(variants):
                    {"attention.variant": "lssar", "attention.offset_free_rows": 0},
                    {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}}):
     yield json.dumps(settings)[1:-1].replace('"', ""), settings
-
-
-def write_shard(path, tokens):
-  with open(path, "wb") as file:
-    file.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens))
 
 
 def text(count, seed):
@@ -153,7 +148,7 @@ class Trainer:
     """Log-probabilities [V] of what follows the window."""
     row = []
     for token in range(VOCAB):
-      write_shard(self.path("window.bin"), window + [token])
+      shards.write(self.path("window.bin"), "tokens", window + [token])
       row.append(-self.evaluated(init, len(window), "window.bin")["loss"] * len(window))
     return torch.tensor(row, dtype=torch.float64).log_softmax(-1)
 
@@ -252,8 +247,8 @@ def main():
   transformers.logging.disable_progress_bar()
   with tempfile.TemporaryDirectory() as folder:
     transformers.dynamic_module_utils.HF_MODULES_CACHE = os.path.join(folder, "modules")
-    write_shard(os.path.join(folder, "train.bin"), text(4000, seed=1))
-    write_shard(os.path.join(folder, "val.bin"), text(EVAL_TOKENS + 1, seed=2))
+    shards.write(os.path.join(folder, "train.bin"), "tokens", text(4000, seed=1))
+    shards.write(os.path.join(folder, "val.bin"), "tokens", text(EVAL_TOKENS + 1, seed=2))
     table = Table()
     for name, settings in ours:
       if arguments.only in name:

@@ -4,22 +4,21 @@
     python3 scripts/download_fineweb.py               everything, 10 billion tokens, 20.6 GB
     python3 scripts/download_fineweb.py --shards 10   the first billion training tokens, 2.2 GB
 
-From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/, by curl. It can be
-interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part). A file gets its final name
-only after its size has been compared with its own header. Exit code 2: something to fix; 1: something failed.
+From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/, by curl. It can
+be interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part). A file gets its final
+name only after its size has been compared with its own header. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import fcntl
 import os
 import re
 import shutil
-import struct
 import subprocess
 import time
 
+import shards
 from common import Failure, Progress, UserError, run
 
-MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024  # data/shards.h
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103
 BAD_URL, CANNOT_WRITE, NO_RANGES = (1, 3), 23, 33  # exit codes of curl
@@ -31,13 +30,11 @@ class Damaged(Failure):
 
 def size_by_header(file, what):
   """The size in bytes of a shard, or None if its header is not all there."""
-  header = os.pread(file.fileno(), HEADER_BYTES, 0)
-  if len(header) < HEADER_BYTES:
-    return None
-  magic, version, tokens = struct.unpack("<3i", header[:12])
-  if magic != MAGIC or version != VERSION or tokens < 0:
-    raise Damaged("%s is not a token shard: it begins with %r; is --base-url right?" % (what, header[:16]))
-  return HEADER_BYTES + 2 * tokens
+  header = os.pread(file.fileno(), shards.HEADER_BYTES, 0)
+  try:
+    return shards.size_by_header(header) if len(header) == shards.HEADER_BYTES else None
+  except ValueError as error:
+    raise Damaged("%s %s; is --base-url right?" % (what, error))
 
 
 def complete(path):
@@ -95,7 +92,7 @@ class Download:
       time.sleep(wait)
 
   def _transfer(self):
-    """Runs curl, which continues where the part file ends. Returns why it failed if trying again may help, else None."""
+    """Runs curl, continuing the part file. Returns why it failed if trying again may help, else None."""
     limit = str(self.args.timeout)
     command = ["curl", "-q", "--silent", "--show-error", "--fail", "--location", "--globoff", "--proto", "=http,https",
                "--connect-timeout", limit, "--speed-time", limit, "--speed-limit", "1", "--write-out", "%{http_code}",
@@ -159,7 +156,8 @@ def parse_arguments():
   parser.add_argument("--retries", type=int, default=6, help="tries in a row that may fail [%(default)s]")
   parser.add_argument("--retry-wait", type=float, default=1, metavar="SECONDS",
                       help="wait before the first retry, doubled each time [%(default)s]")
-  parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS", help="silence that ends a try [%(default)s]")
+  parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS",
+                      help="silence that ends a try [%(default)s]")
   args = parser.parse_args()
   if not 0 <= args.shards <= TRAIN_SHARDS:
     raise UserError("--shards %d is not between 0 and %d" % (args.shards, TRAIN_SHARDS))

@@ -39,7 +39,6 @@ import itertools
 import json
 import os
 import re
-import struct
 from types import SimpleNamespace
 
 import common
@@ -51,10 +50,9 @@ except ImportError as error:
   common.stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
 import plot
-from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, VERSION, Progress
+import shards
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
-LABEL_FLOAT = 2
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that
 DAY = 0.0027  # of a year
 SIZES = {  # offsets[body][channel]; first_label: the token of the first label, every fourth follows
@@ -161,22 +159,19 @@ def states(size, s):
 
 # -------------------------------------------------------------------------------------------------------------- data
 
-def write_shards(folder, stem, systems, header, rows, progress):
+def write_shards(folder, stem, systems, kind, rows, progress, columns=1):
   """rows: an iterator over the windows of each CHUNK systems, [N, T] or [N, T, K]. Writes shards of SHARD systems, each
-  with one token more: another first one, or no label. header: magic, version, type and columns."""
+  with one token more: another first one, or no label. kind, columns: as in shards.py."""
   for number, first in enumerate(range(0, systems, SHARD)):
     here = min(SHARD, systems - first)
-    with open(os.path.join(folder, f"{stem}_{number:06d}.bin"), "wb") as file:
-      for index, chunk in enumerate(itertools.islice(rows, -(-here // CHUNK))):
-        if index == 0:
-          fields = [*header[:2], here * chunk.shape[1] + 1, *header[2:]]
-          file.write(struct.pack(f"<{HEADER_INTS}i", *fields, *[0] * (HEADER_INTS - len(fields))))
-          last = chunk[0, 0]
-        file.write(chunk.tobytes())
-        progress.add(chunk.nbytes)
-      file.write(last.tobytes())
-      file.flush()
-      os.fsync(file.fileno())
+    writer = shards.Writer(os.path.join(folder, f"{stem}_{number:06d}.bin"), kind, columns)
+    for index, chunk in enumerate(itertools.islice(rows, -(-here // CHUNK))):
+      if index == 0:
+        last = chunk[0, 0]
+      writer.write(chunk.tobytes())
+      progress.add(chunk.nbytes)
+    writer.write(last.tobytes())
+    writer.close()
 
 
 def of_name(args):
@@ -204,9 +199,9 @@ def make(args):
       yield tokens(size, s, positions)
 
   with common.whole_files(args.out, of_name(args), args.overwrite) as folder:
-    progress = Progress(2 * size.context * (args.systems + args.val_systems))
+    progress = common.Progress(2 * size.context * (args.systems + args.val_systems))
     for stream, (split, systems) in enumerate((("train", args.systems), ("val", args.val_systems))):
-      write_shards(folder, f"{args.name}_{split}", systems, (MAGIC, VERSION), windows(stream, systems), progress)
+      write_shards(folder, f"{args.name}_{split}", systems, "tokens", windows(stream, systems), progress)
     progress.end()
   print(f"{100 * np.mean(outside):.2g} % of the positions are outside the box and were moved to its edge")
   report(args, {"train": "train", "val": "val"})
@@ -237,14 +232,13 @@ def probe_data(args):
     return result
 
   with common.whole_files(args.out, of_name(args), args.overwrite) as folder:
-    progress = Progress((2 + 4 * values.shape[2]) * size.context * (args.systems + args.val_systems))
+    progress = common.Progress((2 + 4 * values.shape[2]) * size.context * (args.systems + args.val_systems))
     truth = {"size": args.size, "seed": args.seed, "target": target, "mean": float(mean), "sd": float(sd)}
     for split, parts in split_chunks.items():
       systems = sum(len(s["n"]) for s in parts)
       windows = (tokens(size, s, elements(size, s)) for s in parts)
-      write_shards(folder, f"{args.name}_{split}", systems, (MAGIC, VERSION), windows, progress)
-      header = LABEL_MAGIC, 1, LABEL_FLOAT, values.shape[2]
-      write_shards(folder, f"{args.name}_labels_{split}", systems, header, map(rows, parts), progress)
+      write_shards(folder, f"{args.name}_{split}", systems, "tokens", windows, progress)
+      write_shards(folder, f"{args.name}_labels_{split}", systems, "values", map(rows, parts), progress, values.shape[2])
       truth[split] = {key: np.concatenate([s[key] for s in parts]).tolist() for key in parts[0]}
     with open(os.path.join(folder, f"{args.name}_truth.json"), "w", encoding="utf-8") as file:
       json.dump(truth, file)

@@ -21,12 +21,12 @@ import os
 import random
 import re
 import string
-import struct
 
 import metrics
 import plot
+import shards
 from common import Failure, UserError, encode, run, whole_files
-from prepare_text import HEADER_INTS, LABEL_MAGIC, MAGIC, NO_LABEL, VERSION
+from shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
 FILLER = "".join(SENTENCES)
@@ -73,15 +73,6 @@ def samples(args, rng, count, repeats):
           for tokens, answer in zip(encode(args, texts), answers)]
 
 
-def write_shard(path, header, values):
-  with open(path, "wb") as file:
-    header = [header[0], VERSION, len(values), *header[1:]]
-    file.write(struct.pack("<%di" % HEADER_INTS, *header, *[0] * (HEADER_INTS - len(header))))
-    values.tofile(file)
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def write_shards(folder, name, split, made, args):
   """Whole samples, then one token more: a window needs the token after it as its last target."""
   tokens, labels = array.array("H"), array.array("H")
@@ -94,9 +85,9 @@ def write_shards(folder, name, split, made, args):
     labels.append(NO_LABEL)
   tokens.append(tokens[0])
   labels.append(NO_LABEL)
-  write_shard(os.path.join(folder, "%s_%s_000000.bin" % (name, split)), [MAGIC], tokens)
+  shards.write(os.path.join(folder, "%s_%s_000000.bin" % (name, split)), "tokens", tokens)
   if args.labels:
-    write_shard(os.path.join(folder, "%s_labels_%s_000000.bin" % (name, split)), [LABEL_MAGIC, 1, 1], labels)
+    shards.write(os.path.join(folder, "%s_labels_%s_000000.bin" % (name, split)), "labels", labels)
 
 
 def make(args):

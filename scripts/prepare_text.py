@@ -49,16 +49,15 @@ import mmap
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import zlib
 
+import shards
 from common import Failure, Progress, UserError, run, whole_files
+from shards import NO_LABEL
 
-MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256  # data/shards.h
-LABEL_MAGIC, NO_LABEL = 20261101, 65535  # of label files, there too
 MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh", ".zip": b"PK\3\4"}
 MARKER = b"<|endoftext|>"
 BLOCK = 4 << 20
@@ -450,7 +449,7 @@ class TokenizerJson:
 # ----------------------------------------------------------------------------------------------------------- output
 
 class ShardWriter:
-  magic, columns = MAGIC, (0, 0)
+  kind = "tokens"
 
   def __init__(self, directory, stem, args):
     self.directory, self.stem, self.args = directory, stem, args
@@ -461,8 +460,7 @@ class ShardWriter:
     while len(data):
       if self.file is None or self.counts[-1] == self.args.shard_tokens:
         self.close()
-        self.file = open(os.path.join(self.directory, self.name(len(self.counts))), "wb")
-        self.file.write(bytes(4 * HEADER_INTS))
+        self.file = shards.Writer(os.path.join(self.directory, self.name(len(self.counts))), self.kind)
         self.counts.append(0)
         self.bytes = 0
       part = data[:2 * (self.args.shard_tokens - self.counts[-1])]
@@ -474,13 +472,9 @@ class ShardWriter:
 
   def close(self):
     if self.file is not None:
-      self.file.seek(0)
-      self.file.write(struct.pack("<5i", self.magic, VERSION, self.counts[-1], *self.columns))
-      self.file.flush()
-      os.fsync(self.file.fileno())
       self.file.close()
-      if self.magic == MAGIC:
-        with open(self.file.name[:-len("bin")] + "json", "w") as file:
+      if self.kind == "tokens":
+        with open(os.path.join(self.directory, self.name(len(self.counts) - 1))[:-len("bin")] + "json", "w") as file:
           json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
           file.write("\n")
       self.file = None
@@ -490,7 +484,7 @@ class ShardWriter:
 
 
 class LabelWriter(ShardWriter):
-  magic, columns = LABEL_MAGIC, (1, 1)
+  kind = "labels"
 
   def __init__(self, directory, stem, args, answers):
     super().__init__(directory, stem, args)
@@ -624,7 +618,7 @@ def main():
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
       tempfile.TemporaryDirectory(prefix=".tmp_prepare_", dir=args.out) as temporary:
     writers = prepare(Text(args, temporary), args, tokenizer, folder)
-  written = {writer.name(index): count for writer in writers if writer.magic == MAGIC
+  written = {writer.name(index): count for writer in writers if writer.kind == "tokens"
              for index, count in enumerate(writer.counts)}
   for name, count in written.items():
     print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))

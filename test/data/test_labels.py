@@ -4,12 +4,12 @@ PyTorch is skipped where torch or transformers is missing.
 import array
 import os
 import random
-import struct
 import unittest
 
 from support.runs import Runs
-from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import TEXT, read_safetensors, shard
+
+import shards  # from SCRIPTS
 
 try:
   import torch
@@ -26,9 +26,8 @@ LABELS = {"data__labels": "labels_train_*.bin", "data__val_labels": "labels_val.
 
 def label_file(values, columns=1):
   """uint16 labels, or floats, `columns` for each token."""
-  kind = 1 if isinstance(values[0], int) else 2
-  header = struct.pack("<256i", 20261101, 1, len(values) // columns, kind, columns, *[0] * 251)
-  return header + array.array("H" if kind == 1 else "f", values).tobytes()
+  kind = "labels" if isinstance(values[0], int) else "values"
+  return shards.header(kind, len(values) // columns, columns) + array.array(shards.TYPES[kind], values).tobytes()
 
 
 def following(tokens):

@@ -9,12 +9,9 @@ import subprocess
 import sys
 from unittest import mock
 
-from support.workspace import CRASH, ROOT, Folder, default_signals
+from support.workspace import CRASH, ROOT, SCRIPTS, Folder, default_signals
 
-SCRIPTS = os.path.join(ROOT, "scripts")
-sys.path.insert(0, SCRIPTS)  # for tests that import one
-
-import common  # noqa: E402
+import common  # from SCRIPTS
 
 
 def start(script, *args, **options):

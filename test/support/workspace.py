@@ -11,10 +11,16 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)  # for tests that import one
+
+from shards import read_safetensors, write_safetensors  # noqa: E402, F401: for the tests
+
 TRAIN = os.path.abspath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))
 CRASH = re.compile(r"terminate called|what\(\)|Assertion|Aborted|Segmentation|Sanitizer|std::|Traceback|core dumped|"
                    r"\.(cpp|cuh?|h):\d")
@@ -57,27 +63,6 @@ def merged(base, changes):
     else:
       place[last] = value
   return result
-
-
-def read_safetensors(path):
-  """name -> (dtype, shape, bytes)"""
-  with open(path, "rb") as file:
-    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    data = file.read()
-  header.pop("__metadata__", None)
-  return {name: (t["dtype"], t["shape"], data[t["data_offsets"][0]:t["data_offsets"][1]]) for name, t in header.items()}
-
-
-def write_safetensors(path, tensors):
-  header, offset = {}, 0
-  for name, (dtype, shape, data) in tensors.items():
-    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
-    offset += len(data)
-  text = json.dumps(header).encode()
-  text += b" " * (-len(text) % 8)
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  with open(path, "wb") as file:
-    file.write(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
 
 
 def floats(data):

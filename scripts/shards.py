@@ -1,0 +1,87 @@
+"""Shards, label files (data/shards.h) and safetensors files, for the scripts and the tests. Standard library only."""
+import array
+import json
+import os
+import struct
+
+from common import UserError
+
+MAGIC, LABEL_MAGIC, VERSION, HEADER_BYTES = 20240520, 20261101, 1, 1024
+NO_LABEL = 65535
+TYPES = {"tokens": "H", "labels": "H", "values": "f"}  # what a file holds: uint16 tokens or labels, or float32 labels
+
+
+def header(kind, count, columns=1):
+  """The header of a file with `count` tokens, or with `columns` labels for each."""
+  fields = [MAGIC, VERSION, count]
+  if kind != "tokens":
+    fields = [LABEL_MAGIC, VERSION, count, 1 if kind == "labels" else 2, columns]
+  return struct.pack("<%di" % len(fields), *fields).ljust(HEADER_BYTES, b"\0")
+
+
+class Writer:
+  """Writes a file piece by piece. The header comes last, so a file that was cut short is none."""
+
+  def __init__(self, path, kind, columns=1):
+    self.file, self.kind, self.columns = open(path, "wb"), kind, columns
+    self.file.write(bytes(HEADER_BYTES))
+
+  def write(self, values):
+    """values: as bytes, or an array of the right type."""
+    self.file.write(values)
+
+  def close(self):
+    size = array.array(TYPES[self.kind]).itemsize * self.columns
+    count = (self.file.tell() - HEADER_BYTES) // size
+    self.file.seek(0)
+    self.file.write(header(self.kind, count, self.columns))
+    self.file.flush()
+    os.fsync(self.file.fileno())
+    self.file.close()
+
+
+def write(path, kind, values, columns=1):
+  writer = Writer(path, kind, columns)
+  writer.write(array.array(TYPES[kind], values))
+  writer.close()
+
+
+def size_by_header(start):
+  """The size in bytes that a shard has by its first HEADER_BYTES bytes. A ValueError if they are not a shard's."""
+  magic, version, count = struct.unpack("<3i", start[:12].ljust(12))
+  if len(start) < HEADER_BYTES or magic != MAGIC or version != VERSION or count < 0:
+    raise ValueError("is not a token shard: it begins with %r" % start[:16])
+  return HEADER_BYTES + 2 * count
+
+
+def tokens(path):
+  """All tokens of a shard, as an array."""
+  with open(path, "rb") as file:
+    data = file.read()
+  try:
+    return array.array("H", data[HEADER_BYTES:size_by_header(data)])
+  except ValueError as error:
+    raise UserError("%s %s" % (path, error))
+
+
+def read_safetensors(path):
+  """{name: (dtype, shape, bytes)}"""
+  with open(path, "rb") as file:
+    tensors = json.loads(file.read(*struct.unpack("<Q", file.read(8))))
+    data = file.read()
+  tensors.pop("__metadata__", None)
+  return {name: (tensor["dtype"], tensor["shape"], data[slice(*tensor["data_offsets"])])
+          for name, tensor in tensors.items()}
+
+
+def write_safetensors(path, tensors):
+  """tensors: as read_safetensors() returns them."""
+  entries, offset = {}, 0
+  for name, (dtype, shape, data) in tensors.items():
+    entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+    offset += len(data)
+  text = json.dumps(entries).encode()
+  text += b" " * (-len(text) % 8)
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with open(path, "wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
