@@ -199,8 +199,9 @@ def encode(args, texts):
   return [tokens[start:end] for start, end in zip(starts, starts[1:])]
 
 
-def train(program, *flags, folder=None):
-  """Runs ./train in a folder and returns what it prints; ends the script if that fails."""
+def train(program, *flags, settings={}, folder=None):
+  """Runs ./train in a folder, with --set for each setting, and returns what it prints; ends the script if that fails."""
+  flags = [*flags, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
   try:
     done = subprocess.run([os.path.abspath(program), *flags], cwd=folder, capture_output=True, text=True)
   except OSError as error:
@@ -210,11 +211,17 @@ def train(program, *flags, folder=None):
   return done.stdout
 
 
-def rows(program, *flags, folder=None):
+def metrics_of(folder, name):
+  """The lines of the metrics.jsonl of the run `name` that ./train made in a folder."""
+  with open(os.path.join(folder, "runs", name, "metrics.jsonl"), encoding="utf-8") as lines:
+    return [json.loads(line) for line in lines]
+
+
+def rows(program, *flags, **options):
   """{key: (value as ./train writes it, where it is from and whether it may change)} of every setting that ./train makes of a
   configuration and flags, but for those that are chosen when a run starts (auto)."""
   result = {}
-  for line in train(program, *flags, "--print-config", folder=folder).splitlines():
+  for line in train(program, *flags, "--print-config", **options).splitlines():
     key, rest = line.split(None, 1)
     with contextlib.suppress(ValueError):
       _, end = json.JSONDecoder().raw_decode(rest)
@@ -234,8 +241,8 @@ def nested(rows):
   return result
 
 
-def settings(program, *flags, folder=None):
-  return nested(rows(program, *flags, folder=folder))
+def settings(program, *flags, **options):
+  return nested(rows(program, *flags, **options))
 
 
 def variants(program):

@@ -1,31 +1,20 @@
-#!/usr/bin/env python3
-"""Does ./train --tasks give the log-likelihoods and accuracies that lm-eval gives for the same checkpoint?
+"""compare.py lm_eval: does ./train --tasks give the log-likelihoods and accuracies that lm-eval gives?
 
-    python3 -m venv .venv && .venv/bin/pip install "lm-eval[hf]" torch transformers
-    .venv/bin/python scripts/compare_lm_eval.py runs/NAME/step_N hellaswag=hellaswag_val.jsonl piqa=piqa_val.jsonl
-
-The first --limit examples of each file go through scripts/prepare_tasks.py and ./train, and through lm-eval with its own
-definition of the task, which opens the checkpoint in transformers. lm-eval reads the rows from a file too, so nothing comes
-from the network. The checkpoint must hold the tokenizer (generate.tokenizer_dir). Both compute in fp32. A log-likelihood that
-differs by more than 1e-3, or another accuracy, is a failure (exit 1). mmlu: the rows must be of one subject.
+The first --limit examples of each file go through scripts/prepare_tasks.py and ./train, and through lm-eval with its
+own definition of the task, which opens the checkpoint in transformers. lm-eval reads the rows from a file too, so
+nothing comes from the network. The checkpoint must hold the tokenizer (generate.tokenizer_dir). Both compute in fp32.
+Bounds: 1e-3 for a log-likelihood; accuracies must be equal.
 """
-import argparse
 import json
 import os
-import sys
 import tempfile
 
-os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # only files on this disk are opened
+import lm_eval
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
 import common
 import prepare_tasks
-
-try:
-  import lm_eval
-  import torch
-  from lm_eval.models.huggingface import HFLM
-  from lm_eval.tasks import TaskManager
-except ImportError as error:
-  common.stop(f"{error}; pip install 'lm-eval[hf]' torch transformers")
 
 BOUND = 1e-3
 SHARED = ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu", "mmlu_continuation")
@@ -63,18 +52,17 @@ def ours(arguments, task, rows, dev, folder):
   """The same by ./train."""
   made = prepare_tasks.examples(task, rows[:arguments.limit], dev, arguments.shots)
   prepare_tasks.write(arguments, task, made, os.path.join(folder, f"{task}.bin"))
-  settings = ("name=compared", "precision=fp32", f"task.dir={folder}", "task.samples=samples.jsonl", "task.limit=0",
-              "task.max_length=0")
-  flags = [word for setting in settings for word in ("--set", setting)]
-  common.train(arguments.train, os.path.abspath(arguments.checkpoint), "--tasks", task, *flags, folder=folder)
-  with open(os.path.join(folder, "runs/compared/metrics.jsonl")) as lines:
-    line = json.loads(list(lines)[-1])
+  settings = {"name": "compared", "precision": "fp32", "task.dir": folder, "task.samples": "samples.jsonl",
+              "task.limit": 0, "task.max_length": 0}
+  checkpoint = os.path.abspath(arguments.checkpoint)
+  common.train(arguments.train, checkpoint, "--tasks", task, settings=settings, folder=folder)
   with open(os.path.join(folder, "samples.jsonl")) as lines:
-    return line, [value for sample in lines for value in json.loads(sample)["loglikelihood"]]
+    values = [value for sample in lines for value in json.loads(sample)["loglikelihood"]]
+  return common.metrics_of(folder, "compared")[-1], values
 
 
 def compare(arguments, model, task, path):
-  """Prints a row of the table; whether both are equal."""
+  """A row of the table."""
   rows, dev = prepare_tasks.rows_of([path]), prepare_tasks.rows_of(arguments.dev)
   with tempfile.TemporaryDirectory() as folder:
     mine, values = ours(arguments, task, rows, dev, folder)
@@ -85,19 +73,10 @@ def compare(arguments, model, task, path):
   wanted = {"acc", "acc_norm"} & other.keys()
   good = worst <= BOUND and all(abs(mine[key] - other[key]) < 1e-9 for key in wanted) and "acc" in wanted
   cells = [f"{mine[key]:.4f} / {other[key]:.4f}" if key in wanted else "-" for key in ("acc", "acc_norm")]
-  print(f"| {task} | {mine['n']} | {worst:.1e} | {' | '.join(cells)} | {'equal' if good else 'DIFFERENT'} |", flush=True)
-  return good
+  return task, str(mine["n"]), f"{worst:.1e}", *cells, "equal" if good else "DIFFERENT"
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("checkpoint", metavar="runs/NAME/step_N")
-  parser.add_argument("tasks", nargs="+", metavar="TASK=FILE", help=f"TASK: {', '.join(SHARED)}")
-  parser.add_argument("--limit", type=int, default=200, help="examples of each [200]")
-  parser.add_argument("--shots", type=int, default=0, metavar="K", help="mmlu: solved examples before each question [0]")
-  parser.add_argument("--dev", nargs="+", default=[], metavar="FILE", help="mmlu: files with these examples")
-  parser.add_argument("--train", default="./train", help="the program [./train]")
-  arguments = parser.parse_args()
+def table(arguments):
   arguments.tokenizer, arguments.tokenizer_dir = "gpt2", arguments.checkpoint
   pairs = [text.partition("=")[::2] for text in arguments.tasks]
   for task, path in pairs:
@@ -106,12 +85,6 @@ def main():
   if not os.path.exists(os.path.join(arguments.checkpoint, "vocab.json")):
     raise common.UserError(f"{arguments.checkpoint} holds no tokenizer; name the folder step_N of a run that was trained with "
                            "generate.tokenizer_dir")
-  torch.set_num_threads(1)
   model = HFLM(pretrained=arguments.checkpoint, trust_remote_code=True, dtype="float32", device="cpu", batch_size=8)
-  print("| task | examples | largest difference of a log-likelihood | acc: ours / lm-eval | acc_norm | |")
-  print("|---" * 6 + "|", flush=True)
-  sys.exit(0 if all([compare(arguments, model, task, path) for task, path in pairs]) else 1)
-
-
-if __name__ == "__main__":
-  common.run(main, "nothing was kept")
+  columns = "task", "examples", "largest difference of a log-likelihood", "acc: ours / lm-eval", "acc_norm"
+  return columns, (compare(arguments, model, *pair) for pair in pairs)

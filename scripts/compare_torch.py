@@ -1,37 +1,24 @@
-#!/usr/bin/env python3
-"""Is our GPT-2 PyTorch's GPT-2? Trains both from the same weights on the same shard and compares.
+"""compare.py torch: is our GPT-2 PyTorch's GPT-2? Trains both from the same random weights on the same shard.
 
-    python3 -m venv .venv && .venv/bin/pip install torch numpy
-    .venv/bin/python scripts/compare_torch.py SHARD.bin [--variants softmax,lssar] [--bf16] [--set key=value]...
-
-PyTorch's model is scripts/modeling_plusgpt.py, the one that checkpoints carry for transformers: every variant of
-attention with its T x T matrices, gradients by automatic differentiation. The script compares, starting from the same
-random weights: the loss and every gradient tensor of the first step; the loss of each of --steps steps; and the
-validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch| over
-the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is off
-(at the kink of relu, say). In fp32 an error above 1e-4 in the loss or a gradient of the first step is a failure (exit
-1); a gradient may also be off by twice what PyTorch's fp32 is, where that is more. PyTorch trains in both precisions
-too, and a later loss is judged (at most 1e-3 from the nearer of the two) until they are 1e-4 apart: from there on
-rounding decides. For lssar and threshold, which magnify rounding, that is after a few steps, for other kinds never.
-bf16 is only shown. The shard should hold bytes; for GPT-2 tokens add --set model.vocab=50257.
+PyTorch's model is scripts/modeling_plusgpt.py: every variant of attention with its T x T matrices, gradients by
+automatic differentiation. Compared are the loss and every gradient tensor of the first step, the loss of each step, and
+the validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch|
+over the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is
+off (at the kink of relu, say). Bounds in fp32: 1e-4 for the first loss and gradients, or twice what PyTorch's fp32 is
+off by; 1e-3 for a later loss, from the nearer of PyTorch's precisions, until these are 1e-4 apart: from there on
+rounding decides (bench/TORCH.md). bf16 is only shown.
 """
-import argparse
 import itertools
 import json
 import math
 import os
-import sys
 import tempfile
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+
 import common
-
-try:
-  import numpy as np
-  import torch
-  import torch.nn.functional as F
-except ImportError as error:
-  common.stop(f"{error}; pip install torch numpy")
-
 import formula
 import shards
 
@@ -165,18 +152,14 @@ def load(path):
   return {name: np.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in shards.read_safetensors(path).items()}
 
 
-def run_ours(program, flags, folder, weights):
+def run_ours(program, folder, changes, weights):
   """-> gradients of the first step, losses of all steps, {(step, length): validation loss}."""
   save(os.path.join(folder, "init", "model.safetensors"), weights)
-  common.train(program, *flags, "--dump-gradients", "gradients.safetensors", folder=folder)
-  common.train(program, *flags, folder=folder)
-  losses, val = [], {}
-  with open(os.path.join(folder, "runs", CONFIG["name"], "metrics.jsonl")) as lines:
-    for entry in map(json.loads, lines):
-      if entry["type"] == "train":
-        losses.append(entry["loss"])
-      elif entry["type"] == "val":
-        val[entry["step"], entry["length"]] = entry["loss"]
+  common.train(program, "config.json", "--dump-gradients", "gradients.safetensors", settings=changes, folder=folder)
+  common.train(program, "config.json", settings=changes, folder=folder)
+  lines = common.metrics_of(folder, CONFIG["name"])
+  losses = [line["loss"] for line in lines if line["type"] == "train"]
+  val = {(line["step"], line["length"]): line["loss"] for line in lines if line["type"] == "val"}
   return load(os.path.join(folder, "gradients.safetensors")), losses, val
 
 
@@ -202,19 +185,19 @@ def judge_losses(ours, single, double):
 
 
 def compare(arguments, variant, position, precision, progress):
-  """Prints one line of the table; returns whether all is within bounds."""
+  """A row of the table, and {name: error of the gradient}."""
   shard = os.path.abspath(arguments.shard)
-  changes = [f"attention.variant={variant}", f"model.position={position}", f"precision={precision}",
-             f"train.steps={arguments.steps}", f"eval.every={arguments.steps}", f"data.train={shard}", f"data.val={shard}",
-             f"eval.lengths={[128] if position == 'learned' else [128, 512]}", *arguments.set]
+  changes = {"attention.variant": variant, "model.position": position, "precision": precision,
+             "train.steps": arguments.steps, "eval.every": arguments.steps, "data.train": shard, "data.val": shard,
+             "eval.lengths": [128] if position == "learned" else [128, 512],
+             **dict(text.partition("=")[::2] for text in arguments.set)}
   with tempfile.TemporaryDirectory() as folder:
     os.mkdir(os.path.join(folder, "init"))
     with open(os.path.join(folder, "config.json"), "w") as file:
       json.dump(CONFIG, file)
-    flags = ["config.json", *(word for change in changes for word in ("--set", change))]
-    settings = common.settings(arguments.train, *flags, folder=folder)
+    settings = common.settings(arguments.train, "config.json", settings=changes, folder=folder)
     weights = random_weights(settings, seed=1)
-    gradients, losses, val = run_ours(arguments.train, flags, folder, weights)
+    gradients, losses, val = run_ours(arguments.train, folder, changes, weights)
   first, theirs = gradients_torch(weights, shard, settings, torch.float32)
   _, exact = gradients_torch(weights, shard, settings, torch.float64)
   if set(gradients) != set(theirs):
@@ -231,38 +214,26 @@ def compare(arguments, variant, position, precision, progress):
   verdict = "-" if precision == "bf16" else "equal" if good else "DIFFERENT"
   name = ", ".join([variant, settings["model"]["position"], *arguments.set])
   progress.end()
-  print(f"| {name} | {precision} | {first:.6f} | {first_error:.1e} | "
-        f"{error[worst]:.1e} ({worst}) | {max(exact_error.values()):.1e} ({torch_worst:.1e}) | {torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f} | "
-        f"{later_error:.1e} ({judged} of {len(losses) + len(val)}) | {verdict} |", flush=True)
-  if arguments.verbose:
-    for name, value in sorted(error.items(), key=lambda item: -item[1]):
-      print(f"{value:.2e}  {name}")
-  return good or precision == "bf16"
+  return (name, precision, f"{first:.6f}", f"{first_error:.1e}", f"{error[worst]:.1e} ({worst})",
+          f"{max(exact_error.values()):.1e} ({torch_worst:.1e})", f"{torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f}",
+          f"{later_error:.1e} ({judged} of {len(losses) + len(val)})", verdict), error
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("shard", help="token shard, e.g. the quick start's training shard")
-  parser.add_argument("--variants", default="softmax", help="attention variants, separated by commas, or all [softmax]")
-  parser.add_argument("--positions", default="rope,learned", help="some of rope, learned and none, separated by commas [rope,learned]")
-  parser.add_argument("--steps", type=int, default=50, help="steps to train [50]")
-  parser.add_argument("--bf16", action="store_true", help="show bf16 as well")
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as ./train's, for both sides")
-  parser.add_argument("--train", default="./train", help="the program [./train]")
-  parser.add_argument("--verbose", action="store_true", help="print the error of every gradient tensor")
-  arguments = parser.parse_args()
-  torch.set_num_threads(1)  # the products are small: more threads wait for each other longer than they compute
-  torch.manual_seed(0)
-
-  variants = common.variants(arguments.train) if arguments.variants == "all" else arguments.variants.split(",")
-  cases = list(itertools.product(variants, arguments.positions.split(","), ("fp32", "bf16") if arguments.bf16 else ("fp32",)))
+def rows(arguments, cases):
   progress = common.Progress(2 * arguments.steps * len(cases), "PyTorch, in two precisions: ", "steps/s", 1)
-  print("| attention, position | precision | first loss | error | worst gradient error | against float64 (PyTorch's) | "
-        f"loss of step {arguments.steps}, PyTorch / ours | worst error of a loss (losses judged) | verdict |")
-  print("|---" * 9 + "|", flush=True)
-  good = all([compare(arguments, *case, progress) for case in cases])
-  sys.exit(0 if good else 1)
+  for case in cases:
+    row, error = compare(arguments, *case, progress)
+    yield row
+    if arguments.verbose:
+      for name, value in sorted(error.items(), key=lambda item: -item[1]):
+        print(f"{value:.2e}  {name}")
 
 
-if __name__ == "__main__":
-  common.run(main, "the table is not complete")
+def table(arguments):
+  torch.manual_seed(0)
+  variants = common.variants(arguments.train) if arguments.variants == "all" else arguments.variants.split(",")
+  precisions = ("fp32", "bf16") if arguments.bf16 else ("fp32",)
+  columns = ("attention, position", "precision", "first loss", "error", "worst gradient error",
+             "against float64 (PyTorch's)", f"loss of step {arguments.steps}, PyTorch / ours",
+             "worst error of a loss (losses judged)")
+  return columns, rows(arguments, list(itertools.product(variants, arguments.positions.split(","), precisions)))

@@ -1,26 +1,12 @@
-#!/usr/bin/env python3
-"""Do our checkpoints open in Hugging Face transformers, and its GPT-2 folders here, as the same model?
+"""compare.py transformers: do our checkpoints open in transformers, and its GPT-2 folders here, as the same model?
 
-    python3 -m venv .venv && .venv/bin/pip install torch transformers numpy
-    .venv/bin/python scripts/compare_transformers.py [--train ./train] [--only TEXT]
-
-For every variant of attention with rope and learned positions, every position of the gate, and the settings that no
-variant has: ./train trains a tiny model for a few steps, transformers opens the folder, and both evaluate it, at twice
-the trained length too unless positions are learned. Training starts from weights so large that scores differ by several
-units: with the usual weights attention is nearly uniform, and an error in it would stay below the bound. Then the other
-way: ./train must get the same loss from what transformers saves of that model, and from GPT-2 models that transformers
-makes, in every type of number. Compared are
-  - the validation loss, and the loss by position, the mean over the same windows;
-  - a row of logits. ./train prints losses only, but those of one position for every token v that could follow are
-    logsumexp(z) - z_v: all of the row's log-probabilities, which is the row up to a constant that means nothing.
-    The row is the last one, at the longest length, so that every layer, position and key has a part in it. Only its
-    token changes, so the loss summed over the window changes by as much as that of the last position;
-  - greedy generation by generate(), beyond the trained length, with a loop that takes the largest logit each time.
-The formula is that of scripts/modeling_plusgpt.py beside this script; if ./train was built with another one, a line says so.
-All in fp32. The promise is 1e-4 (nats); an error above 1e-5 is a failure (exit 1), as rounding alone makes 1e-6, and
-the other GELU, for example, not even 1e-4.
+./train trains a tiny model of each kind in cases(), transformers opens the folder, and both evaluate it, at twice the
+trained length too unless positions are learned; then ./train reads what transformers saves of it, and GPT-2 models that
+transformers makes, in every type of number. Compared are the validation loss, the loss by position, a row of logits and
+greedy generation. The formula is scripts/modeling_plusgpt.py of this tree; if ./train was built with another one, a line
+says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and the other GELU,
+for example, not even 1e-4.
 """
-import argparse
 import filecmp
 import itertools
 import json
@@ -30,16 +16,11 @@ import shutil
 import sys
 import tempfile
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # only folders on this disk are opened
+import torch
+import torch.nn.functional as F
+import transformers
+
 import common
-
-try:
-  import torch
-  import torch.nn.functional as F
-  import transformers
-except ImportError as error:
-  common.stop(f"{error}; pip install torch transformers numpy")
-
 import compare_torch
 import shards
 
@@ -124,11 +105,11 @@ class Trainer:
     return os.path.join(self.folder, *parts)
 
   def call(self, *flags, **settings):
-    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    common.train(self.program, "config.json", *flags, *changes, folder=self.folder)
+    common.train(self.program, "config.json", *flags, settings=settings, folder=self.folder)
 
   def trained(self):
-    """The folder of a model that has made its steps from large weights."""
+    """The folder of a model that has made its steps from weights so large that scores differ by several units: with the
+    usual ones attention is nearly uniform, and an error in it would stay below the bound."""
     weights = compare_torch.random_weights(common.settings(self.program, "config.json", folder=self.folder), seed=1)
     for name, array in weights.items():
       if array.ndim == 2:
@@ -141,11 +122,12 @@ class Trainer:
   def evaluated(self, init, length, shard="val.bin"):
     """The line of metrics.jsonl for the model in the folder `init`."""
     self.call("--eval", "--lengths", str(length), **{"name": "eval", "init": init, "data.val": shard})
-    with open(self.path("runs", "eval", "metrics.jsonl")) as lines:
-      return json.loads(list(lines)[-1])
+    return common.metrics_of(self.folder, "eval")[-1]
 
   def row_of_logits(self, init, window):
-    """Log-probabilities [V] of what follows the window."""
+    """Log-probabilities [V] of what follows the window: the row of logits, up to a constant that means nothing. ./train
+    prints losses only, but that of the last position is logsumexp(z) - z_v for each token v that could follow, and the
+    loss summed over the window changes by as much, as only this token changes."""
     row = []
     for token in range(VOCAB):
       shards.write(self.path("window.bin"), "tokens", window + [token])
@@ -187,27 +169,20 @@ def compare(trainer, folder, model, lengths):
     errors["loss"] = max(errors["loss"], abs(ours["loss"] - theirs.mean().item()))
     difference = torch.tensor(ours["by_position"]) - by_position(theirs, ours["position_edges"])
     errors["by position"] = max(errors["by position"], difference.abs().max().item())
-  window = text(lengths[-1], seed=3)
+  window = text(lengths[-1], seed=3)  # the longest, so that every layer, position and key has a part in its last row
   row = model(torch.tensor([window])).logits[0, -1].log_softmax(-1)
   errors["logits"] = (trainer.row_of_logits(folder, window) - row).abs().max().item()
   return errors, generates(model)
 
 
-class Table:
-  def __init__(self):
-    self.good = True
-    print("| model | opens as | validation loss | error | worst by position | worst of a row of logits | and back | |")
-    print("|---" * 8 + "|", flush=True)
-
-  def add(self, name, model, loss, errors, generates):
-    good = max(errors.values()) <= BOUND and generates
-    self.good &= good
-    verdict = "equal" if good else "DIFFERENT" if generates else "GENERATES DIFFERENTLY"
-    cells = [f"{errors[key]:.1e}" if key in errors else "-" for key in ("loss", "by position", "logits", "back")]
-    print(f"| {name} | {type(model).__name__} | {loss:.6f} | {' | '.join(cells)} | {verdict} |", flush=True)
+def row(name, model, loss, errors, generates):
+  good = max(errors.values()) <= BOUND and generates
+  cells = [f"{errors[key]:.1e}" if key in errors else "-" for key in ("loss", "by position", "logits", "back")]
+  verdict = "equal" if good else "DIFFERENT" if generates else "GENERATES DIFFERENTLY"
+  return name, type(model).__name__, f"{loss:.6f}", *cells, verdict
 
 
-def ours_there(trainer, name, table):
+def ours_there(trainer, name):
   folder = trainer.trained()
   if not take_formula(folder):
     print(f"warning: compared is {FORMULA}; {trainer.program} was built with another one, so run make", file=sys.stderr, flush=True)
@@ -217,10 +192,10 @@ def ours_there(trainer, name, table):
   model.save_pretrained(trainer.path("saved"))
   loss = trainer.evaluated(folder, CONTEXT)["loss"]
   errors["back"] = abs(trainer.evaluated("saved", CONTEXT)["loss"] - loss)
-  table.add(name, model, loss, errors, generated)
+  return row(name, model, loss, errors, generated)
 
 
-def theirs_here(trainer, dtype, table):
+def theirs_here(trainer, name, dtype):
   torch.manual_seed(1)
   sizes = CONFIG["model"]
   model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
@@ -230,34 +205,28 @@ def theirs_here(trainer, dtype, table):
   model.float()  # the numbers that the file holds
   errors, generated = compare(trainer, "theirs", model, [CONTEXT])
   loss = trainer.evaluated("theirs", CONTEXT)["loss"]
-  table.add(f"transformers' GPT-2, {str(dtype)[6:]}", model, loss, errors, generated)
+  return row(name, model, loss, errors, generated)
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--train", default="./train", help="the program [./train]")
-  parser.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
-  arguments = parser.parse_args()
-  theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
-  ours = list(cases(common.variants(arguments.train)))
-  if not any(arguments.only in name for name in [*theirs, *(name for name, _ in ours)]):
-    parser.error(f"--only {arguments.only}: no model has this in its name")
-  torch.set_num_threads(1)
+def rows(program, ours, theirs):
   transformers.logging.set_verbosity_error()
   transformers.logging.disable_progress_bar()
   with tempfile.TemporaryDirectory() as folder:
     transformers.dynamic_module_utils.HF_MODULES_CACHE = os.path.join(folder, "modules")
     shards.write(os.path.join(folder, "train.bin"), "tokens", text(4000, seed=1))
     shards.write(os.path.join(folder, "val.bin"), "tokens", text(EVAL_TOKENS + 1, seed=2))
-    table = Table()
-    for name, settings in ours:
-      if arguments.only in name:
-        ours_there(Trainer(arguments.train, folder, settings), name, table)
+    for name, settings in ours.items():
+      yield ours_there(Trainer(program, folder, settings), name)
     for name, dtype in theirs.items():
-      if arguments.only in name:
-        theirs_here(Trainer(arguments.train, folder, {"model.position": "learned"}), dtype, table)
-  sys.exit(0 if table.good else 1)
+      yield theirs_here(Trainer(program, folder, {"model.position": "learned"}), name, dtype)
 
 
-if __name__ == "__main__":
-  common.run(main, "the table is not complete")
+def table(arguments):
+  types = torch.float32, torch.float16, torch.bfloat16
+  ours = dict(cases(common.variants(arguments.train)))
+  theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in types}
+  ours, theirs = ({name: some[name] for name in some if arguments.only in name} for some in (ours, theirs))
+  if not ours and not theirs:
+    raise common.UserError(f"--only {arguments.only}: no model has this in its name")
+  columns = "model", "opens as", "validation loss", "error", "worst by position", "worst of a row of logits", "and back"
+  return columns, rows(arguments.train, ours, theirs)

@@ -14,8 +14,8 @@ import common  # from SCRIPTS
 class Train(Workspace):
   def test_settings_are_nested_and_typed(self):
     self.write("config.json", '{"model": {"heads": 2}, "attention": {"variant": "lssar"}, "eval": {"lengths": [64, 128]}}')
-    found = common.settings(TRAIN, "config.json", "--set", "attention.scale=0.3", "--set", "generate.prompt=two  words",
-                            folder=self.folder)
+    found = common.settings(TRAIN, "config.json", "--set", "attention.scale=0.3", folder=self.folder,
+                            settings={"generate.prompt": "two  words"})
     self.assertEqual(found["generate"]["prompt"], "two  words")
     self.assertEqual((found["model"]["heads"], found["eval"]["lengths"]), (2, [64, 128]))
     attention = found["attention"]

@@ -1,4 +1,4 @@
-"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare_transformers.py compares it with ./train.
+"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare.py transformers compares it with ./train.
 Skipped where torch or transformers is missing.
 """
 import functools

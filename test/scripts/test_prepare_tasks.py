@@ -253,5 +253,5 @@ class PrepareTasks(ScriptTest):
     self.assertEqual(self.texts("arc_easy")[1][0][2], 1)
 
   def test_lm_eval_is_optional(self):
-    self.run_script("compare_lm_eval.py", self.folder, "piqa=y", code=2)
+    self.run_script("compare.py", "lm_eval", self.folder, "piqa=y", code=2)
     self.assertRegex(self.errors, "pip install 'lm-eval|holds no tokenizer")
