@@ -14,7 +14,7 @@ once .gz or .zst is taken off:
   .parquet  the same, a row a document; only the column --field is read
   others    text: one document, unless it contains <|endoftext|>, which begins another
 
-What is not plain text in a file is unpacked into a temporary file in --out, so memory does not grow with the input.
+All text is copied into a temporary file in --out, so memory does not grow with the input.
 Documents are numbered from 1 over all inputs; empty ones in JSONL and Parquet are left out. --val-every N validates on
 the documents N, 2N, ...; otherwise the end of the input becomes the validation text. It begins where --val-fraction of
 the input is left, or at the next document if one begins nearby, else at the next line.
@@ -45,7 +45,6 @@ import contextlib
 import gzip
 import itertools
 import json
-import mmap
 import os
 import re
 import shutil
@@ -187,58 +186,57 @@ def warn_of_another_format(name, block):
 
 
 class Text:
-  """All inputs as one long text, addressed by byte offset. starts: where its documents begin, in order, and its end. nulls:
-  how many had null as their text, and are left out. answers: where the answer of each document begins."""
+  """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and its
+  end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. nulls: how many
+  documents had null as their text, and are left out."""
 
-  def __init__(self, args, temporary):
-    self.args, self.temporary, self.size, self.nulls = args, temporary, 0, 0
-    self.answers = array.array("Q")
-    self.names, self.files = [], []  # files: (name, path, first byte, end)
+  def __init__(self, args, file):
+    self.args, self.file, self.size, self.nulls = args, file, 0, 0
+    self.starts, self.answers = array.array("Q"), array.array("Q")
+    self.names, self.firsts = [], []
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
-    with open(os.path.join(temporary, "starts"), "w+b") as self.starts_file:  # on the disk: there may be many
-      self.new_starts = array.array("Q")
-      for name in args.files:
-        self._add(name, progress)
-      self._begin(self.size)
-      self.new_starts.tofile(self.starts_file)
-      self.starts_file.flush()
-      self.starts = memoryview(mmap.mmap(self.starts_file.fileno(), 0, access=mmap.ACCESS_READ)).cast("Q")
+    for name in args.files:
+      self._add(name, progress)
+    self.starts.append(self.size)
     progress.end()
 
   def _add(self, name, progress):
-    args, path, first, before = self.args, name, self.size, progress.done
+    self.names.append("standard input" if name == "-" else name)
+    self.firsts.append(self.size)
+    before = progress.done
     try:
       raw = open(os.dup(0) if name == "-" else name, "rb")
     except OSError as error:
       raise UserError("%s cannot be read: %s; name text files" % (name, error.strerror))
     with raw, unpacked(name, raw) as stream:
-      regular, kind, documents = os.path.isfile(name), kind_of(name), None
-      if args.jsonl or kind == ".jsonl":
-        documents = json_documents(name, stream, args)
-      elif kind == ".parquet":
-        file = raw
-        if stream is not raw:  # it is not read from its beginning to its end
-          file = tempfile.TemporaryFile(dir=self.temporary)
-          shutil.copyfileobj(stream, file, BLOCK)
-        documents = parquet_documents(name, file, args)
-      if documents or stream is not raw or not regular:
-        path = os.path.join(self.temporary, "input_%d" % len(self.names))
-      with open(os.devnull if path == name else path, "wb") as copy:
-        for part in documents or self._plain(name, stream):
-          if part is None:
-            self.nulls += 1
-            continue
-          if args.answer_field:
-            self.answers.append(self.size + len(part[0]))
-            part = b"".join(part)
-          if documents and part:
-            self._begin(self.size)
-          copy.write(part)
-          self.size += len(part)
-          if regular:
-            progress.add(before + raw.tell() - progress.done)
-    self.names.append("standard input" if name == "-" else name)
-    self.files.append((self.names[-1], path, first, self.size))
+      for part in self._parts(name, raw, stream):
+        self.file.write(part)
+        self.size += len(part)
+        if os.path.isfile(name):
+          progress.add(before + raw.tell() - progress.done)
+
+  def _parts(self, name, raw, stream):
+    """The text of a file in parts; notes where documents begin."""
+    if self.args.jsonl or kind_of(name) == ".jsonl":
+      documents = json_documents(name, stream, self.args)
+    elif kind_of(name) == ".parquet":
+      if stream is not raw:  # it is not read from its beginning to its end
+        stream, packed = tempfile.TemporaryFile(dir=self.args.out), stream
+        shutil.copyfileobj(packed, stream, BLOCK)
+      documents = parquet_documents(name, stream, self.args)
+    else:
+      yield from self._plain(name, stream)
+      return
+    for document in documents:
+      if document is None:
+        self.nulls += 1
+        continue
+      if self.args.answer_field:
+        self.answers.append(self.size + len(document[0]))
+        document = b"".join(document)
+      if document:
+        self.starts.append(self.size)
+        yield document
 
   def _plain(self, name, stream):
     """The blocks of a file that is text."""
@@ -246,32 +244,22 @@ class Text:
     for block in iter(lambda: stream.read(BLOCK), b""):
       if not window:
         warn_of_another_format(name, block)
-        self._begin(first)
+        self.starts.append(first)
       window = window[1 - len(MARKER):]  # where a marker may have begun
       offset, window = self.size - len(window), window + block
       for marker in re.finditer(re.escape(MARKER), window):
         if offset + marker.start() > first:
-          self._begin(offset + marker.start())
+          self.starts.append(offset + marker.start())
       yield block
-
-  def _begin(self, offset):
-    self.new_starts.append(offset)
-    if len(self.new_starts) == 1 << 16:
-      self.new_starts.tofile(self.starts_file)
-      del self.new_starts[:]
 
   def documents(self, first, last, chosen=lambda number: True):
     """(name, first byte within the file, blocks) of each chosen document that has text in [first, last), and only of
     that text. chosen: of its number, counted from 1. Blocks are valid until the next document."""
-    index = bisect.bisect_right(self.starts, first) - 1
-    for name, path, file_first, file_end in self.files:
-      with open(path, "rb") as file:
-        while self.starts[index] < min(file_end, last):
-          start, end = max(self.starts[index], first), min(self.starts[index + 1], last)
-          index += 1
-          if chosen(index):
-            file.seek(start - file_first)
-            yield name, start - file_first, self._blocks(name, file, end - start)
+    for number in range(bisect.bisect_right(self.starts, first), bisect.bisect_left(self.starts, last) + 1):
+      start, end = max(self.starts[number - 1], first), min(self.starts[number], last)
+      if chosen(number):
+        of = bisect.bisect_right(self.firsts, start) - 1
+        yield self.names[of], start - self.firsts[of], self._blocks(start, end)
 
   def answers_in(self, first, last, chosen=lambda number: True):
     """(bytes before its answer, bytes) of each document that documents() yields for the same arguments."""
@@ -280,17 +268,13 @@ class Text:
         start = max(start, first)
         yield max(answer - start, 0), min(end, last) - start
 
-  @staticmethod
-  def _blocks(name, file, length):
-    while length > 0:
-      block = file.read(min(BLOCK, length))
-      if not block:
-        raise UserError("%s became shorter while it was read" % name)
-      length -= len(block)
-      yield block
+  def _blocks(self, start, end):
+    self.file.seek(start)
+    for at in range(start, end, BLOCK):
+      yield self.file.read(min(BLOCK, end - at))
 
   def read(self, start, end):
-    return b"".join(block for _, _, blocks in self.documents(start, end) for block in blocks)
+    return b"".join(self._blocks(start, end))
 
 
 def validation_start(text, fraction):
@@ -616,8 +600,8 @@ def main():
   splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
   old = re.compile(r"%s_(labels_)?(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
-      tempfile.TemporaryDirectory(prefix=".tmp_prepare_", dir=args.out) as temporary:
-    writers = prepare(Text(args, temporary), args, tokenizer, folder)
+      tempfile.TemporaryFile(dir=args.out) as whole:
+    writers = prepare(Text(args, whole), args, tokenizer, folder)
   written = {writer.name(index): count for writer in writers if writer.kind == "tokens"
              for index, count in enumerate(writer.counts)}
   for name, count in written.items():
