@@ -5,20 +5,7 @@
     python3 scripts/bench_peers.py --cpu                   the quick start's steps beside PyTorch's, on this machine's CPU
     python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
-Needs a GPU and PyTorch. Whole steps: torch.compile, bf16 autocast, fused AdamW, steps of 524288 tokens, 64 sequences of
-1024 at a time (fewer where that does not fit, which the table says), with scaled_dot_product_attention on the flash and
-cuDNN backends, with torch.use_deterministic_algorithms and without, and with LSSAR's T x T matrices, eager and
-compiled, and as two calls of FlexAttention. Attention alone: the same, LSSA as one call of FlexAttention, and
-FlashAttention-3 and -4 where the packages flash_attn_interface and flash-attn-4 are installed, at D 64 and 128 and T 1K to 16K, with 16K tokens and 1536 channels, in TFLOP/s of the FlashAttention count; "same bits" says
-whether two backward passes gave the same bits. A measurement for which a machine lacks a package, memory or time gets a
-line that says so.
-
-Our figures are those of bench_step and bench_attention: --ours names a folder with the two programs, which run first
-(the default where they are built), or a file that `make bench` wrote. Results go to bench/results/peers_gpu.json.
-
---cpu: ./train ($TRAIN if set) and PyTorch train the model of configs/quickstart.json in float32 in turns, five times forty steps
-each, on all cores that this process may use; ours includes reading the data. Ratios are those within a turn. Results go
-to bench/results/peers_cpu.json.
+Needs PyTorch. bench/README.md says what is measured, and has the tables.
 """
 import argparse
 import contextlib
@@ -39,7 +26,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import bench_table
-from common import stop
+import common
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused where equal bits are asked for
 try:
@@ -49,7 +36,7 @@ try:
   from torch.nn.attention import SDPBackend, sdpa_kernel
   from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 except ImportError as error:
-  stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
+  common.stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
 import formula
 import metrics
@@ -311,8 +298,7 @@ def our_steps(count):
   """The commit of ./train, and the milliseconds of each of its steps of the quick start."""
   with tempfile.TemporaryDirectory(dir="runs") as folder:
     settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0, "log.every": count}
-    flags = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
-    subprocess.run([os.environ.get("TRAIN", "./train"), QUICK_START, "--overwrite", *flags], check=True, stdout=subprocess.DEVNULL)
+    common.train(os.environ.get("TRAIN", "./train"), QUICK_START, "--overwrite", settings=settings)
     run = metrics.Run(folder)
     return run.start["commit"], [line["ms"] for line in run.lines if line["type"] == "train"]
 
@@ -409,7 +395,8 @@ def main():
   where.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")
   arguments = parser.parse_args()
   if not (arguments.tiny or arguments.cpu or torch.cuda.is_available()):
-    stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --cpu compares on the CPU, --tiny tries the script there")
+    common.stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --cpu compares on the CPU, --tiny tries "
+                "the script there")
   arguments.out = arguments.out or os.path.normpath(os.path.join(results, "peers_cpu.json" if arguments.cpu else "peers_gpu.json"))
   machine, size = Machine(arguments.tiny, arguments.cpu), TINY if arguments.tiny else GPT2
   if arguments.tiny:
