@@ -6,33 +6,8 @@
     python3 scripts/newton.py judge   --truth data/shards/newton/mini_probe_truth.json --predictions pred.npy [--json FILE]
     python3 scripts/newton.py picture --truth ... --predictions ... --out newton.png
 
-Needs numpy, and matplotlib for the picture.
-
-Between the two, ./train trains on what `make` writes, then, from these weights (init), on what `probe-data` writes, and
-writes pred.npy: ./train runs/PROBE --predict pred.npy. scripts/newton.sh does all of it for several variants and seeds.
-
-make writes shards (data/shards.h) of Kepler orbits in AU, years and solar masses, G = 39.478. A sequence is one system and
-fills one window: model.context is its length. Every shard ends with one more token, the target of its last window's end.
-  mini  Two visible bodies at 32 moments: x1 y1 x2 y2 ... in 256 bins of [-4, 4]. Each of the four has its own range of
-        tokens, from 0, 256, 512 and 768. Positions tell everything: the masses, the force.
-  full  The distributions of Vafa et al., arXiv 2507.06952: a star, and 1 to 10 planets that do not act on each other. A
-        token for the time step, 999 positions x y in 7000 bins of [-50, 50] (x from 0, y from 7000; at each moment all
-        planets, then the star), and an end token. Their model predicts x and y at once; here y follows x. The planet's
-        mass shows only in the movement of the star, which in most systems is smaller than a bin.
-
-probe-data writes other systems, all with one planet, and labels for each shard: NAME_labels_train_000000.bin has a header
-of 256 int32 ([0] = 20261101, [1] = 1, [2] = tokens, [3] = 2 for float32, [4] = K columns), then K values for every token:
-NaN except at the last token of the planet's position (full) or of both positions (mini). There the value is ln F ("log"),
-F ("force"), or the vector that pulls the planet ("vector", K = 2), minus the mean over the training systems (0 for
-vectors), divided by the standard deviation. --raw omits both. Standardised forces in float32 lose the smallest ones of
-"full": even perfect answers give exponents with errors of 1e-4. NAME_truth.json holds these constants and all systems.
-Unlike in the paper, no force in a validation system is ever trained on.
-
-judge compares predictions for the validation systems with the true force. Least squares on logarithms give the exponents
-of r, m1 and m2 in F (Newton: -2, 1, 1), with 95 % intervals from resampling the systems. Two rows show what to expect:
-"observer" fits an ellipse and a period to the bins of the whole window, so it also sees what the model has not yet read;
-"neighbours", the control, averages the force of the two most similar states of training systems. Predictions whose names differ
-only in a last number, NAME_1.npy and NAME_2.npy, are seeds: a second table has the means over them, and standard deviations.
+scripts/newton.sh does all of it for several variants and seeds. docs/results/newton.md says what the data are and how
+answers are judged. Needs numpy, and matplotlib for the picture.
 """
 import argparse
 import itertools
@@ -457,36 +432,36 @@ def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(dest="command", required=True)
   sizes = lambda what: ", ".join(f"{name}: {what(size)}" for name, size in SIZES.items())
-  for name, action, what in (("make", make, "orbits to pretrain on"),
-                             ("probe-data", probe_data, "orbits and forces for the probe")):
-    command = commands.add_parser(name, help=what)
+  made, judged_ones = (argparse.ArgumentParser(add_help=False) for _ in range(2))
+  made.add_argument("--size", choices=SIZES, required=True)
+  made.add_argument("--out", required=True, metavar="DIR", help="folder for the files")
+  made.add_argument("--name", required=True, help="files are NAME_train_000000.bin, NAME_val_000000.bin, ...")
+  made.add_argument("--seed", type=int, default=1, help="[1]")
+  made.add_argument("--overwrite", action="store_true", help="replace files of the same name")
+  judged_ones.add_argument("--truth", required=True, metavar="FILE", help="NAME_truth.json of probe-data")
+  judged_ones.add_argument("--predictions", required=True, nargs="+", metavar="FILE.npy",
+                           help="float32 [windows, model.context, K] for data.val")
+  first = sizes(lambda size: size.from_step)
+  judged_ones.add_argument("--from-step", type=int, metavar="N",
+                           help=f"judge from this moment on, where a model has seen some [{first}]")
+
+  def add(name, action, parent, what):
+    command = commands.add_parser(name, parents=[parent], help=what)
     command.set_defaults(action=action)
-    command.add_argument("--size", choices=SIZES, required=True)
-    command.add_argument("--out", required=True, metavar="DIR", help="folder for the files")
-    command.add_argument("--name", required=True, help="files are NAME_train_000000.bin, NAME_val_000000.bin, ...")
-    probe = action is probe_data
-    command.add_argument("--systems", type=int, metavar="N", default=9000 if probe else None,
-                         help="for training [" + ("9000" if probe else sizes(lambda size: size.systems)) + "]")
-    command.add_argument("--val-systems", type=int, metavar="N", default=1000 if probe else 300,
-                         help="for validation [%(default)s]")
-    command.add_argument("--seed", type=int, default=1, help="[1]")
-    command.add_argument("--overwrite", action="store_true", help="replace files of the same name")
-    if probe:
-      command.add_argument("--target", choices=TARGETS, help=f"what labels are [{sizes(lambda size: size.target)}]")
-      command.add_argument("--raw", action="store_true", help="do not standardise labels")
-  for name, action, what in (("judge", judge, "exponents of predicted forces as a table"),
-                             ("picture", picture, "the same, drawn")):
-    command = commands.add_parser(name, help=what)
-    command.set_defaults(action=action)
-    command.add_argument("--truth", required=True, metavar="FILE", help="NAME_truth.json of probe-data")
-    command.add_argument("--predictions", required=True, nargs="+", metavar="FILE.npy",
-                         help="float32 [windows, model.context, K] for data.val")
-    command.add_argument("--from-step", type=int, metavar="N",
-                         help=f"judge from this moment on, where a model has seen some [{sizes(lambda size: size.from_step)}]")
-    if action is judge:
-      command.add_argument("--json", metavar="FILE", help="write the table's numbers")
-    else:
-      command.add_argument("--out", required=True, metavar="FILE.png")
+    return command
+
+  command = add("make", make, made, "orbits to pretrain on")
+  command.add_argument("--systems", type=int, metavar="N", help=f"for training [{sizes(lambda size: size.systems)}]")
+  command.add_argument("--val-systems", type=int, metavar="N", default=300, help="for validation [300]")
+  command = add("probe-data", probe_data, made, "orbits and forces for the probe")
+  command.add_argument("--systems", type=int, metavar="N", default=9000, help="for training [9000]")
+  command.add_argument("--val-systems", type=int, metavar="N", default=1000, help="for validation [1000]")
+  command.add_argument("--target", choices=TARGETS, help=f"what labels are [{sizes(lambda size: size.target)}]")
+  command.add_argument("--raw", action="store_true", help="do not standardise labels")
+  command = add("judge", judge, judged_ones, "exponents of predicted forces as a table")
+  command.add_argument("--json", metavar="FILE", help="write the table's numbers")
+  command = add("picture", picture, judged_ones, "the same, drawn")
+  command.add_argument("--out", required=True, metavar="FILE.png")
   args = parser.parse_args()
   if args.action in (make, probe_data):
     args.systems = SIZES[args.size].systems if args.systems is None else args.systems
