@@ -6,18 +6,8 @@
     python3 scripts/prepare_tasks.py --task mmlu --input test/*.csv --dev dev/*.csv --shots 5 --tokenizer-dir DIR
 
 Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/task_file.h). Needs Python 3.8; for GPT-2 tokens
-./train, for Parquet and --download the package pyarrow. The tasks:
-
-  hellaswag, arc_easy, arc_challenge, piqa, sciq   the prompts of lm-eval
-  mmlu                                             the letters A to D are the completions
-  mmlu_continuation                                the answers' texts are the completions
-  hellaswag_llmc, mmlu_llmc                        the prompts of llm.c, whose acc_norm is our acc_norm_tokens
-
-Inputs are JSONL, JSON arrays or Parquet with the fields of the data sets on the Hugging Face hub or of the authors; for
-piqa also the .lst file with the labels, for mmlu .csv, whose names tell the subject. .gz and .zst are unpacked. --download
-takes the hub's Parquet files, of the split that is usually reported.
-
-Exit code 2: something to fix; 1: something failed.
+./train, for Parquet and --download the package pyarrow. docs/evaluating.md has the tasks and what files it reads. Exit
+code 2: something to fix; 1: something failed.
 """
 import argparse
 import array

@@ -5,37 +5,10 @@
     python3 scripts/prepare_text.py part_*.jsonl.zst --out data/shards/web --name web --val-every 200 \\
         --tokenizer gpt2 --tokenizer-dir DIR
 
-Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). Needs only Python 3.8;
-for GPT-2 tokens also ./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet the
-package pyarrow. Inputs are read in the given order; "-" is standard input. What a file holds follows from its name,
-once .gz or .zst is taken off:
-
-  .jsonl    a JSON object a line, whose text in the field --field is a document
-  .parquet  the same, a row a document; only the column --field is read
-  others    text: one document, unless it contains <|endoftext|>, which begins another
-
-All text is copied into a temporary file in --out, so memory does not grow with the input.
-Documents are numbered from 1 over all inputs; empty ones in JSONL and Parquet are left out. --val-every N validates on
-the documents N, 2N, ...; otherwise the end of the input becomes the validation text. It begins where --val-fraction of
-the input is left, or at the next document if one begins nearby, else at the next line.
-
-bytes: one token per byte; documents are joined without a separator (model.vocab 256).
-gpt2:  GPT-2's BPE by ./train --encode, with vocab.json or encoder.json and merges.txt or vocab.bpe from --tokenizer-dir
-       (model.vocab 50257). Each document that is not empty gets one token 50256 before it; <|endoftext|> within a
-       document of JSONL or Parquet begins another too.
-FILE.json: Hugging Face's tokenizer.json, with at most 65536 tokens. Each document is tokenized as a whole, and gets the
-       tokens that the file adds to a text, or --separator TOKEN before it instead; <|endoftext|> begins another too.
-
-Beside each shard X.bin, X.json has its numbers of tokens and of bytes: {"tokens": N, "bytes": M, "tokenizer": "gpt2"}.
-The bytes are those of the text, as UTF-8, that these tokens stand for. The token between documents stands for none, and
-a document that crosses the end of a shard is counted where its tokens are: the sum over all shards is the whole text.
-
---answer-field, for JSONL with prompts in --field and answers, also writes a label file for each shard, so that only
-answers are predicted: NAME_labels_train_000000.bin, ... Prompt and answer are joined by nothing: write what separates
-them into the fields, a space at the beginning of the answer. A token with text of both is predicted, and so is what
-comes after an answer without text: gpt2's 50256, which begins the next document.
-
-No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
+Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). docs/data.md says what
+it reads, how it divides and tokenizes it, and what else it writes. Needs only Python 3.8; for GPT-2 tokens also
+./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet the package pyarrow. No
+file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import array
@@ -186,8 +159,8 @@ def warn_of_another_format(name, block):
 
 
 class Text:
-  """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and its
-  end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. nulls: how many
+  """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and
+  its end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. nulls: how many
   documents had null as their text, and are left out."""
 
   def __init__(self, args, file):
