@@ -81,7 +81,7 @@ class Download:
     failures = 0
     while (have := self._size()) != self.expected:
       problem = self._transfer()
-      if not problem:
+      if self._size() == self.expected:
         return
       failures = 1 if self._size() > have > 0 else failures + 1  # it was continued, so ranges work
       if failures > self.args.retries:
@@ -92,7 +92,7 @@ class Download:
       time.sleep(wait)
 
   def _transfer(self):
-    """Runs curl, continuing the part file. Returns why it failed if trying again may help, else None."""
+    """Runs curl, continuing the part file. Returns what it said, if trying again may help."""
     limit = str(self.args.timeout)
     command = ["curl", "-q", "--silent", "--show-error", "--fail", "--location", "--globoff", "--proto", "=http,https",
                "--connect-timeout", limit, "--speed-time", limit, "--speed-limit", "1", "--write-out", "%{http_code}",
@@ -121,7 +121,7 @@ class Download:
       raise Failure("writing %s.part failed: %s" % (self.path, said))
     if process.returncode == 0 and size != self.expected:
       raise Damaged("%s ends after %d bytes: the file on the server is damaged" % (self.url, size))
-    return said if process.returncode else None
+    return said or "curl ended with exit code %d" % process.returncode
 
   def _size(self):
     return os.fstat(self.file.fileno()).st_size

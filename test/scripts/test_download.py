@@ -160,6 +160,10 @@ class Download(ScriptTest):
   def test_no_curl(self):
     self.download(code=2, env={"PATH": self.folder})
     self.assert_error("curl", "install_deps.sh")
+    os.chmod(self.write("curl", "#!/bin/sh\nkill -9 $$\n"), 0o755)
+    self.download("--retries", "1", code=1, env={"PATH": self.folder})
+    self.assert_error("gave up after 2 tries: curl ended with exit code -9")
+    self.assertEqual(self.files(), [VAL + ".part"])
 
   def test_missing_and_forbidden_files(self):
     for code in (404, 403):
