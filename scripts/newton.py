@@ -365,33 +365,34 @@ def judged(args):
 
 
 def table(rows):
-  lines = ["| | points | F > 0 | exponent of r | of m1 | of m2 | constant | R2 of F | R2 of ln F | median error |",
-           "|---" * 10 + "|"]
   number = lambda value: "-" if value is None else f"{value:.4g}"
-  for name, row in rows.items():
-    found = row["exponents"] or {}
-    cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*found[key]) if found else "-" for key in ("r", "m1", "m2")]
-    cells += [number(row[key]) for key in ("constant", "r2", "r2_log")] + [f"{100 * row['median_error']:.2g} %"]
-    lines.append(f"| {name} | {row['points']} | {100 * row['positive']:.1f} % | {' | '.join(cells)} |")
-  return "\n".join(lines)
+  exponent = lambda found: "{:.3f} [{:.3f}, {:.3f}]".format(*found)
+  return plot.markdown(
+      ["", "points", "F > 0", "exponent of r", "of m1", "of m2", "constant", "R2 of F", "R2 of ln F", "median error"],
+      [[name, str(row["points"]), f"{100 * row['positive']:.1f} %",
+        *(exponent(row["exponents"][key]) if row["exponents"] else "-" for key in ("r", "m1", "m2")),
+        *(number(row[key]) for key in ("constant", "r2", "r2_log")), f"{100 * row['median_error']:.2g} %"]
+       for name, row in rows.items()])
 
 
 def seeds(rows):
-  """A table of the means and standard deviations of the rows NAME_1.npy, NAME_2.npy, ..., and what they are compared with; ""
-  if there are none."""
-  groups = {}
+  """A table of the means and standard deviations of the rows NAME_1.npy, NAME_2.npy, ..., and what they are compared
+  with; none if there are no such rows."""
+  groups, lines = {}, []
   for name, row in rows.items():
     found = re.fullmatch(r"(.*)_\d+\.npy", name)
     if row["exponents"]:
       numbers = [*(row["exponents"][key][0] for key in ("r", "m1", "m2")), row["r2"], row["r2_log"]]
       groups.setdefault(found[1] if found else name, []).append(numbers)
-  lines = ["", "", "| | seeds | exponent of r | of m1 | of m2 | R2 of F | R2 of ln F |", "|---" * 7 + "|"]
   for name, values in groups.items():
-    if len(values) > 1 or name in ("observer", "neighbours"):
-      spread = [f" ± {sd:.2f}" for sd in np.std(values, 0, ddof=1)] if len(values) > 1 else [""] * 5
-      cells = [f"{mean:.2f}{sd}" for mean, sd in zip(np.mean(values, 0), spread)]
-      lines.append(f"| {os.path.basename(name)} | {len(values) if spread[0] else '-'} | {' | '.join(cells)} |")
-  return "\n".join(lines) if max(map(len, groups.values()), default=0) > 1 else ""
+    if len(values) > 1:
+      spread = zip(np.mean(values, 0), np.std(values, 0, ddof=1))
+      lines.append([os.path.basename(name), str(len(values)), *(f"{mean:.2f} ± {sd:.2f}" for mean, sd in spread)])
+    elif name in ("observer", "neighbours"):
+      lines.append([name, "-", *(f"{value:.2f}" for value in values[0])])
+  if max(map(len, groups.values()), default=0) < 2:
+    return []
+  return [plot.markdown(["", "seeds", "exponent of r", "of m1", "of m2", "R2 of F", "R2 of ln F"], lines)]
 
 
 def judge(args):
@@ -400,7 +401,7 @@ def judge(args):
     with open(args.json, "w", encoding="utf-8") as file:
       json.dump({"truth": args.truth, "from_step": first, "rows": rows}, file, indent=1)
       file.write("\n")
-  print(table(rows) + seeds(rows))
+  print("\n\n".join([table(rows), *seeds(rows)]))
 
 
 def picture(args):
