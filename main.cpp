@@ -223,7 +223,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
 
   comm.barrier();  // all ranks have read their starting point: rank 0 may remove it now
   if (comm.first()) {
-    model->allocate_snapshot();
+    model->parameters().allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
     begin_run(*run_dir, flags.overwrite, from, place, config);
   }

@@ -88,6 +88,7 @@ class ParameterStore {
   ParameterStore(const ParameterStore&) = delete;
   void plan(MemoryPlan& plan, bool training);  // not training: parameters only
   const ParameterLayout& layout() const { return layout_; }
+  const std::vector<Tensor>& tensors() const { return layout_.tensors; }
 
   // Shapes as in the table, padded. nullptr if the model has no such parameter, or no gradients.
   template <class Real> const Real* weight(Parameter id, int layer) const {
@@ -109,9 +110,10 @@ class ParameterStore {
   // the arrays and all ranks; the host waits. All ranks.
   std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings);
 
-  void init_random(uint64_t seed);                                   // as the table says; all ranks
-  void read(const Tensor& tensor, Part part, float* out) const;      // out = [shape] on the host, which waits
-  void write(const Tensor& tensor, const float* values, Part part);  // = values [shape] on the host, which waits
+  void init_random(uint64_t seed);  // as the table says; all ranks
+  // out, values = [shape] on the host, which waits.
+  void read(const Tensor& tensor, Part part, float* out) const;
+  void write(const Tensor& tensor, const float* values, Part part = Part::parameters);
 
   // If ranks share a part (ZeRO), all of them gather() it before it is read, and scatter() it after its tensors were
   // written. In between, its values lie in the array of gradients, which are lost.

@@ -185,30 +185,18 @@ class Gpt2 final : public Model {
 
   const Config& config() const override { return config_; }
   Comm& comm() override { return comm_; }
-  const std::vector<Tensor>& tensors() const override { return store_.layout().tensors; }
-  void init_random() override { store_.init_random(config_.seed); }
-  void read(const Tensor& tensor, Part part, float* out) const override { store_.read(tensor, part, out); }
-  void write(const Tensor& tensor, const float* values, Part part) override { store_.write(tensor, values, part); }
-  void gather(Part part) override { store_.gather(part); }
-  void scatter(Part part) override { store_.scatter(part); }
-  void allocate_snapshot() override { store_.allocate_snapshot(); }
-  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) override {
-    return store_.step_squares(strips, settings);
-  }
-  void take_snapshot() override { store_.take_snapshot(); }
-  const float* snapshot(Part part) const override { return store_.snapshot(part); }
+  ParameterStore& parameters() override { return store_; }
 
   void set_length(int length) override;
   void begin_step() override;
   void forward_backward(const int* inputs, const Targets& targets) override;
-  StepResult finish(float grad_clip) override;
+  StepResult reduce_and_clip(float grad_clip) override;
   void update(const AdamW& settings) override;
   void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
   void diagnose(const int* inputs, int B, int T, int counted,
                 const std::function<void(const LayerFigures&)>& see) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
-  void next_token_logits(float* logits, const int* tokens, int count) override;
 
  private:
   using Layer = LayerActivations<Real>;
@@ -476,7 +464,7 @@ template <class Real>
 void Gpt2<Real>::reduce_from(size_t offset) {
   if (!last_micro_step()) return;
   store_.reduce_from(offset);
-  spare_multiprocessors_ = comm_.multiprocessors();  // until finish() has waited for the sums
+  spare_multiprocessors_ = comm_.multiprocessors();  // until reduce_and_clip() has waited for the sums
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -510,7 +498,7 @@ void Gpt2<Real>::forward_backward(const int* inputs, const Targets& targets) {
 }
 
 template <class Real>
-StepResult Gpt2<Real>::finish(float grad_clip) {
+StepResult Gpt2<Real>::reduce_and_clip(float grad_clip) {
   phase("update", stream);
   comm_.before(stream);  // losses and gradients are those of all ranks
   spare_multiprocessors_ = 0;
@@ -609,18 +597,6 @@ void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, cons
     CUDA_CHECK(cudaStreamSynchronize(stream));
     for (Real value : values) *logits++ = to_float(value);
   }
-}
-
-int next_token_length(const Config& config, int count) {
-  return count <= config.model.context ? config.model.context : int(round_up(count, 64));
-}
-
-template <class Real>
-void Gpt2<Real>::next_token_logits(float* logits, const int* tokens, int count) {
-  // Padding is harmless (attention is causal), and few lengths mean few matrix shapes.
-  std::vector<int> padded(next_token_length(config_, count), 0);
-  std::memcpy(padded.data(), tokens, count * sizeof(int));
-  row_logits(logits, padded.data(), 1, int(padded.size()), {count - 1});
 }
 
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {

@@ -2,7 +2,6 @@
 // The model itself is train_gpt2.cu. Legend there and in kernels/: B batch, T time, C channels, L layers, H heads, D
 // head dim, A = H*D, F MLP width, V vocabulary, Vp the vocabulary padded to a multiple of 128, N = B*T rows.
 #pragma once
-#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -43,34 +42,16 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const Config& config() const = 0;
-  virtual Comm& comm() = 0;        // the ranks that train it together
-  virtual void init_random() = 0;  // from config.seed, on all ranks
-
-  // The parameters: parameters.h says what these do, and which of them all ranks must call.
-  virtual const std::vector<Tensor>& tensors() const = 0;
-  virtual void read(const Tensor&, Part, float* out) const = 0;
-  virtual void write(const Tensor&, const float* values, Part part = Part::parameters) = 0;
-  virtual void gather(Part) = 0;
-  virtual void scatter(Part) = 0;
-  virtual void allocate_snapshot() = 0;  // of snapshot_bytes(), by rank 0, once, before training
-  virtual void take_snapshot() = 0;
-  virtual const float* snapshot(Part) const = 0;
-
+  virtual Comm& comm() = 0;  // the ranks that train it together
+  virtual ParameterStore& parameters() = 0;
   virtual void set_length(int length) = 0;  // rotation and window for this length, by eval.rope_scaling and eval.window
 
-  // One optimizer step of all ranks: begin_step(), all micro steps, finish(), and update() unless this step is
-  // skipped. Ranks reduce their gradients during the last micro step.
+  // One optimizer step of all ranks: begin_step(), all micro steps, reduce_and_clip(), and update() unless this step
+  // is skipped. Ranks reduce their gradients during the last micro step.
   virtual void begin_step() = 0;                                                 // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const Targets& targets) = 0;  // += ; [micro, context], host
-  virtual StepResult finish(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
-  virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to finish()'s grad_clip
-  // After update(): ParameterStore::step_squares().
-  virtual std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings) = 0;
-  StepResult end_step(const AdamW& settings, float grad_clip) {
-    StepResult result = finish(grad_clip);
-    update(settings);
-    return result;
-  }
+  virtual StepResult reduce_and_clip(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
+  virtual void update(const AdamW& settings) = 0;           // AdamW, with the gradients clipped to that grad_clip
 
   // Evaluation: losses = [B, T] in nats (with a regression head: squared errors), 0 without a target; [B, T] inputs and
   // targets on the host, without weights.
@@ -84,8 +65,6 @@ class Model {
   // Without a regression head: logits [rows, V] of the token after each of these rows (b * T + t) of [B, T] host
   // inputs.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;
-  // Logits = [V] of the token that follows tokens[0..count), in a pass of next_token_length(config, count) rows.
-  virtual void next_token_logits(float* logits, const int* tokens, int count) = 0;
 };
 
 // Memory of a run with this micro batch, in bytes by category, without allocating it; eval_rows: the most rows
@@ -97,8 +76,6 @@ MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int ev
 // Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training,
                                   Comm& comm = Comm::alone());
-
-int next_token_length(const Config& config, int count);
 
 size_t snapshot_bytes(const Config& config);  // of host memory
 // Whether memory is planned for this CPU, which is host and device in one; not with plan.memory, which is a GPU's.

@@ -48,7 +48,7 @@ static void print_resources(const std::vector<ProfileLine>& lines) {  // 64 warp
 static Json measure(const std::string& path, const std::string& variant, const Config& config, const DeviceInfo& device,
                     const Ceilings& ceilings) {
   std::unique_ptr<Model> model = make_model(config, config.model.context, config.model.context, true);
-  model->init_random();
+  model->parameters().init_random(model->config().seed);
   size_t rows = size_t(config.batch.micro) * config.model.context;
   std::vector<int> tokens = random_tokens(rows + 1, config.model.vocab);
   int step = 0;
@@ -56,8 +56,8 @@ static Json measure(const std::string& path, const std::string& variant, const C
     model->begin_step();
     for (int64_t m = 0, count = micro_steps(config, 1); m < count; m++)
       model->forward_backward(tokens.data(), tokens.data() + 1);
-    model->end_step({.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = ++step},
-                    1.0f);
+    model->reduce_and_clip(1.0f);
+    model->update({.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = ++step});
     CUDA_CHECK(cudaDeviceSynchronize());
   };
 

@@ -10,10 +10,10 @@
 #include "checkpoint/resume.h"
 
 // The arrays of a file with these parts of the model: part after part, each in the order of the model's tensors.
-static std::vector<ArrayView> arrays_of(const Model& model, const std::vector<Part>& parts) {
+static std::vector<ArrayView> arrays_of(Model& model, const std::vector<Part>& parts) {
   std::vector<ArrayView> arrays;
   for (Part part : parts)
-    for (const Tensor& tensor : model.tensors())
+    for (const Tensor& tensor : model.parameters().tensors())
       arrays.push_back({(part == Part::moment1   ? "m."
                          : part == Part::moment2 ? "v."
                                                  : "") +
@@ -22,24 +22,24 @@ static std::vector<ArrayView> arrays_of(const Model& model, const std::vector<Pa
   return arrays;
 }
 
-static std::vector<ArrayView> snapshot_arrays(const Model& model, const std::vector<Part>& parts) {
+static std::vector<ArrayView> snapshot_arrays(Model& model, const std::vector<Part>& parts) {
   std::vector<ArrayView> arrays = arrays_of(model, parts);
-  for (size_t i = 0, count = model.tensors().size(); i < arrays.size(); i++) {
-    const Tensor& tensor = model.tensors()[i % count];
-    arrays[i].values = model.snapshot(parts[i / count]) + tensor.offset;
+  for (size_t i = 0, count = model.parameters().tensors().size(); i < arrays.size(); i++) {
+    const Tensor& tensor = model.parameters().tensors()[i % count];
+    arrays[i].values = model.parameters().snapshot(parts[i / count]) + tensor.offset;
     arrays[i].stride = int64_t(tensor.stride);
   }
   return arrays;
 }
 
 void save_gradients(Model& model, const std::string& path) {
-  model.gather(Part::gradients);
+  model.parameters().gather(Part::gradients);
   if (!model.comm().first()) return;
   SafetensorsWriter writer(path, arrays_of(model, {Part::gradients}));
   std::vector<float> values;
-  for (const Tensor& tensor : model.tensors()) {
+  for (const Tensor& tensor : model.parameters().tensors()) {
     values.resize(tensor.size);
-    model.read(tensor, Part::gradients, values.data());
+    model.parameters().read(tensor, Part::gradients, values.data());
     writer.write(values.data(), int64_t(values.size()));
   }
   writer.finish();
@@ -48,22 +48,22 @@ void save_gradients(Model& model, const std::string& path) {
 // Loads the first `count` tensors of each part.
 static void load(Model& model, const std::vector<Part>& parts, const std::string& path, size_t count) {
   std::vector<ArrayView> arrays = arrays_of(model, parts);
-  if (count < model.tensors().size()) arrays.resize(count);
+  if (count < model.parameters().tensors().size()) arrays.resize(count);
   load_arrays(path, arrays, [&](size_t i, const float* values) {
     Part part = parts[i / count];
-    model.write(model.tensors()[i % count], values, part);
-    if (i % count + 1 == count) model.scatter(part);
+    model.parameters().write(model.parameters().tensors()[i % count], values, part);
+    if (i % count + 1 == count) model.parameters().scatter(part);
   });
 }
 
 // Loads the weights of `init`. A regression head that they lack is new, from the seed.
 static void load_init(Model& model, const std::string& path) {
-  const std::vector<Tensor>& tensors = model.tensors();
+  const std::vector<Tensor>& tensors = model.parameters().tensors();
   auto is_head = [](const Tensor& tensor) { return tensor.name.starts_with("head."); };
   size_t head = std::find_if(tensors.begin(), tensors.end(), is_head) - tensors.begin(), count = tensors.size();
   if (head < count && !SafetensorsReader(path).find(tensors[head].name)) {
-    model.init_random();
-    model.gather(Part::parameters);
+    model.parameters().init_random(model.config().seed);
+    model.parameters().gather(Part::parameters);
     std::string names;
     for (size_t i = head; i < tensors.size(); i++) append_item(names, tensors[i].name);
     std::printf("new, from the seed: %s\n", names.c_str());
@@ -75,14 +75,14 @@ static void load_init(Model& model, const std::string& path) {
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
   if (from) {
-    size_t all = model.tensors().size();
+    size_t all = model.parameters().tensors().size();
     load(model, {Part::parameters}, from->path + "/model.safetensors", all);
     if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors", all);
     return from->state.step;
   }
   if (init.empty()) {
     if (!training) std::printf("weights: random; give --resume, or --set init=DIR\n");
-    model.init_random();
+    model.parameters().init_random(model.config().seed);
     return 0;
   }
   StepFolder folder = named_folder(init);
@@ -110,7 +110,7 @@ std::string how_to_continue(const std::string& run, int64_t failed) {
 
 void save(Model& model, RunDir* run, const RunState& state, Background& background) {
   background.wait();  // the previous checkpoint still reads the snapshot
-  model.take_snapshot();
+  model.parameters().take_snapshot();
   if (!run) return;
   background.start([&model, run, state] {
     try {

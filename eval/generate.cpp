@@ -48,13 +48,24 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config,
   return tokens;
 }
 
+// Padding is harmless (attention is causal), and few lengths mean few matrix shapes.
+static int padded_length(const Config& config, int count) {
+  return count <= config.model.context ? config.model.context : (count + 63) / 64 * 64;
+}
+
+void next_token_logits(Model& model, float* logits, const int* tokens, int count) {
+  std::vector<int> padded(tokens, tokens + count);
+  padded.resize(padded_length(model.config(), count));
+  model.row_logits(logits, padded.data(), 1, int(padded.size()), {count - 1});
+}
+
 // Appends the next token, given the last `window` of those before.
 static void extend(Model& model, std::vector<int>& tokens, int window, const Config::Generate& settings,
                    std::mt19937_64& random) {
   const Config::Model& m = model.config().model;
   int count = std::min(int(tokens.size()), window);
   std::vector<float> logits(m.vocab);
-  model.next_token_logits(logits.data(), tokens.data() + tokens.size() - count, count);
+  next_token_logits(model, logits.data(), tokens.data() + tokens.size() - count, count);
   double uniform = double(random() >> 11) * 0x1p-53;
   tokens.push_back(sample(logits.data(), m.vocab, settings.temperature, settings.top_k, uniform));
 }
@@ -123,7 +134,7 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
 int longest_text(const std::vector<FilePrompt>& prompts, const Config& config) {
   size_t longest = 0;
   for (const FilePrompt& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
-  return next_token_length(config, int(longest) + config.generate.tokens);
+  return padded_length(config, int(longest) + config.generate.tokens);
 }
 
 void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<FilePrompt>& prompts, std::FILE* out) {

@@ -41,6 +41,9 @@ void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<F
 // Prints a text as the settings generate.* ask for; a request to stop ends it early. Only rank 0 prints.
 void generate_text(Model& model);
 
+// Logits = [V] of the token that follows tokens[0..count). Public for its test only.
+void next_token_logits(Model& model, float* logits, const int* tokens, int count);
+
 // The token drawn with probability softmax(logits[count] / temperature) among the top_k, by `uniform` in [0, 1).
 // Public for its test only.
 int sample(const float* logits, int count, double temperature, int top_k, double uniform);

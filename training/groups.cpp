@@ -34,8 +34,8 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
 
 void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
-  for (auto& [name, strips] : groups_of(model.tensors())) {
-    auto [gradient, weight, update] = model.step_squares(strips, settings);
+  for (auto& [name, strips] : groups_of(model.parameters().tensors())) {
+    auto [gradient, weight, update] = model.parameters().step_squares(strips, settings);
     auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};

@@ -38,7 +38,7 @@ static double seconds_now() {
 [[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
   auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
     std::vector<float> values(tensor.size);
-    model.read(tensor, part, values.data());
+    model.parameters().read(tensor, part, values.data());
     float most = 0;
     for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
     return most;
@@ -48,11 +48,11 @@ static double seconds_now() {
   std::string where;
   const Tensor* steepest = nullptr;
   float slope = -1;
-  model.gather(Part::gradients);
-  for (auto tensor = model.tensors().rbegin(); tensor != model.tensors().rend(); ++tensor)
+  model.parameters().gather(Part::gradients);
+  for (auto tensor = model.parameters().tensors().rbegin(); tensor != model.parameters().tensors().rend(); ++tensor)
     if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
-  model.gather(Part::parameters);
-  for (const Tensor& tensor : model.tensors())
+  model.parameters().gather(Part::parameters);
+  for (const Tensor& tensor : model.parameters().tensors())
     if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
@@ -80,19 +80,19 @@ static std::string in_all_layers(const std::string& name) {
 }
 
 void warn_of_zero_gradients(Model& model) {
-  model.gather(Part::gradients);
+  model.parameters().gather(Part::gradients);
   if (!model.comm().first()) return;
   auto is_zero = [&](Tensor tensor, size_t size) {
     tensor.size = size;  // its first rows
     std::vector<float> values(size);
-    model.read(tensor, Part::gradients, values.data());
+    model.parameters().read(tensor, Part::gradients, values.data());
     return std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
   };
   // A gate that multiplies by 0 and has a gradient opens with the first update. What lies behind it learns from then.
   bool multiplies = model.config().attention.gate.op == GateOp::multiply;
   std::set<std::string> opening;  // "h.3."
   std::vector<std::string> zero;
-  for (const Tensor& tensor : model.tensors()) {
+  for (const Tensor& tensor : model.parameters().tensors()) {
     bool none = is_zero(tensor, tensor.columns()) && is_zero(tensor, tensor.size);
     if (none) zero.push_back(tensor.name);
     else if (multiplies && tensor.name.find(".attn.c_gate.") != std::string::npos)
@@ -127,7 +127,7 @@ std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
                             batch.values.empty() ? nullptr : batch.values.data()});
   }
   if (!labelled) return std::nullopt;
-  StepResult result = model.finish(float(model.config().optimizer.grad_clip));
+  StepResult result = model.reduce_and_clip(float(model.config().optimizer.grad_clip));
   for (auto* x : {&result.loss, &result.grad_norm})
     if (std::isnan(*x)) *x = NAN;  // without a sign, which would be printed
   return result;

@@ -44,7 +44,7 @@ void agree_on_products(Model& model, const std::vector<Question>& questions, boo
     std::vector<float> values(zeros.size() * config.model.head.outputs);
     model.begin_step();
     model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
-    model.finish(float(config.optimizer.grad_clip));
+    model.reduce_and_clip(float(config.optimizer.grad_clip));
   }
   for (const Question& question : questions) question.make_products(model);
   take_rank_0s();

@@ -237,7 +237,7 @@ TEST(Generation, LogitsBelongToTheLastToken) {
   std::vector<float> losses(11), logits(61);
   model->losses(losses.data(), tokens.data(), tokens.data() + 1, 1, 11);
   for (int count = 1; count <= 11; count++) {
-    model->next_token_logits(logits.data(), tokens.data(), count);
+    next_token_logits(*model, logits.data(), tokens.data(), count);
     double sum = 0;
     for (float x : logits) sum += std::exp(double(x));
     EXPECT_NEAR(std::log(sum) - logits[tokens[count]], losses[count - 1], 1e-5) << count;

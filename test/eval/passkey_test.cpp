@@ -252,10 +252,10 @@ TEST(PasskeyScores, ExactIsWhatGreedyDecodingAnswers) {
     }
     for (size_t i = 0; i < said.size(); i++)
       for (int c = 0; c < C; c++) wpe[(prompt.answer - 1 + i) * C + c] = 100 * wte[uint8_t(said[i]) * C + c];
-    for (const Tensor& tensor : model->tensors()) {
-      if (tensor.name == "wte.weight") model->write(tensor, wte.data());
-      else if (tensor.name == "wpe.weight") model->write(tensor, wpe.data());
-      else if (tensor.name == "ln_f.weight") model->write(tensor, std::vector<float>(C, 1).data());
+    for (const Tensor& tensor : model->parameters().tensors()) {
+      if (tensor.name == "wte.weight") model->parameters().write(tensor, wte.data());
+      else if (tensor.name == "wpe.weight") model->parameters().write(tensor, wpe.data());
+      else if (tensor.name == "ln_f.weight") model->parameters().write(tensor, std::vector<float>(C, 1).data());
     }  // all others are zero: the layers add nothing
     std::string text;
     generate(*model, *bytes, config.generate, 1, [&](const std::string& piece) { text += piece; });

@@ -35,10 +35,10 @@ template <class P> class ReferenceModel {
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
-  void take_parameters(const Model& model) {
-    for (const Tensor& tensor : model.tensors()) {
+  void take_parameters(Model& model) {
+    for (const Tensor& tensor : model.parameters().tensors()) {
       std::vector<float> values(tensor.size);
-      model.read(tensor, Part::parameters, values.data());
+      model.parameters().read(tensor, Part::parameters, values.data());
       Array& own = parameters[tensor.name];
       own.assign(values.begin(), values.end());
       for (R& x : own) x = P::round(x);

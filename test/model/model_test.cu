@@ -82,7 +82,7 @@ template <class T> class GradientPool {
       exact_losses.push_back(exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
       naive_losses.push_back(naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
       losses.push_back(gradients(*model, batch).loss);
-      for (const Tensor& tensor : model->tensors()) {
+      for (const Tensor& tensor : model->parameters().tensors()) {
         const std::vector<double>& expected = exact.gradients[tensor.name];
         worst_naive_ = std::max(worst_naive_, deviation(naive.gradients[tensor.name], expected).error);
         double error = deviation(read(*model, tensor, Part::gradients), expected).error;
@@ -163,7 +163,7 @@ TEST(Model, PrecisionsAgree) {
   naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11);
   StepResult a = gradients(*model, batch), b = gradients(*model16, batch);
   double worst_naive = 0, worst = 0;
-  for (const Tensor& tensor : model->tensors()) {
+  for (const Tensor& tensor : model->parameters().tensors()) {
     worst_naive = std::max(worst_naive, deviation(naive.gradients[tensor.name], exact.gradients[tensor.name]).error);
     auto full = widen<Exact>(read(*model, tensor, Part::gradients));
     worst = std::max(worst, deviation(read(*model16, tensor, Part::gradients), full).error);
@@ -178,7 +178,7 @@ TEST(Model, SmallOnesOverfitOneBatch) {
     Config config = small_config(precision);
     TestBatch batch(config);
     auto model = make_model(config, config.model.context, config.model.context, true);
-    model->init_random();
+    model->parameters().init_random(model->config().seed);
     AdamW settings = ADAMW;
     settings.weight_decay = 0;
     EXPECT_NEAR(train_steps(*model, batch, 1, 1, settings, 1), std::log(61), 0.1) << precision;
@@ -194,7 +194,7 @@ TEST(Model, SameBitsForAnyNumberOfThreads) {
     for (int threads : {1, 2, 3, 1}) {
       set_cpu_threads(threads);
       auto model = make_model(config, 70, 70, true);
-      model->init_random();
+      model->parameters().init_random(model->config().seed);
       train_steps(*model, batch, 1, 3, ADAMW, 1);
       std::vector<float> weights = read_all(*model, Part::parameters);
       if (first.empty()) first = weights;
@@ -234,7 +234,7 @@ TEST(Model, MicroBatchesAddUp) {
     auto model = small_model(split);
     StepResult result = gradients(*model, batch);
     EXPECT_NEAR(result.loss, expected.loss, 4 * unit_roundoff<float> * expected.loss * 44);
-    for (const Tensor& tensor : model->tensors()) {
+    for (const Tensor& tensor : model->parameters().tensors()) {
       auto all = widen<Exact>(read(*whole, tensor, Part::gradients));
       double error = deviation(read(*model, tensor, Part::gradients), all).error;
       EXPECT_LE(error, 2 * 44 * unit_roundoff<float>) << tensor.name;  // 44 rows are summed in another order
@@ -250,13 +250,15 @@ TEST(Model, UpdateIsAdamW) {
     TestBatch batch(config);
     auto model = small_model(config);
     std::map<std::string, std::vector<float>> before;
-    for (const Tensor& tensor : model->tensors()) before[tensor.name] = read(*model, tensor, Part::parameters);
+    for (const Tensor& tensor : model->parameters().tensors())
+      before[tensor.name] = read(*model, tensor, Part::parameters);
     model->begin_step();
     model->forward_backward(batch.inputs.data(), batch.targets.data());
-    StepResult result = model->end_step(ADAMW, 0.25f);
+    StepResult result = model->reduce_and_clip(0.25f);
+    model->update(ADAMW);
     ASSERT_GT(result.grad_norm, 0.25f);
     double squares = 0;
-    for (const Tensor& tensor : model->tensors()) {
+    for (const Tensor& tensor : model->parameters().tensors()) {
       std::vector<float> gradient = read(*model, tensor, Part::gradients),
                          after = read(*model, tensor, Part::parameters);
       for (float g : gradient) squares += double(g) * g;
@@ -279,8 +281,8 @@ TEST(Model, InitialWeightsFollowTheTable) {
   Config config = small_config(
       "fp32", {"model.channels=128", "model.heads=4", "model.head_dim=32", "model.vocab=300", "model.layers=2"});
   auto model = make_model(config, 11, 11, true);
-  model->init_random();
-  for (const Tensor& tensor : model->tensors()) {
+  model->parameters().init_random(model->config().seed);
+  for (const Tensor& tensor : model->parameters().tensors()) {
     std::vector<float> values = read(*model, tensor, Part::parameters);
     double sum = 0, squares = 0, n = double(values.size());
     for (float x : values) sum += x, squares += double(x) * x;
@@ -293,12 +295,12 @@ TEST(Model, InitialWeightsFollowTheTable) {
       EXPECT_NEAR(std::sqrt(squares / n), std, 5 * std / std::sqrt(2 * n)) << tensor.name;
     }
   }
-  std::vector<float> a = read(*model, model->tensors()[0], Part::parameters);
+  std::vector<float> a = read(*model, model->parameters().tensors()[0], Part::parameters);
   Config other = config;
   other.seed++;
   auto second = make_model(other, 11, 11, true);
-  second->init_random();
-  EXPECT_NE(a, read(*second, second->tensors()[0], Part::parameters));
+  second->parameters().init_random(second->config().seed);
+  EXPECT_NE(a, read(*second, second->parameters().tensors()[0], Part::parameters));
 }
 
 // ---- settings
@@ -336,7 +338,7 @@ TEST(Settings, EveryVariantLearns) {
       TestBatch batch(config);
       auto model = small_model(config);
       float first = gradients(*model, batch).loss;
-      for (const Tensor& tensor : model->tensors()) {
+      for (const Tensor& tensor : model->parameters().tensors()) {
         double size = 0;
         for (float g : read(*model, tensor, Part::gradients)) size += std::fabs(g);
         EXPECT_GT(size, 0) << variant.name << " " << tensor.name;
@@ -430,7 +432,9 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
 
   auto model = small_model(
       small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax_none", "attention.bias=fox"}));
-  auto has = [&](const std::string& name) { return std::ranges::count(model->tensors(), name, &Tensor::name) == 1; };
+  auto has = [&](const std::string& name) {
+    return std::ranges::count(model->parameters().tensors(), name, &Tensor::name) == 1;
+  };
   EXPECT_FALSE(has("h.0.attn.sink"));
   EXPECT_TRUE(has("h.1.attn.sink"));
   EXPECT_TRUE(has("h.0.attn.c_decay.weight"));
@@ -452,19 +456,19 @@ TEST(Snapshot, ContinuesBitForBit) {
       TestBatch batch(config);
       auto model = small_model(config),
            continued = make_model(config, config.model.context, config.model.context, true);
-      model->allocate_snapshot();
-      model->take_snapshot();  // of the initial state; the next one replaces it
+      model->parameters().allocate_snapshot();
+      model->parameters().take_snapshot();  // of the initial state; the next one replaces it
       train_steps(*model, batch, 1, 3, ADAMW, 0);
-      model->take_snapshot();
+      model->parameters().take_snapshot();
       train_steps(*model, batch, 4, 6, ADAMW, 0);
-      for (const Tensor& tensor : model->tensors())
+      for (const Tensor& tensor : model->parameters().tensors())
         for (Part part : {Part::parameters, Part::moment1, Part::moment2}) {
           std::vector<float> values;
           for (size_t row = 0; row < tensor.rows(); row++) {
-            const float* from = model->snapshot(part) + tensor.offset + row * tensor.stride;
+            const float* from = model->parameters().snapshot(part) + tensor.offset + row * tensor.stride;
             values.insert(values.end(), from, from + tensor.columns());
           }
-          continued->write(tensor, values.data(), part);
+          continued->parameters().write(tensor, values.data(), part);
         }
       train_steps(*continued, batch, 4, 6, ADAMW, 0);
       for (Part part : {Part::parameters, Part::moment1, Part::moment2})

@@ -44,9 +44,10 @@ struct TestBatch {
 
 // Gives all parameters values away from 0 and 1, so that every gradient is tested.
 inline void randomise(Model& model, unsigned seed) {
-  for (const Tensor& tensor : model.tensors()) {
+  for (const Tensor& tensor : model.parameters().tensors()) {
     bool gain = tensor.init.constant == 1;
-    model.write(tensor, random_normal<float>(tensor.size, seed++, gain ? 0.1f : 0.2f, gain ? 1.0f : 0.0f).data());
+    model.parameters().write(tensor,
+                             random_normal<float>(tensor.size, seed++, gain ? 0.1f : 0.2f, gain ? 1.0f : 0.0f).data());
   }
 }
 
@@ -63,16 +64,16 @@ inline std::unique_ptr<Model> evaluated_model(const Config& config, size_t rows,
 }
 
 // [tensor.size] values of a tensor, without padding.
-inline std::vector<float> read(const Model& model, const Tensor& tensor, Part part) {
+inline std::vector<float> read(Model& model, const Tensor& tensor, Part part) {
   std::vector<float> values(tensor.size);
-  model.read(tensor, part, values.data());
+  model.parameters().read(tensor, part, values.data());
   return values;
 }
 
 // The values of all tensors, one after the other.
-inline std::vector<float> read_all(const Model& model, Part part) {
+inline std::vector<float> read_all(Model& model, Part part) {
   std::vector<float> all;
-  for (const Tensor& tensor : model.tensors()) {
+  for (const Tensor& tensor : model.parameters().tensors()) {
     std::vector<float> values = read(model, tensor, part);
     all.insert(all.end(), values.begin(), values.end());
   }
@@ -87,7 +88,7 @@ inline StepResult gradients(Model& model, const TestBatch& batch, float grad_cli
   for (size_t at = 0; at < batch.inputs.size(); at += rows)
     model.forward_backward(&batch.inputs[at], {&batch.targets[at], batch.weights.empty() ? nullptr : &batch.weights[at],
                                                batch.values.data() + at * config.model.head.outputs});
-  return model.finish(grad_clip);
+  return model.reduce_and_clip(grad_clip);
 }
 
 // These steps of AdamW, each with the whole batch. Returns the last one's loss.

@@ -213,7 +213,7 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
         spared.clear();
         model->begin_step();
         for (int micro = 0; micro < 2; micro++) model->forward_backward(text.data(), text.data());
-        model->finish(0);
+        model->reduce_and_clip(0);
         model->losses(losses.data(), text.data(), text.data(), 1, 8);
         said[rank] = spared;
       }
