@@ -50,6 +50,7 @@ template <class Real> struct Activations {
   int logit_rows;
   float* losses;          // [N]
   int *inputs, *targets;  // [N]
+  int* sorted;            // [2, N], in training: sort_by_token()'s of the inputs
   float* weights;         // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
@@ -107,6 +108,7 @@ template <class Real> struct Activations {
     plan.add(&losses, N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
+    plan.add(&sorted, training ? 2 * N : 0, category);
     size_t K = config.model.head.outputs, Kp = padded_outputs(config);
     plan.add(&outputs, N * Kp, category);
     plan.add(&values, N * K, category);
@@ -151,8 +153,7 @@ template <class Real> struct Buffers {
       plan.add(&datt, N * A, "activation gradients");
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
       size_t workspace_bytes =
-          std::max({embedding_backward_workspace(int(N), m.channels, padded_vocab(config)),
-                    layernorm_backward_workspace(int(N), m.channels),
+          std::max({embedding_backward_workspace(int(N), m.channels), layernorm_backward_workspace(int(N), m.channels),
                     bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
                     prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");

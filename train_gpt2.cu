@@ -170,7 +170,7 @@ class Gpt2 final : public Model {
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     for (Staging& s : staging_) {
-      CUDA_CHECK(cudaMallocHost(&s.words, (2 + std::max(1, K)) * rows * sizeof(int)));
+      CUDA_CHECK(cudaMallocHost(&s.words, (4 + std::max(1, K)) * rows * sizeof(int)));
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
@@ -264,16 +264,23 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
   CUDA_CHECK(cudaEventSynchronize(s.copied));
   ProfileScope scope("upload", stream);
   int* words = s.words;
-  auto copy = [&](void* to, const void* from, size_t bytes) {
-    std::memcpy(words, from, bytes);
+  auto send = [&](void* to, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, words, bytes, cudaMemcpyHostToDevice, stream));
     words += bytes / sizeof(int);
+  };
+  auto copy = [&](void* to, const void* from, size_t bytes) {
+    std::memcpy(words, from, bytes);
+    send(to, bytes);
   };
   copy(act.inputs, inputs, N * sizeof(int));
   if (!K && targets.tokens) copy(act.targets, targets.tokens, N * sizeof(int));
   if (targets.values) copy(act.values, targets.values, size_t(N) * K * sizeof(float));
   if (targets.weights) copy(act.weights, targets.weights, N * sizeof(float));
   weights_ = targets.weights ? act.weights : nullptr;
+  if (act.sorted) {
+    sort_by_token(words, inputs, N, Vp);
+    send(act.sorted, size_t(2) * N * sizeof(int));
+  }
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
@@ -455,7 +462,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                        dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
     reduce_from(store_.layout().layer_begin[l]);
   }
-  embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.inputs, b.workspace, B, T, C, Vp, stream);
+  embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.sorted, b.workspace, B, T, C, stream);
   reduce_from(0);
 }
 

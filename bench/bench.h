@@ -54,9 +54,9 @@ class Arrays {
     CUDA_CHECK(cudaFree(numbers));
     return p;
   }
-  int* tokens(size_t n, int V) {
-    int* p = static_cast<int*>(bytes(n * sizeof(int)));
-    CUDA_CHECK(cudaMemcpy(p, random_tokens(n, V).data(), n * sizeof(int), cudaMemcpyHostToDevice));
+  template <class T> T* uploaded(const std::vector<T>& values) {
+    T* p = static_cast<T*>(bytes(values.size() * sizeof(T)));
+    CUDA_CHECK(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
   }
 

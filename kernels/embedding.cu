@@ -1,6 +1,8 @@
 #include "kernels/embedding.cuh"
 
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "kernels/elementwise.cuh"
 
@@ -23,119 +25,7 @@ __global__ void embedding_forward_kernel(T* __restrict__ out, const int* __restr
   x.store(out + size_t(i) * UNIT);
 }
 
-// ---- backward, step 1: sort (token, row) by token -------------------------------------------------------------------
-// Stable radix sort, 8 bits a pass. A block owns a tile of keys, a warp a contiguous part of the tile, and goes through
-// it 32 keys at a time; lanes with equal digits find each other by ballots, so counting needs no atomics and keeps the
-// order.
-
-constexpr int DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS;
-constexpr int SORT_THREADS = 256, SORT_WARPS = SORT_THREADS / WARP, SORT_ROUNDS = 8;
-constexpr int SORT_TILE = SORT_THREADS * SORT_ROUNDS;
-static_assert(SORT_THREADS == DIGITS, "one thread per digit");
-
-// The lanes of the warp that hold the same digit.
-__device__ inline unsigned lanes_with_digit(unsigned digit) {
-  unsigned same = 0xFFFFFFFFu;
-#pragma unroll
-  for (int bit = 0; bit < DIGIT_BITS; bit++) {
-    bool set = digit >> bit & 1;
-    unsigned lanes = warp_ballot(set);
-    same &= set ? lanes : ~lanes;
-  }
-  return same;
-}
-
-// Keys past the end get the largest digit: in a stable order they come after all real ones, at positions >= n.
-__device__ inline unsigned digit_at(const int* keys, int i, int n, int shift) {
-  return i < n ? unsigned(keys[i]) >> shift & (DIGITS - 1) : DIGITS - 1;
-}
-
-// Counts this warp's keys by digit into count[DIGITS] and remembers each key's rank among the warp's keys of its digit.
-__device__ inline void count_digits(int* count, unsigned (&digit)[SORT_ROUNDS], int (&rank)[SORT_ROUNDS],
-                                    const int* keys, int begin, int n, int shift) {
-  int lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int round = 0; round < SORT_ROUNDS; round++) {
-    digit[round] = digit_at(keys, begin + round * WARP + lane, n, shift);
-    unsigned same = lanes_with_digit(digit[round]);
-    int first = __ffs(int(same)) - 1, before = 0;
-    if (lane == first) {
-      before = count[digit[round]];
-      count[digit[round]] = before + __popc(same);
-    }
-    rank[round] = shuffle(before, first) + __popc(same & ((1u << lane) - 1));
-    warp_sync();  // in the next round another lane may be the first
-  }
-}
-
-__device__ inline void clear_counts(int (&count)[SORT_WARPS][DIGITS]) {
-  for (int w = 0; w < SORT_WARPS; w++) count[w][threadIdx.x] = 0;
-  __syncthreads();
-}
-
-__global__ void digit_counts_kernel(int* counts /* = [DIGITS, blocks] */, const int* keys, int n, int shift) {
-  __shared__ int count[SORT_WARPS][DIGITS];
-  unsigned digit[SORT_ROUNDS];
-  int rank[SORT_ROUNDS], warp = threadIdx.x / WARP;
-  clear_counts(count);
-  count_digits(count[warp], digit, rank, keys, (blockIdx.x * SORT_WARPS + warp) * SORT_ROUNDS * WARP, n, shift);
-  __syncthreads();
-  int sum = 0;
-  for (int w = 0; w < SORT_WARPS; w++) sum += count[w][threadIdx.x];
-  counts[size_t(threadIdx.x) * gridDim.x + blockIdx.x] = sum;
-}
-
-// counts [DIGITS, blocks] become the position where each (digit, block) begins. One block, a thread per digit.
-__global__ void digit_offsets_kernel(int* counts, int blocks) {
-  __shared__ int warp_total[SORT_WARPS];
-  int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  int* mine = counts + size_t(threadIdx.x) * blocks;
-  int total = 0;
-  for (int b = 0; b < blocks; b++) total += mine[b];
-  int through = total;  // inclusive sum over the warp's digits
-  for (int delta = 1; delta < WARP; delta *= 2) {
-    int lower = shuffle_up(through, delta);
-    if (lane >= delta) through += lower;
-  }
-  if (lane == WARP - 1) warp_total[warp] = through;
-  __syncthreads();
-  int position = through - total;
-  for (int w = 0; w < warp; w++) position += warp_total[w];
-  for (int b = 0; b < blocks; b++) {
-    int count = mine[b];
-    mine[b] = position;
-    position += count;
-  }
-}
-
-// rows == nullptr: the rows are 0, 1, 2, ...
-__global__ void sort_scatter_kernel(int* keys_out, int* rows_out, const int* keys, const int* rows, const int* offsets,
-                                    int n, int shift) {
-  __shared__ int count[SORT_WARPS][DIGITS];
-  unsigned digit[SORT_ROUNDS];
-  int rank[SORT_ROUNDS], lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  int begin = (blockIdx.x * SORT_WARPS + warp) * SORT_ROUNDS * WARP;
-  clear_counts(count);
-  count_digits(count[warp], digit, rank, keys, begin, n, shift);
-  __syncthreads();
-  int position =
-      offsets[size_t(threadIdx.x) * gridDim.x + blockIdx.x];  // this thread's digit: from counts to positions
-  for (int w = 0; w < SORT_WARPS; w++) {
-    int here = count[w][threadIdx.x];
-    count[w][threadIdx.x] = position;
-    position += here;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int round = 0; round < SORT_ROUNDS; round++) {
-    int from = begin + round * WARP + lane, to = count[warp][digit[round]] + rank[round];
-    if (from >= n) continue;
-    keys_out[to] = keys[from];
-    rows_out[to] = rows ? rows[from] : from;
-  }
-}
-
-// ---- backward, step 2: sum the rows of equal tokens -----------------------------------------------------------------
+// ---- backward of the tokens: sum the rows of equal ones -------------------------------------------------------------
 // The sorted list is cut into chunks of RUN_ROWS. A run of equal tokens inside one chunk is added to dwte at
 // once. A run that crosses an edge leaves its parts in edges [chunks, 2, C]: [.., 1, ..] in the chunk where it begins,
 // [.., 0, ..] in those that it continues into; sum_edges_kernel adds them up, in order, for the chunk where it begins.
@@ -245,53 +135,36 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
          unsigned(units), T_, C);
 }
 
-struct SortWorkspace {
-  int *keys[2], *rows[2], *counts;  // [N] each; [DIGITS, blocks]
-  float* edges;                     // [chunks, 2, C]
-  size_t bytes;
-  SortWorkspace(void* base, int N, int C) {
-    size_t n = (size_t(N) + 3) / 4 * 4;
-    char* at = static_cast<char*>(base);
-    auto take = [&](size_t count) {
-      char* p = at;
-      at += count * 4;
-      return p;
-    };
-    for (auto& p : keys) p = reinterpret_cast<int*>(take(n));
-    for (auto& p : rows) p = reinterpret_cast<int*>(take(n));
-    counts = reinterpret_cast<int*>(take(size_t(DIGITS) * blocks_for(N, SORT_TILE)));
-    edges = reinterpret_cast<float*>(take(size_t(blocks_for(N, RUN_ROWS)) * 2 * C));
-    bytes = size_t(at - static_cast<char*>(base));
+void sort_by_token(int* sorted, const int* tokens, int N, int Vp) {
+  std::vector<int> next(size_t(Vp) + 1);  // where the next row of a token goes
+  for (int row = 0; row < N; row++) next[tokens[row] + 1]++;
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  for (int row = 0; row < N; row++) {
+    int at = next[tokens[row]]++;
+    sorted[at] = tokens[row];
+    sorted[N + at] = row;
   }
-};
+}
 
-size_t embedding_backward_workspace(int N, int C, int /* Vp */) { return SortWorkspace(nullptr, N, C).bytes; }
+size_t embedding_backward_workspace(int N, int C) { return size_t(blocks_for(N, RUN_ROWS)) * 2 * C * sizeof(float); }
 
 template <class T>
-void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_,
-                        int C, int Vp, cudaStream_t stream) {
+void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* sorted, void* workspace, int B, int T_,
+                        int C, cudaStream_t stream) {
   int N = B * T_;
   if (N == 0) return;
-  SortWorkspace w(workspace, N, C);
-  unsigned tiles = blocks_for(N, SORT_TILE), chunks = blocks_for(N, RUN_ROWS);
-  const int *keys = tokens, *rows = nullptr;
-  for (int shift = 0, to = 0; shift == 0 || (shift < 32 && (Vp - 1) >> shift != 0); shift += DIGIT_BITS, to ^= 1) {
-    LAUNCH(digit_counts_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.counts, keys, N, shift);
-    LAUNCH(digit_offsets_kernel, dim3(1), dim3(DIGITS), 0, stream, w.counts, int(tiles));
-    LAUNCH(sort_scatter_kernel, dim3(tiles), dim3(SORT_THREADS), 0, stream, w.keys[to], w.rows[to], keys, rows,
-           w.counts, N, shift);
-    keys = w.keys[to];
-    rows = w.rows[to];
-  }
+  float* edges = static_cast<float*>(workspace);  // [chunks, 2, C]
+  const int *keys = sorted, *rows = sorted + N;
+  unsigned chunks = blocks_for(N, RUN_ROWS);
   auto grid = [&](int per_thread, unsigned x) {  // columns of a row over the block and blockIdx.y
     unsigned columns = blocks_for(C, per_thread), threads = columns < 128 ? (columns + 31) / 32 * 32 : 128;
     return std::pair(dim3(x, blocks_for(columns, threads)), dim3(threads));
   };
   auto [blocks, threads] = grid(Pack<T>::size, chunks);
-  LAUNCH(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, w.edges, dout, keys, rows, N, C);
+  LAUNCH(sum_runs_kernel<T>, blocks, threads, 0, stream, dwte, edges, dout, keys, rows, N, C);
   if (chunks > 1) {
     auto [edge_blocks, edge_threads] = grid(4, chunks - 1);
-    LAUNCH(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, w.edges, keys, N, C);
+    LAUNCH(sum_edges_kernel, edge_blocks, edge_threads, 0, stream, dwte, edges, keys, N, C);
   }
   if (dwpe) {
     size_t TC = size_t(T_) * C;
@@ -302,5 +175,5 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* toke
 
 template void embedding_forward(float*, const int*, const float*, const float*, int, int, int, cudaStream_t);
 template void embedding_forward(bf16*, const int*, const bf16*, const bf16*, int, int, int, cudaStream_t);
-template void embedding_backward(float*, float*, const float*, const int*, void*, int, int, int, int, cudaStream_t);
-template void embedding_backward(float*, float*, const bf16*, const int*, void*, int, int, int, int, cudaStream_t);
+template void embedding_backward(float*, float*, const float*, const int*, void*, int, int, int, cudaStream_t);
+template void embedding_backward(float*, float*, const bf16*, const int*, void*, int, int, int, cudaStream_t);

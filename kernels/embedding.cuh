@@ -1,7 +1,6 @@
 // Token and position embedding. N = B T rows, tokens in [0, Vp).
-// The backward adds, for every token value, the rows of dout in their order in the batch: it sorts (token, row) pairs
-// by token with a stable radix sort on the device and sums runs of equal tokens, without atomics, so its bits are
-// always the same.
+// The backward adds, for every token value, the rows of dout in their order in the batch: the host sorts the rows by
+// token, and the kernels sum runs of equal tokens, without atomics, so their bits are always the same.
 #pragma once
 #include "kernels/gpu.cuh"
 
@@ -11,11 +10,14 @@ template <class T>
 void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe, int B, int T_,
                        int C, cudaStream_t stream);
 
-// Bytes for the sort and for the sums of runs that cross a block's end: about 16 N + N C / 4.
-size_t embedding_backward_workspace(int N, int C, int Vp);
+// On the host, sorted = [2, N]: the tokens in ascending order, then their rows; equal tokens in the order of their rows.
+void sort_by_token(int* sorted, const int* tokens /* [N] */, int N, int Vp);
 
-// dwte [Vp, C] += , dwpe [>= T, C] += or nullptr; dout [N, C].
+// Bytes for the sums of runs that cross a block's end: N C / 4.
+size_t embedding_backward_workspace(int N, int C);
+
+// dwte [Vp, C] += , dwpe [>= T, C] += or nullptr; dout [N, C]; sorted: sort_by_token()'s, on the device.
 // Floor: N C reads of dout (twice with dwpe), and one read and write of every float32 row of dwte that occurs.
 template <class T>
-void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* tokens, void* workspace, int B, int T_,
-                        int C, int Vp, cudaStream_t stream);
+void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* sorted, void* workspace, int B, int T_,
+                        int C, cudaStream_t stream);
