@@ -9,6 +9,8 @@
 
 constexpr int SHORT = 256;
 constexpr int LN_WARPS = 4;
+// The rows that a block has at once, with this many threads a row.
+template <int THREADS> constexpr int ROWS = THREADS == 1 ? 64 : LN_WARPS;
 
 // The column of a lane's p-th pack.
 template <class T> __device__ inline int pack_column(int p) {
@@ -74,52 +76,41 @@ __global__ void __launch_bounds__(LN_WARPS* WARP)
   }
 }
 
-// Normalizes a row with `threads` threads (1 or 32), which read it again for each pass, from the cache.
-template <class T>
-__device__ __forceinline__ void forward_row(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta,
-                                            int row, int C, int thread, int threads) {
+// A row by THREADS threads (1 or 32), which read it again for each pass, from the cache.
+template <class T, int THREADS>
+__global__ void layernorm_forward_cached_kernel(T* out, float* mean, float* rstd, const T* x,
+                                                const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
-  const T* from = x + size_t(row) * C;
-  float totals[SIZE] = {}, squares[SIZE] = {};
+  int thread = threadIdx.x % THREADS, rows = gridDim.x * ROWS<THREADS>;
+  for (int row = blockIdx.x * ROWS<THREADS> + threadIdx.x / THREADS; row < N; row += rows) {
+    const T* from = x + size_t(row) * C;
+    float totals[SIZE] = {}, squares[SIZE] = {};
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE) add_values(totals, load16(from + c));
-  float total = sum_of(totals);
-  if (threads == WARP) total = warp_sum(total);
-  float m = total / C;
+    for (int c = thread * SIZE; c < C; c += THREADS * SIZE) add_values(totals, load16(from + c));
+    float total = sum_of(totals);
+    if (THREADS == WARP) total = warp_sum(total);
+    float m = total / C;
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE) add_squares(squares, load16(from + c), m);
-  float square = sum_of(squares);
-  if (threads == WARP) square = warp_sum(square);
-  float inverse = 1.0f / sqrtf(square / C + LAYERNORM_EPS);
-  if (thread == 0 && mean) {
-    mean[row] = m;
-    rstd[row] = inverse;
+    for (int c = thread * SIZE; c < C; c += THREADS * SIZE) add_squares(squares, load16(from + c), m);
+    float square = sum_of(squares);
+    if (THREADS == WARP) square = warp_sum(square);
+    float inverse = 1.0f / sqrtf(square / C + LAYERNORM_EPS);
+    if (thread == 0 && mean) {
+      mean[row] = m;
+      rstd[row] = inverse;
+    }
+#pragma unroll 4
+    for (int c = thread * SIZE; c < C; c += THREADS * SIZE)
+      normalize_pack(out + size_t(row) * C + c, load16(from + c), m, inverse, gamma + c, beta + c);
+    if (THREADS == 1) return;  // has a thread for every row: without the loop it takes fewer registers
   }
-#pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE)
-    normalize_pack(out + size_t(row) * C + c, load16(from + c), m, inverse, gamma + c, beta + c);
-}
-
-template <class T>
-__global__ void layernorm_forward_short_kernel(T* out, float* mean, float* rstd, const T* x,
-                                               const T* __restrict__ gamma, const T* __restrict__ beta, int N, int C) {
-  int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row < N) forward_row(out, mean, rstd, x, gamma, beta, row, C, 0, 1);
-}
-
-template <class T>
-__global__ void layernorm_forward_wide_kernel(T* out, float* mean, float* rstd, const T* x, const T* __restrict__ gamma,
-                                              const T* __restrict__ beta, int N, int C) {
-  int warps = gridDim.x * LN_WARPS;
-  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
-    forward_row(out, mean, rstd, x, gamma, beta, row, C, threadIdx.x % WARP, WARP);
 }
 
 template <class T>
 void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* gamma, const T* beta, int N, int C,
                        cudaStream_t stream) {
   if (N == 0) return;
-  auto kernel = layernorm_forward_wide_kernel<T>;
+  auto kernel = layernorm_forward_cached_kernel<T, WARP>;
   switch (blocks_for(C, WARP * Pack<T>::size)) {  // packs a lane
     case 1:
     case 2: kernel = layernorm_forward_kernel<T, 2>; break;
@@ -132,7 +123,7 @@ void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* ga
   }
   dim3 grid(looping_blocks(N, LN_WARPS, 64)), block(LN_WARPS * WARP);
   if (C <= SHORT) {
-    kernel = layernorm_forward_short_kernel<T>;
+    kernel = layernorm_forward_cached_kernel<T, 1>;
     grid = dim3(blocks_for(N, 64));
     block = dim3(64);
   }
@@ -258,41 +249,29 @@ __global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ?
   }
 }
 
-// dx of a row by `threads` threads (1 or 32).
-template <class T>
-__device__ __forceinline__ void backward_row(T* dx, const T* dout, const T* x, const float* mean, const float* rstd,
-                                             const T* gamma, int row, int C, int thread, int threads) {
+// dx of a row by THREADS threads (1 or 32).
+template <class T, int THREADS>
+__global__ void layernorm_dx_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
+                                    const float* __restrict__ mean, const float* __restrict__ rstd,
+                                    const T* __restrict__ gamma, int N, int C) {
   constexpr int SIZE = Pack<T>::size;
-  const T *d_row = dout + size_t(row) * C, *x_row = x + size_t(row) * C;
-  T* dx_row = dx + size_t(row) * C;
-  float m = mean[row], inverse = rstd[row], sum_g[SIZE] = {}, sum_gx[SIZE] = {};
+  int thread = threadIdx.x % THREADS, rows = gridDim.x * ROWS<THREADS>;
+  for (int row = blockIdx.x * ROWS<THREADS> + threadIdx.x / THREADS; row < N; row += rows) {
+    const T *d_row = dout + size_t(row) * C, *x_row = x + size_t(row) * C;
+    T* dx_row = dx + size_t(row) * C;
+    float m = mean[row], inverse = rstd[row], sum_g[SIZE] = {}, sum_gx[SIZE] = {};
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE)
-    add_gradients(sum_g, sum_gx, load16(d_row + c), load16(x_row + c), m, inverse, load16(gamma + c));
-  float sums[2] = {sum_of(sum_g), sum_of(sum_gx)};
-  if (threads == WARP) warp_sum(sums);
-  float mean_g = sums[0] / C, mean_gx = sums[1] / C;
+    for (int c = thread * SIZE; c < C; c += THREADS * SIZE)
+      add_gradients(sum_g, sum_gx, load16(d_row + c), load16(x_row + c), m, inverse, load16(gamma + c));
+    float sums[2] = {sum_of(sum_g), sum_of(sum_gx)};
+    if (THREADS == WARP) warp_sum(sums);
+    float mean_g = sums[0] / C, mean_gx = sums[1] / C;
 #pragma unroll 4
-  for (int c = thread * SIZE; c < C; c += threads * SIZE)
-    store16(dx_row + c, add_dx(load16(dx_row + c), load16(d_row + c), load16(x_row + c), m, inverse, load16(gamma + c),
-                               mean_g, mean_gx));
-}
-
-template <class T>
-__global__ void layernorm_backward_short_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
-                                                const float* __restrict__ mean, const float* __restrict__ rstd,
-                                                const T* __restrict__ gamma, int N, int C) {
-  int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row < N) backward_row(dx, dout, x, mean, rstd, gamma, row, C, 0, 1);
-}
-
-template <class T>
-__global__ void layernorm_backward_wide_kernel(T* __restrict__ dx, const T* __restrict__ dout, const T* __restrict__ x,
-                                               const float* __restrict__ mean, const float* __restrict__ rstd,
-                                               const T* __restrict__ gamma, int N, int C) {
-  int warps = gridDim.x * LN_WARPS;
-  for (int row = blockIdx.x * LN_WARPS + threadIdx.x / WARP; row < N; row += warps)
-    backward_row(dx, dout, x, mean, rstd, gamma, row, C, threadIdx.x % WARP, WARP);
+    for (int c = thread * SIZE; c < C; c += THREADS * SIZE)
+      store16(dx_row + c, add_dx(load16(dx_row + c), load16(d_row + c), load16(x_row + c), m, inverse,
+                                 load16(gamma + c), mean_g, mean_gx));
+    if (THREADS == 1) return;  // has a thread for every row: without the loop it takes fewer registers
+  }
 }
 
 template <class T>
@@ -335,10 +314,10 @@ void layernorm_backward(T* dx, float* dgamma, float* dbeta, float* dbias, const 
                   size_t(LN_WARPS) * C * sizeof(float), stream, dx, partial, dout, x, mean, rstd, gamma, N, C);
   } else {
     if (C <= SHORT) {
-      LAUNCH(layernorm_backward_short_kernel<T>, dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd,
-             gamma, N, C);
+      LAUNCH((layernorm_dx_kernel<T, 1>), dim3(blocks_for(N, 64)), dim3(64), 0, stream, dx, dout, x, mean, rstd, gamma,
+             N, C);
     } else {
-      LAUNCH(layernorm_backward_wide_kernel<T>, dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
+      LAUNCH((layernorm_dx_kernel<T, WARP>), dim3(looping_blocks(N, LN_WARPS, 64)), dim3(LN_WARPS * WARP), 0, stream,
              dx, dout, x, mean, rstd, gamma, N, C);
     }
     LAUNCH(layernorm_columns_kernel<T>, dim3(blocks_for(C, WARP * Pack<T>::size), blocks), dim3(WARP), 0, stream,
