@@ -67,11 +67,18 @@ template <class Real> struct Activations {
     auto by_layer = [&](auto member, const std::function<size_t(int l)>& count, bool kept) {
       size_t most = 0;
       for (int l = 0; l < m.layers; l++) most = std::max(most, count(l));
-      for (int l = 0, owner = -1; l < m.layers; l++)
+      int owner = -1;  // the first layer that has the array: if it is not kept, the others use this one's in turn
+      for (int l = 0; l < m.layers; l++) {
         if (count(l) == 0) continue;
-        else if (kept) plan.add(&(layers[l].*member), count(l), category);
-        else if (owner >= 0) plan.alias(&(layers[l].*member), &(layers[owner].*member));
-        else plan.add(&(layers[owner = l].*member), most, category);
+        if (kept) {
+          plan.add(&(layers[l].*member), count(l), category);
+        } else if (owner < 0) {
+          owner = l;
+          plan.add(&(layers[l].*member), most, category);
+        } else {
+          plan.alias(&(layers[l].*member), &(layers[owner].*member));
+        }
+      }
     };
     auto per_layer = [&](auto member, size_t count, bool kept) {
       by_layer(
