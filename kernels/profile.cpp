@@ -5,6 +5,13 @@
 
 #include "kernels/gpu.cuh"
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else  // not part of every toolkit
+static int nvtxRangePushA(const char*) { return 0; }
+static int nvtxRangePop() { return 0; }
+#endif
+
 struct ProfileEvent {
   const char* name;
   cudaEvent_t start, stop;
@@ -63,6 +70,10 @@ static std::vector<PhaseMark> phase_marks;
 void phases_start() { phases_on = true; }
 
 void phase(const char* name, cudaStream_t stream) {
+  static thread_local bool open = false;
+  if (open) nvtxRangePop();
+  open = name;
+  if (open) nvtxRangePushA(name);
   if (!phases_on) return;
   PhaseMark mark{name, {}};
   CUDA_CHECK(cudaEventCreate(&mark.event));

@@ -3,6 +3,7 @@
 //   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
 // A phase costs one event, where it begins, so a step may be timed while phases are on.
 //   phases_start(); step(); for (auto& [phase, ms] : phases_collect()) ...
+// A phase is a range of NVTX too, whether phases are on or not: Nsight Systems shows a step by its phases.
 #pragma once
 #include <cuda_runtime.h>
 
