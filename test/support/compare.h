@@ -15,12 +15,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/gpu.cuh"
+#include "test/support/device.h"
 
 struct Exact {
   using real = double;
@@ -138,6 +142,50 @@ class Pool {
   std::string name_;
   double u_, cancels_;
   std::vector<double> output_, exact_, naive_;
+};
+
+// The outputs of one run of a kernel, as double, which holds all values of their types.
+using Outputs = std::vector<std::vector<double>>;
+template <class... Array> Outputs outputs(const Array&... arrays) {  // here or on the device
+  auto values = [](const auto& array) {
+    if constexpr (requires { array.download(); }) return widen<Exact>(array.download());
+    else return widen<Exact>(array);
+  };
+  return {values(arrays)...};
+}
+
+// A kernel at one shape: a pool for each of its outputs.
+template <class T> class Kernel {
+ public:
+  struct Output {
+    const char* name;
+    double u, cancels = 0;  // as expect_close()'s
+  };
+  Kernel(const char* name, std::initializer_list<long> shape, std::initializer_list<Output> outputs) : name_(name) {
+    for (long size : shape) name_ += format(" %ld", size);
+    for (const Output& output : outputs) pools_.emplace_back(name_ + " " + output.name, output.u, output.cancels);
+  }
+
+  // run() makes outputs() from fresh inputs, all or the first of them; reference(P()) makes all of them, for a policy.
+  // The first call repeats run() to see whether its bits stay.
+  template <class Reference> void check(const std::function<Outputs()>& run, const Reference& reference) {
+    auto bits = [&] {
+      std::vector<double> all;
+      for (const std::vector<double>& output : run()) all.insert(all.end(), output.begin(), output.end());
+      return bits_of(all);
+    };
+    if (!std::exchange(repeated_, true)) expect_reproducible(name_, bits);
+    Outputs result = run();
+    auto exact = reference(Exact());
+    auto naive = reference(Naive<T>());
+    ASSERT_EQ(exact.size(), pools_.size()) << name_;
+    for (size_t i = 0; i < result.size(); i++) pools_[i].add(result[i], exact[i], naive[i]);
+  }
+
+ private:
+  std::string name_;
+  std::deque<Pool> pools_;
+  bool repeated_ = false;
 };
 
 // Rows of `width` values with `gap` further ones after each of them, all `between`; and the rows alone.
