@@ -304,7 +304,7 @@ check-ptx:                         ## the CUDA build's tests on its PTX, without
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) $(addprefix settings/,table read check show) \
-  checkpoint/safetensors data/shards data/task_file)
+  checkpoint/safetensors data/shards data/benchmark_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(ADDRESS_CHECKS) -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)

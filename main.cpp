@@ -23,7 +23,7 @@
 #include "data/gpt2_bpe.h"
 #include "eval/generate.h"
 #include "eval/predict.h"
-#include "eval/tasks.h"
+#include "eval/benchmarks.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/loop.h"
@@ -142,7 +142,8 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   Data data = open_data(flags, config, training, evaluates);
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) warn("%s", warning.c_str());
-  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0)) data.tasks = open_tasks(config);
+  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0))
+    data.benchmarks = open_benchmarks(config);
   std::vector<Question> questions = open_questions(flags, config, data, evaluates, ranks.rank);
   std::unique_ptr<Tokenizer> prompt_tokenizer;
   std::vector<FilePrompt> file_prompts;
@@ -160,7 +161,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
   Comm& comm = several ? *several : Comm::alone();
   if (several)
-    check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, data.tasks));
+    check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, data.benchmarks));
   if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
   auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
   if (several && !from) check_agreement(comm, init_facts(config));

@@ -113,7 +113,7 @@ void MetricsLog::passkey(const PasskeyReport& r) {
   write(r.weights.step, "passkey", fields);
 }
 
-void MetricsLog::task(const TaskReport& r) {
+void MetricsLog::task(const BenchmarkReport& r) {
   write(r.weights.step, "task",
         {{"step", r.weights.step},
          {"tokens", r.weights.tokens},
@@ -188,13 +188,13 @@ std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Con
   return lengths;
 }
 
-std::set<std::string> evaluated_tasks(const std::string& path, int64_t step) {
-  std::set<std::string> tasks;
+std::set<std::string> evaluated_benchmarks(const std::string& path, int64_t step) {
+  std::set<std::string> benchmarks;
   for_each_json_line(path, [&](const std::string&, const json& line) {
     if (text_of(line, "type", "") == "task" && is_of_training(line) && integer_of(line, "step", -1) == step)
-      tasks.insert(text_of(line, "task", ""));
+      benchmarks.insert(text_of(line, "task", ""));
   });
-  return tasks;
+  return benchmarks;
 }
 
 std::set<int> diagnosed_lengths(const std::string& path, int64_t step) {

@@ -70,8 +70,8 @@ struct PasskeyReport {
   double standard_error = 0;                     // of the mean of exact over all depths
 };
 
-// What one benchmark measured; eval/tasks.h says what the accuracies are.
-struct TaskReport {
+// What one benchmark measured; eval/benchmarks.h says what the accuracies are.
+struct BenchmarkReport {
   Weights weights;
   std::string task, checksum;  // of its file
   int64_t examples = 0;
@@ -96,7 +96,7 @@ class MetricsLog {
   void evaluation(const char* type, const EvalReport& report);          // type: "val" while training, "eval" by --eval
   void skip(int64_t step, const std::string& reason, int64_t skipped);  // skipped: updates skipped in the whole run
   void passkey(const PasskeyReport& report);
-  void task(const TaskReport& report);
+  void task(const BenchmarkReport& report);
   // A line of any other type; fields begin with the step.
   void write(int64_t step, const char* type, const nlohmann::ordered_json& fields);
   // Called if a line cannot be written, with its step and the reason; must throw. Unset: the failure itself.
@@ -114,5 +114,5 @@ void rewind_metrics(const std::string& path, int64_t step);
 std::set<int> evaluated_lengths(const std::string& path, int64_t step, const Config::Eval& eval);
 // The lengths with a diagnostics line of this step that was written while training.
 std::set<int> diagnosed_lengths(const std::string& path, int64_t step);
-// The same of tasks.
-std::set<std::string> evaluated_tasks(const std::string& path, int64_t step);
+// The same of benchmarks.
+std::set<std::string> evaluated_benchmarks(const std::string& path, int64_t step);

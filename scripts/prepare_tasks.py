@@ -5,7 +5,7 @@
     python3 scripts/prepare_tasks.py --task hellaswag arc_easy arc_challenge piqa sciq --download --tokenizer-dir DIR
     python3 scripts/prepare_tasks.py --task mmlu --input test/*.csv --dev dev/*.csv --shots 5 --tokenizer-dir DIR
 
-Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/task_file.h). Needs Python 3.8; for GPT-2 tokens
+Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_file.h). Needs Python 3.8; for GPT-2 tokens
 ./train, for Parquet and --download the package pyarrow. docs/evaluating.md has the tasks and what files it reads. Exit
 code 2: something to fix; 1: something failed.
 """
@@ -24,7 +24,7 @@ import urllib.request
 from common import Failure, UserError, encode, run, whole_files
 from prepare_text import kind_of, unpacked
 
-MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/task_file.h
+MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
 HUB = "https://huggingface.co"
 BLOCK = 1000  # examples whose texts are made into tokens at once
 

@@ -11,7 +11,7 @@
 #include "settings/table.h"
 
 Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
-               const std::vector<DataFile>& val, const std::vector<Task>& tasks) {
+               const std::vector<DataFile>& val, const std::vector<Benchmark>& benchmarks) {
   const char* products = std::getenv("PLUSGPT_MATMUL");
   auto given = [](bool flag) { return flag ? "given" : "not given"; };
   Facts facts = {{"version of the program", version},
@@ -34,7 +34,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
     if (!row.of_a_rank) facts[row.key] = value_text(row);
   for (auto& [key, files] : {std::pair("data.train", &train), std::pair("data.val", &val)})
     for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
-  for (const Task& task : tasks) facts["task " + task.name] = task.checksum;
+  for (const Benchmark& benchmark : benchmarks) facts["task " + benchmark.name] = benchmark.checksum;
   return facts;
 }
 

@@ -6,7 +6,7 @@
 #include "eval/diagnostics.h"
 #include "eval/evaluate.h"
 #include "eval/passkey.h"
-#include "eval/tasks.h"
+#include "eval/benchmarks.h"
 
 using Stop = std::function<bool()>;
 using Items = std::vector<int>;
@@ -52,27 +52,27 @@ static Question passkey(const Config& config, int rank) {
 }
 
 static Question benchmarks(const Flags& flags, const Config& config, const Data& data) {
-  Items numbers(data.tasks.size());
+  Items numbers(data.benchmarks.size());
   std::iota(numbers.begin(), numbers.end(), 0);
   std::string samples = flags.tasks.empty() ? "" : config.task.samples;
   return {.asked = !flags.tasks.empty(),
           .every = config.task.every,
           .items = numbers,
-          .lengths = task_lengths(config, data.tasks),
+          .lengths = benchmark_lengths(config, data.benchmarks),
           .not_finite = "a log-likelihood is not finite (bad weights, or overflow on these examples)",
-          .make_products = [&data](Model& model) { make_products_of_tasks(model, data.tasks); },
+          .make_products = [&data](Model& model) { make_products_of_benchmarks(model, data.benchmarks); },
           .answered =
               [&data](const std::string& metrics, int64_t step) {
-                std::set<std::string> names = evaluated_tasks(metrics, step);
+                std::set<std::string> names = evaluated_benchmarks(metrics, step);
                 std::set<int> found;
-                for (size_t i = 0; i < data.tasks.size(); i++)
-                  if (names.count(data.tasks[i].name)) found.insert(int(i));
+                for (size_t i = 0; i < data.benchmarks.size(); i++)
+                  if (names.count(data.benchmarks[i].name)) found.insert(int(i));
                 return found;
               },
           .ask =
               [&data, samples](Model& model, const Items& items, const Weights& weights, MetricsLog& metrics,
                                const Stop& stop) {
-                return evaluate_tasks(model, data.tasks, items, weights, metrics, samples, stop);
+                return evaluate_benchmarks(model, data.benchmarks, items, weights, metrics, samples, stop);
               }};
 }
 
@@ -97,7 +97,7 @@ std::vector<Question> open_questions(const Flags& flags, const Config& config, c
   std::vector<Question> questions;
   if (evaluates) questions.push_back(losses_by_length(flags, config, data));
   if (flags.passkey) questions.push_back(passkey(config, rank));
-  if (!data.tasks.empty()) questions.push_back(benchmarks(flags, config, data));
+  if (!data.benchmarks.empty()) questions.push_back(benchmarks(flags, config, data));
   if (config.diagnoses) questions.push_back(diagnostics(flags, config, data));
   return questions;
 }

@@ -6,7 +6,7 @@
 
 #include "checkpoint/resume.h"
 #include "data/loader.h"
-#include "data/task_file.h"
+#include "data/benchmark_file.h"
 #include "ranks/comm.h"
 #include "settings/command_line.h"
 #include "training/device.h"
@@ -25,7 +25,7 @@ Config load_config(const Flags& flags, bool trains);
 struct Data {
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;  // the shards, then their label files
-  std::vector<Task> tasks;                       // the benchmarks of task.names, if they will be run
+  std::vector<Benchmark> benchmarks;             // the benchmarks of task.names, if they will be run
 };
 
 // Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val):

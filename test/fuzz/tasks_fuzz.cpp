@@ -1,7 +1,7 @@
 // A task file: of an accepted one, every token must be in the vocabulary, and every example have its right completion.
 #include <cstdlib>
 
-#include "data/task_file.h"
+#include "data/benchmark_file.h"
 #include "test/fuzz/fuzz.h"
 
 namespace {
@@ -24,9 +24,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   MemoryFile file(data, size);
   TaskFolder folder(file.path());
   return expect_user_errors_only([&] {
-    for (const TaskExample& example : read_task(folder.path, "x", 256, 0).examples) {
+    for (const BenchmarkExample& example : read_benchmark(folder.path, "x", 256, 0).examples) {
       if (example.gold < 0 || size_t(example.gold) >= example.choices.size() || example.context.empty()) std::abort();
-      for (const TaskChoice& choice : example.choices) {
+      for (const BenchmarkChoice& choice : example.choices) {
         if (choice.tokens.empty() || choice.bytes < choice.characters) std::abort();
         for (int token : choice.tokens)
           if (token < 0 || token >= 256) std::abort();

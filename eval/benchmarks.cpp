@@ -1,4 +1,4 @@
-#include "eval/tasks.h"
+#include "eval/benchmarks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,18 +19,18 @@ int max_length(const Config& config) {
 }
 
 struct Row {  // one completion
-  const TaskExample* example;
-  const TaskChoice* choice;
+  const BenchmarkExample* example;
+  const BenchmarkChoice* choice;
   size_t place;  // among the log-likelihoods
   int size() const { return int(example->context.size() + choice->tokens.size()); }
 };
 
 // The rows by the length of their batches: that of their inputs, rounded up so that matrix products have few shapes.
-std::map<int, std::vector<Row>> rows_of(const Task& task, int most) {
+std::map<int, std::vector<Row>> rows_of(const Benchmark& benchmark, int most) {
   std::map<int, std::vector<Row>> rows;
   size_t place = 0;
-  for (const TaskExample& example : task.examples)
-    for (const TaskChoice& choice : example.choices) {
+  for (const BenchmarkExample& example : benchmark.examples)
+    for (const BenchmarkChoice& choice : example.choices) {
       Row row{&example, &choice, place++};
       rows[std::min((row.size() - 1 + 63) / 64 * 64, most)].push_back(row);
     }
@@ -48,7 +48,7 @@ int fill(const Row& row, int most, int* inputs, int* targets) {
 }
 
 // The number of the largest value / size(choice), the first among equals.
-template <class Size> size_t best(const TaskExample& example, const double* values, Size size) {
+template <class Size> size_t best(const BenchmarkExample& example, const double* values, Size size) {
   size_t best = 0;
   auto scaled = [&](size_t i) { return values[i] / double(size(example.choices[i])); };
   for (size_t i = 1; i < example.choices.size(); i++)
@@ -56,16 +56,16 @@ template <class Size> size_t best(const TaskExample& example, const double* valu
   return best;
 }
 
-std::string sample_text(const Task& task, const std::vector<double>& likelihoods) {
+std::string sample_text(const Benchmark& benchmark, const std::vector<double>& likelihoods) {
   std::string text;
   size_t place = 0;
-  for (size_t number = 0; number < task.examples.size(); number++) {
-    const TaskExample& example = task.examples[number];
-    nlohmann::ordered_json line = {{"task", task.name}, {"example", number}, {"gold", example.gold}};
-    for (const TaskChoice& choice : example.choices) {
+  for (size_t number = 0; number < benchmark.examples.size(); number++) {
+    const BenchmarkExample& example = benchmark.examples[number];
+    nlohmann::ordered_json line = {{"task", benchmark.name}, {"example", number}, {"gold", example.gold}};
+    for (const BenchmarkChoice& choice : example.choices) {
       line["loglikelihood"].push_back(likelihoods[place++]);
       line["tokens"].push_back(choice.tokens.size());
-      if (task.has_lengths) line["characters"].push_back(choice.characters);
+      if (benchmark.has_lengths) line["characters"].push_back(choice.characters);
     }
     text += line.dump() + "\n";
   }
@@ -74,42 +74,44 @@ std::string sample_text(const Task& task, const std::vector<double>& likelihoods
 
 }  // namespace
 
-std::vector<Task> open_tasks(const Config& config) {
-  std::vector<Task> tasks;
+std::vector<Benchmark> open_benchmarks(const Config& config) {
+  std::vector<Benchmark> benchmarks;
   for (const std::string& name : config.task.names) {
-    for (const Task& task : tasks)
-      if (task.name == name) user_error("task %s is named twice in task.names or --tasks", name.c_str());
-    tasks.push_back(read_task(config.task.dir, name, config.model.vocab, config.task.limit));
-    for (const TaskExample& example : tasks.back().examples)
-      for (const TaskChoice& choice : example.choices)
+    for (const Benchmark& benchmark : benchmarks)
+      if (benchmark.name == name) user_error("task %s is named twice in task.names or --tasks", name.c_str());
+    benchmarks.push_back(read_benchmark(config.task.dir, name, config.model.vocab, config.task.limit));
+    for (const BenchmarkExample& example : benchmarks.back().examples)
+      for (const BenchmarkChoice& choice : example.choices)
         if (choice.tokens.size() > size_t(max_length(config)))
           user_error(
               "task %s: example %td has a completion of %zu tokens, but task.max_length = %d; raise it, or "
               "model.context "
               "where positions are learned",
-              name.c_str(), &example - tasks.back().examples.data(), choice.tokens.size(), max_length(config));
+              name.c_str(), &example - benchmarks.back().examples.data(), choice.tokens.size(), max_length(config));
   }
-  return tasks;
+  return benchmarks;
 }
 
-std::vector<int> task_lengths(const Config& config, const std::vector<Task>& tasks) {
+std::vector<int> benchmark_lengths(const Config& config, const std::vector<Benchmark>& benchmarks) {
   std::vector<int> lengths;
-  if (!tasks.empty()) lengths.push_back(max_length(config));  // of the rotation
-  for (const Task& task : tasks)
-    for (auto& [length, rows] : rows_of(task, max_length(config))) lengths.push_back(length);
+  if (!benchmarks.empty()) lengths.push_back(max_length(config));  // of the rotation
+  for (const Benchmark& benchmark : benchmarks)
+    for (auto& [length, rows] : rows_of(benchmark, max_length(config))) lengths.push_back(length);
   return lengths;
 }
 
-std::optional<std::vector<double>> task_likelihoods(Model& model, const Task& task, const std::function<bool()>& stop) {
+std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark,
+                                                         const std::function<bool()>& stop) {
   const Config& config = model.config();
   Comm& comm = model.comm();
-  std::map<int, std::vector<Row>> by_length = rows_of(task, max_length(config));
+  std::map<int, std::vector<Row>> by_length = rows_of(benchmark, max_length(config));
   size_t all = 0, done = 0;
   for (auto& [length, rows] : by_length) all += rows.size() * size_t(length);
   std::vector<double> likelihoods;  // each is zero on all ranks but one, so their sum is exact
-  for (const TaskExample& example : task.examples) likelihoods.resize(likelihoods.size() + example.choices.size());
+  for (const BenchmarkExample& example : benchmark.examples)
+    likelihoods.resize(likelihoods.size() + example.choices.size());
   std::unique_ptr<ProgressBar> progress;
-  if (comm.first()) progress = std::make_unique<ProgressBar>(task.name, int64_t(all));
+  if (comm.first()) progress = std::make_unique<ProgressBar>(benchmark.name, int64_t(all));
   model.set_length(max_length(config));
   bool stopped = false;
   for (auto& [length, rows] : by_length) {
@@ -139,9 +141,9 @@ std::optional<std::vector<double>> task_likelihoods(Model& model, const Task& ta
   return likelihoods;
 }
 
-void make_products_of_tasks(Model& model, const std::vector<Task>& tasks) {
-  for (const Task& task : tasks)
-    for (auto& [length, rows] : rows_of(task, max_length(model.config()))) {
+void make_products_of_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks) {
+  for (const Benchmark& benchmark : benchmarks)
+    for (auto& [length, rows] : rows_of(benchmark, max_length(model.config()))) {
       int batch = prompt_batch(model.config(), length);
       std::vector<int> zeros(size_t(batch) * length);
       std::vector<float> losses(zeros.size());
@@ -149,21 +151,21 @@ void make_products_of_tasks(Model& model, const std::vector<Task>& tasks) {
     }
 }
 
-TaskReport task_report(const Task& task, const std::vector<double>& likelihoods, int max_length) {
-  TaskReport report;
-  report.task = task.name;
-  report.checksum = task.checksum;
-  report.examples = int64_t(task.examples.size());
+BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length) {
+  BenchmarkReport report;
+  report.task = benchmark.name;
+  report.checksum = benchmark.checksum;
+  report.examples = int64_t(benchmark.examples.size());
   report.max_length = max_length;
   const double* values = likelihoods.data();
-  for (const TaskExample& example : task.examples) {
+  for (const BenchmarkExample& example : benchmark.examples) {
     size_t gold = size_t(example.gold);
     auto right = [&](auto size) { return best(example, values, size) == gold; };
     auto per_character = [&](size_t i) { return values[i] / example.choices[i].characters; };
-    report.acc += right([](const TaskChoice&) { return 1; });
-    report.acc_norm += right([](const TaskChoice& choice) { return choice.characters; });
-    report.acc_bytes += right([](const TaskChoice& choice) { return choice.bytes; });
-    report.acc_norm_tokens += right([](const TaskChoice& choice) { return choice.tokens.size(); });
+    report.acc += right([](const BenchmarkChoice&) { return 1; });
+    report.acc_norm += right([](const BenchmarkChoice& choice) { return choice.characters; });
+    report.acc_bytes += right([](const BenchmarkChoice& choice) { return choice.bytes; });
+    report.acc_norm_tokens += right([](const BenchmarkChoice& choice) { return choice.tokens.size(); });
     report.chance += 1 / double(example.choices.size());
     double other = -INFINITY;
     for (size_t i = 0; i < example.choices.size(); i++) {
@@ -178,14 +180,14 @@ TaskReport task_report(const Task& task, const std::vector<double>& likelihoods,
   for (double* sum :
        {&report.acc, &report.acc_norm, &report.acc_bytes, &report.acc_norm_tokens, &report.margin, &report.chance})
     *sum /= n;
-  if (!task.has_lengths) report.acc_norm = report.acc_bytes = report.margin = NAN;
+  if (!benchmark.has_lengths) report.acc_norm = report.acc_bytes = report.margin = NAN;
   report.standard_error = std::sqrt(std::max(0.0, report.acc * (1 - report.acc)) / (n - 1));
   return report;
 }
 
-bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vector<int>& numbers,
-                    const Weights& weights, MetricsLog& metrics, const std::string& samples,
-                    const std::function<bool()>& stop) {
+bool evaluate_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks, const std::vector<int>& numbers,
+                         const Weights& weights, MetricsLog& metrics, const std::string& samples,
+                         const std::function<bool()>& stop) {
   if (numbers.empty()) return true;
   bool first = model.comm().first(), finite = true;
   std::string text;
@@ -194,10 +196,10 @@ bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vec
       "tasks, step %ld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
       weights.step, "");
   for (int number : numbers) {
-    const Task& task = tasks[size_t(number)];
-    std::optional<std::vector<double>> likelihoods = task_likelihoods(model, task, stop);
+    const Benchmark& benchmark = benchmarks[size_t(number)];
+    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, stop);
     if (!likelihoods) break;
-    TaskReport r = task_report(task, *likelihoods, max_length(model.config()));
+    BenchmarkReport r = benchmark_report(benchmark, *likelihoods, max_length(model.config()));
     r.weights = weights;
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
     table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8ld", r.task.c_str(), percent(r.acc).c_str(),
@@ -208,7 +210,7 @@ bool evaluate_tasks(Model& model, const std::vector<Task>& tasks, const std::vec
     table += "\n";
     metrics.task(r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
-    if (first && !samples.empty()) write_text_file(samples, text += sample_text(task, *likelihoods));
+    if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *likelihoods));
   }
   std::fputs(table.c_str(), stdout);  // at once: no line of another thread, as "saved ...", falls between its rows
   std::fflush(stdout);

@@ -1,24 +1,24 @@
 // Benchmarks: log-likelihoods against float64 sums over logits, accuracies of log-likelihoods that are known.
-#include "eval/tasks.h"
+#include "eval/benchmarks.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "eval/evaluate.h"
-#include "test/data/task_bytes.h"
+#include "test/data/benchmark_bytes.h"
 #include "test/model/small_model.h"
 #include "test/support/temp_dir.h"
 
 namespace {
 
 // Contexts of 1 to 140 tokens of a vocabulary of 61, with 2 to 5 completions of 1 to 9 tokens.
-std::vector<TaskExample> random_examples(int count) {
-  std::vector<TaskExample> examples;
+std::vector<BenchmarkExample> random_examples(int count) {
+  std::vector<BenchmarkExample> examples;
   std::vector<int> sizes = random_ints(1000, 5, 1 << 20);
   auto next = [&, at = size_t(0)](int below) mutable { return sizes[at++ % sizes.size()] % below; };
   for (int i = 0; i < count; i++) {
-    TaskExample example{random_ints(1 + next(140), 100 + i, 61), 0, {}};
+    BenchmarkExample example{random_ints(1 + next(140), 100 + i, 61), 0, {}};
     for (int c = 2 + next(4); c > 0; c--)
       example.choices.push_back({random_ints(1 + next(9), 1000 + 9 * i + c, 61), 1, 1});
     examples.push_back(example);
@@ -27,7 +27,7 @@ std::vector<TaskExample> random_examples(int count) {
 }
 
 // A completion's log-likelihood from the logits of one row after the other.
-double plain_likelihood(Model& model, const TaskExample& example, const TaskChoice& choice, size_t most) {
+double plain_likelihood(Model& model, const BenchmarkExample& example, const BenchmarkChoice& choice, size_t most) {
   std::vector<int> tokens = example.context;
   tokens.insert(tokens.end(), choice.tokens.begin(), choice.tokens.end());
   if (tokens.size() > most + 1) tokens.erase(tokens.begin(), tokens.end() - (most + 1));
@@ -42,42 +42,42 @@ double plain_likelihood(Model& model, const TaskExample& example, const TaskChoi
   return sum;
 }
 
-TEST(Tasks, LikelihoodsAreThoseOfTheLogits) {
-  Task task{"x", true, "", random_examples(12)};
+TEST(Benchmarks, LikelihoodsAreThoseOfTheLogits) {
+  Benchmark benchmark{"x", true, "", random_examples(12)};
   for (int most : {9, 70, 200}) {
     std::vector<double> plain;
     for (std::string batch : {"1", "5", "100"}) {
       Config config = small_config("fp32", {"eval.batch=" + batch, "attention.variant=lssar",
                                             "task.max_length=" + std::to_string(most), "eval.rope_scaling=yarn"});
-      std::vector<int> lengths = task_lengths(config, {task});
+      std::vector<int> lengths = benchmark_lengths(config, {benchmark});
       auto model = evaluated_model(config, eval_rows(config, lengths), std::max(most, 11), 5);
-      std::vector<double> likelihoods = *task_likelihoods(*model, task);
+      std::vector<double> likelihoods = *benchmark_likelihoods(*model, benchmark);
       model->set_length(most);
       if (plain.empty())  // they are the same for every batch
-        for (const TaskExample& example : task.examples)
-          for (const TaskChoice& choice : example.choices)
+        for (const BenchmarkExample& example : benchmark.examples)
+          for (const BenchmarkChoice& choice : example.choices)
             plain.push_back(plain_likelihood(*model, example, choice, size_t(most)));
       ASSERT_EQ(plain.size(), likelihoods.size());
       // fp32: some 10 roundings of 2^-24 of numbers up to a token's loss, in both, and those of the model itself
       for (size_t i = 0; i < plain.size(); i++)
         EXPECT_NEAR(likelihoods[i], plain[i], 1e-5 * std::abs(plain[i])) << batch << " " << most << "," << i;
       if (batch == "5") continue;
-      EXPECT_FALSE(task_likelihoods(*model, task, [] { return true; }));
+      EXPECT_FALSE(benchmark_likelihoods(*model, benchmark, [] { return true; }));
     }
   }
 }
 
-TEST(Tasks, ReportOfKnownLikelihoods) {
+TEST(Benchmarks, ReportOfKnownLikelihoods) {
   std::vector<int> five(5, 1);
-  Task task{"x",
-            true,
-            "sum",
-            {{{1, 1, 1}, 0, {{{1, 1}, 2, 4}, {{1}, 4, 4}}},                     // -2, -3
-             {{1}, 1, {{{1}, 1, 1}, {five, 10, 10}}},                           // -2, -4: right per character and token
-             {{1}, 0, {{{1}, 3, 3}, {{1}, 3, 3}, {{1}, 3, 3}}},                 // -1, -1, -1: the first
-             {{1}, 2, {{{1}, 1, 1}, {{1}, 1, 1}, {{1}, 1, 1}, {{1}, 2, 1}}}}};  // -4, -3, -3, -5
+  Benchmark benchmark{"x",
+                      true,
+                      "sum",
+                      {{{1, 1, 1}, 0, {{{1, 1}, 2, 4}, {{1}, 4, 4}}},      // -2, -3
+                       {{1}, 1, {{{1}, 1, 1}, {five, 10, 10}}},            // -2, -4: right per character and token
+                       {{1}, 0, {{{1}, 3, 3}, {{1}, 3, 3}, {{1}, 3, 3}}},  // -1, -1, -1: the first
+                       {{1}, 2, {{{1}, 1, 1}, {{1}, 1, 1}, {{1}, 1, 1}, {{1}, 2, 1}}}}};  // -4, -3, -3, -5
   std::vector<double> values = {-2, -3, -2, -4, -1, -1, -1, -4, -3, -3, -5};
-  TaskReport r = task_report(task, values, 3);
+  BenchmarkReport r = benchmark_report(benchmark, values, 3);
   EXPECT_EQ(r.task, "x");
   EXPECT_EQ(r.checksum, "sum");
   EXPECT_EQ(r.examples, 4);
@@ -90,24 +90,25 @@ TEST(Tasks, ReportOfKnownLikelihoods) {
   EXPECT_DOUBLE_EQ(r.chance, (1 / 2.0 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) / 4);
   EXPECT_DOUBLE_EQ(r.margin, (-0.25 + 1.6 + 0 - 0.5) / 4);
   EXPECT_DOUBLE_EQ(r.standard_error, std::sqrt(0.25 / 3));
-  task.has_lengths = false;
-  r = task_report(task, values, 3);
+  benchmark.has_lengths = false;
+  r = benchmark_report(benchmark, values, 3);
   EXPECT_EQ(r.acc, 2 / 4.0);
   EXPECT_EQ(r.acc_norm_tokens, 3 / 4.0);
   for (double unknown : {r.acc_norm, r.acc_bytes, r.margin}) EXPECT_TRUE(std::isnan(unknown));
-  task.examples.resize(1);
-  EXPECT_TRUE(std::isnan(task_report(task, values, 3).standard_error));
+  benchmark.examples.resize(1);
+  EXPECT_TRUE(std::isnan(benchmark_report(benchmark, values, 3).standard_error));
 }
 
-TEST(Tasks, CompletionsMustFit) {
+TEST(Benchmarks, CompletionsMustFit) {
   TempDir files;
-  write_file(files / "x.bin", task_bytes(random_examples(12), 2));
+  write_file(files / "x.bin", benchmark_bytes(random_examples(12), 2));
   Config config = small_config("fp32", {"task.names=x", "task.dir=" + files.path, "task.max_length=9"});
-  EXPECT_EQ(open_tasks(config)[0].examples.size(), 12u);
+  EXPECT_EQ(open_benchmarks(config)[0].examples.size(), 12u);
   config.task.max_length = 5;
-  expect_user_error([&] { open_tasks(config); }, {"task x", "example ", " tokens", "task.max_length = 5", "raise it"});
+  expect_user_error([&] { open_benchmarks(config); },
+                    {"task x", "example ", " tokens", "task.max_length = 5", "raise it"});
   config.task.limit = 3;
-  EXPECT_EQ(task_lengths(config, {Task{"x", true, "", random_examples(3)}}), (std::vector<int>{5, 5}));
+  EXPECT_EQ(benchmark_lengths(config, {Benchmark{"x", true, "", random_examples(3)}}), (std::vector<int>{5, 5}));
 }
 
 }  // namespace

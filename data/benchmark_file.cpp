@@ -1,4 +1,4 @@
-#include "data/task_file.h"
+#include "data/benchmark_file.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,13 +12,13 @@
 
 namespace {
 
-constexpr int32_t TASK_MAGIC = 20240522;
-constexpr size_t TASK_HEADER_BYTES = 256 * sizeof(int32_t), MOST_EXAMPLES = 65535;
+constexpr int32_t BENCHMARK_MAGIC = 20240522;
+constexpr size_t BENCHMARK_HEADER_BYTES = 256 * sizeof(int32_t), MOST_EXAMPLES = 65535;
 constexpr int MOST_CHOICES = 26, MARK = 65535;
 
 const char* const make_it = "make it with scripts/prepare_tasks.py";
 
-std::string tasks_in(const std::string& dir) {
+std::string benchmarks_in(const std::string& dir) {
   std::vector<std::string> names;
   std::error_code error;
   for (auto& entry : std::filesystem::directory_iterator(dir, error))
@@ -65,16 +65,16 @@ class Numbers {
   std::string where_;
 };
 
-TaskExample read_example(Numbers numbers, int number, int vocab, bool has_lengths) {
-  TaskExample example;
+BenchmarkExample read_example(Numbers numbers, int number, int vocab, bool has_lengths) {
+  BenchmarkExample example;
   numbers.next("mark", MARK, MARK);
   numbers.next("size", 0, 65535);  // known already
   numbers.next("number", number, number);
   example.gold = numbers.next("right completion", 0, MOST_CHOICES - 1);
   example.choices.resize(size_t(numbers.next("number of completions", std::max(2, example.gold + 1), MOST_CHOICES)));
   example.context = numbers.tokens("context", vocab);
-  for (TaskChoice& choice : example.choices) choice.tokens = numbers.tokens("completions", vocab);
-  for (TaskChoice& choice : example.choices) {
+  for (BenchmarkChoice& choice : example.choices) choice.tokens = numbers.tokens("completions", vocab);
+  for (BenchmarkChoice& choice : example.choices) {
     if (!has_lengths) break;
     choice.characters = numbers.next("characters", 1, 65535);
     choice.bytes = numbers.next("bytes", choice.characters, 65535);
@@ -85,7 +85,7 @@ TaskExample read_example(Numbers numbers, int number, int vocab, bool has_length
 
 }  // namespace
 
-Task read_task(const std::string& dir, const std::string& name, int vocab, int64_t limit) {
+Benchmark read_benchmark(const std::string& dir, const std::string& name, int vocab, int64_t limit) {
   std::string path = dir + "/" + name + ".bin", where = "task " + name + ": " + path;
   const char* w = where.c_str();
   std::error_code error;
@@ -94,16 +94,16 @@ Task read_task(const std::string& dir, const std::string& name, int vocab, int64
                shortened(name).c_str(), dir.c_str());
   if (name.empty() || !std::filesystem::is_regular_file(path, error))
     user_error("task %s: there is no file %s; task.dir = \"%s\" has %s; scripts/prepare_tasks.py makes others",
-               shortened(name).c_str(), shortened(path, 200).c_str(), dir.c_str(), tasks_in(dir).c_str());
-  std::string bytes = read_text_file(path, w, TASK_HEADER_BYTES + MOST_EXAMPLES * 65535);
+               shortened(name).c_str(), shortened(path, 200).c_str(), dir.c_str(), benchmarks_in(dir).c_str());
+  std::string bytes = read_text_file(path, w, BENCHMARK_HEADER_BYTES + MOST_EXAMPLES * 65535);
   int32_t header[4] = {};
-  if (bytes.size() >= TASK_HEADER_BYTES) std::memcpy(header, bytes.data(), sizeof header);
-  if (header[0] != TASK_MAGIC || header[1] < 1 || header[1] > 2)
+  if (bytes.size() >= BENCHMARK_HEADER_BYTES) std::memcpy(header, bytes.data(), sizeof header);
+  if (header[0] != BENCHMARK_MAGIC || header[1] < 1 || header[1] > 2)
     user_error("%s does not begin as a task file of version 1 or 2; %s", w, make_it);
   if (header[2] < 1 || header[2] > int(MOST_EXAMPLES))
     user_error("%s says that it has %d examples, not 1 to %zu; %s", w, header[2], MOST_EXAMPLES, make_it);
-  Task task{name, header[1] == 2, sampled_checksum(path), {}};
-  std::string_view rest = std::string_view(bytes).substr(TASK_HEADER_BYTES);
+  Benchmark benchmark{name, header[1] == 2, sampled_checksum(path), {}};
+  std::string_view rest = std::string_view(bytes).substr(BENCHMARK_HEADER_BYTES);
   for (int number = 0; number < header[2]; number++) {
     uint16_t start[2] = {};  // the mark and the size
     std::memcpy(start, rest.data(), std::min(rest.size(), sizeof start));
@@ -115,9 +115,9 @@ Task read_task(const std::string& dir, const std::string& name, int vocab, int64
     std::memcpy(numbers.data(), rest.data(), start[1]);
     rest.remove_prefix(start[1]);
     std::string example = where + format(", example %d", number);
-    task.examples.push_back(read_example({numbers, example}, number, vocab, task.has_lengths));
+    benchmark.examples.push_back(read_example({numbers, example}, number, vocab, benchmark.has_lengths));
   }
   if (!rest.empty()) user_error("%s has %zu bytes beyond its last example; %s", w, rest.size(), make_it);
-  if (limit > 0 && limit < int64_t(task.examples.size())) task.examples.resize(size_t(limit));
-  return task;
+  if (limit > 0 && limit < int64_t(benchmark.examples.size())) benchmark.examples.resize(size_t(limit));
+  return benchmark;
 }

@@ -3,21 +3,21 @@
 #include <string>
 #include <vector>
 
-#include "data/task_file.h"
+#include "data/benchmark_file.h"
 
-inline std::string task_bytes(const std::vector<TaskExample>& examples, int version) {
+inline std::string benchmark_bytes(const std::vector<BenchmarkExample>& examples, int version) {
   std::vector<uint16_t> all;
   size_t longest = 0;
   for (size_t i = 0; i < examples.size(); i++) {
-    const TaskExample& example = examples[i];
+    const BenchmarkExample& example = examples[i];
     std::vector<uint16_t> numbers = {65535, 0, uint16_t(i), uint16_t(example.gold), uint16_t(example.choices.size())};
     auto add = [&](const std::vector<int>& tokens) {
       numbers.push_back(uint16_t(tokens.size()));
       numbers.insert(numbers.end(), tokens.begin(), tokens.end());
     };
     add(example.context);
-    for (const TaskChoice& choice : example.choices) add(choice.tokens);
-    for (const TaskChoice& choice : example.choices)
+    for (const BenchmarkChoice& choice : example.choices) add(choice.tokens);
+    for (const BenchmarkChoice& choice : example.choices)
       if (version == 2) numbers.insert(numbers.end(), {uint16_t(choice.characters), uint16_t(choice.bytes)});
     numbers[1] = uint16_t(2 * numbers.size());
     longest = std::max<size_t>(longest, numbers[1]);

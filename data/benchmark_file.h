@@ -10,24 +10,24 @@
 #include <string>
 #include <vector>
 
-struct TaskChoice {
+struct BenchmarkChoice {
   std::vector<int> tokens;
   int characters = 0, bytes = 0;  // 0 in version 1
 };
 
-struct TaskExample {
+struct BenchmarkExample {
   std::vector<int> context;
   int gold;  // the right one of the choices
-  std::vector<TaskChoice> choices;
+  std::vector<BenchmarkChoice> choices;
 };
 
-struct Task {
+struct Benchmark {
   std::string name;
   bool has_lengths;      // version 2
   std::string checksum;  // of the file
-  std::vector<TaskExample> examples;
+  std::vector<BenchmarkExample> examples;
 };
 
 // Reads and checks the whole file dir/name.bin and keeps its first `limit` examples (0: all). A user_error names the
 // file, what is wrong in it and where; for a name without a file, the files that are there.
-Task read_task(const std::string& dir, const std::string& name, int vocab, int64_t limit);
+Benchmark read_benchmark(const std::string& dir, const std::string& name, int vocab, int64_t limit);

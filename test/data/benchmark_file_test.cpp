@@ -1,66 +1,67 @@
 // Files of benchmarks: what is read of good ones, and that nothing in a bad one is trusted.
-#include "data/task_file.h"
+#include "data/benchmark_file.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "test/data/task_bytes.h"
+#include "test/data/benchmark_bytes.h"
 #include "test/support/temp_dir.h"
 
 namespace {
 
-const std::vector<TaskExample> EXAMPLES = {{{5, 60}, 1, {{{7}, 3, 4}, {{8, 9}, 5, 5}}},
-                                           {{0}, 2, {{{1}, 1, 1}, {{2}, 65535, 65535}, {{3, 4, 5}, 2, 6}}}};
+const std::vector<BenchmarkExample> EXAMPLES = {{{5, 60}, 1, {{{7}, 3, 4}, {{8, 9}, 5, 5}}},
+                                                {{0}, 2, {{{1}, 1, 1}, {{2}, 65535, 65535}, {{3, 4, 5}, 2, 6}}}};
 
 // The file's numbers from `header` int32 on, as uint16, where the examples begin: 512 + ...
 enum { MARK, SIZE, NUMBER, GOLD, COUNT, CONTEXT, TOKEN };
 
-class TaskFile : public ::testing::Test {
+class BenchmarkFile : public ::testing::Test {
  protected:
-  Task read(const std::string& bytes, int vocab = 61, int64_t limit = 0) {
+  Benchmark read(const std::string& bytes, int vocab = 61, int64_t limit = 0) {
     write_file(files_ / "x.bin", bytes);
-    return read_task(files_.path, "x", vocab, limit);
+    return read_benchmark(files_.path, "x", vocab, limit);
   }
   TempDir files_;
 };
 
-TEST_F(TaskFile, IsReadAsItWasWritten) {
+TEST_F(BenchmarkFile, IsReadAsItWasWritten) {
   for (int version : {1, 2}) {
-    Task task = read(task_bytes(EXAMPLES, version));
-    EXPECT_EQ(task.name, "x");
-    EXPECT_EQ(task.has_lengths, version == 2);
-    EXPECT_EQ(task.checksum.size(), 16u);
-    ASSERT_EQ(task.examples.size(), EXAMPLES.size());
+    Benchmark benchmark = read(benchmark_bytes(EXAMPLES, version));
+    EXPECT_EQ(benchmark.name, "x");
+    EXPECT_EQ(benchmark.has_lengths, version == 2);
+    EXPECT_EQ(benchmark.checksum.size(), 16u);
+    ASSERT_EQ(benchmark.examples.size(), EXAMPLES.size());
     for (size_t i = 0; i < EXAMPLES.size(); i++) {
-      EXPECT_EQ(task.examples[i].context, EXAMPLES[i].context);
-      EXPECT_EQ(task.examples[i].gold, EXAMPLES[i].gold);
-      ASSERT_EQ(task.examples[i].choices.size(), EXAMPLES[i].choices.size());
+      EXPECT_EQ(benchmark.examples[i].context, EXAMPLES[i].context);
+      EXPECT_EQ(benchmark.examples[i].gold, EXAMPLES[i].gold);
+      ASSERT_EQ(benchmark.examples[i].choices.size(), EXAMPLES[i].choices.size());
       for (size_t c = 0; c < EXAMPLES[i].choices.size(); c++) {
-        const TaskChoice &choice = task.examples[i].choices[c], &wanted = EXAMPLES[i].choices[c];
+        const BenchmarkChoice &choice = benchmark.examples[i].choices[c], &wanted = EXAMPLES[i].choices[c];
         EXPECT_EQ(choice.tokens, wanted.tokens);
         EXPECT_EQ(choice.characters, version == 2 ? wanted.characters : 0);
         EXPECT_EQ(choice.bytes, version == 2 ? wanted.bytes : 0);
       }
     }
   }
-  EXPECT_EQ(read(task_bytes(EXAMPLES, 2), 61, 1).examples.size(), 1u);
-  EXPECT_EQ(read(task_bytes(EXAMPLES, 2), 61, 9).examples.size(), 2u);
+  EXPECT_EQ(read(benchmark_bytes(EXAMPLES, 2), 61, 1).examples.size(), 1u);
+  EXPECT_EQ(read(benchmark_bytes(EXAMPLES, 2), 61, 9).examples.size(), 2u);
 }
 
-TEST_F(TaskFile, Names) {
-  read(task_bytes(EXAMPLES, 2));
+TEST_F(BenchmarkFile, Names) {
+  read(benchmark_bytes(EXAMPLES, 2));
   write_file(files_ / "other.bin", "");
   std::filesystem::create_directory(files_ / "folder.bin");
-  expect_user_error([&] { read_task(files_.path, "../x", 61, 0); },
+  expect_user_error([&] { read_benchmark(files_.path, "../x", 61, 0); },
                     {"../x", "without its folder", "task.dir", files_.path});
   for (std::string name : {"y", "", "folder", "x.bin"})
-    expect_user_error([&] { read_task(files_.path, name, 61, 0); }, {name, "task.dir", "other, x", "prepare_tasks.py"});
-  expect_user_error([&] { read_task(files_ / "absent", "x", 61, 0); }, {"absent", "has no tasks"});
+    expect_user_error([&] { read_benchmark(files_.path, name, 61, 0); },
+                      {name, "task.dir", "other, x", "prepare_tasks.py"});
+  expect_user_error([&] { read_benchmark(files_ / "absent", "x", 61, 0); }, {"absent", "has no tasks"});
 }
 
-TEST_F(TaskFile, EveryFieldIsChecked) {
-  std::string good = task_bytes(EXAMPLES, 2);
+TEST_F(BenchmarkFile, EveryFieldIsChecked) {
+  std::string good = benchmark_bytes(EXAMPLES, 2);
   auto bad = [&](size_t place, int value, std::initializer_list<std::string> parts) {  // a uint16 of the file
     std::string bytes = good;
     bytes[2 * place] = char(value & 255), bytes[2 * place + 1] = char(value >> 8);
@@ -99,16 +100,16 @@ TEST_F(TaskFile, EveryFieldIsChecked) {
   bad(first + TOKEN + 8, 2, {"bytes"});
 }
 
-TEST_F(TaskFile, CutShortOrTooLong) {
-  std::string good = task_bytes(EXAMPLES, 2);
+TEST_F(BenchmarkFile, CutShortOrTooLong) {
+  std::string good = benchmark_bytes(EXAMPLES, 2);
   for (size_t size = 0; size < good.size(); size++)
     EXPECT_TRUE(error_of([&] { read(good.substr(0, size)); }).starts_with("user: task x: ")) << size;
   EXPECT_NE(error_of([&] { read(good + "x"); }), "");
 }
 
-TEST_F(TaskFile, DamageIsNeverTrusted) {
+TEST_F(BenchmarkFile, DamageIsNeverTrusted) {
   std::mt19937 random(1);
-  std::string good = task_bytes(EXAMPLES, 2);
+  std::string good = benchmark_bytes(EXAMPLES, 2);
   int accepted = 0;
   for (int trial = 0; trial < 2000; trial++) {
     std::string bytes = good;
@@ -117,9 +118,9 @@ TEST_F(TaskFile, DamageIsNeverTrusted) {
       bytes[at] = char(random());
     }
     std::string error = error_of([&] {
-      for (const TaskExample& example : read(bytes).examples) {
+      for (const BenchmarkExample& example : read(bytes).examples) {
         ASSERT_LT(size_t(example.gold), example.choices.size());
-        for (const TaskChoice& choice : example.choices)
+        for (const BenchmarkChoice& choice : example.choices)
           for (int token : choice.tokens) ASSERT_LT(token, 61);
       }
       accepted++;
