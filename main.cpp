@@ -81,9 +81,8 @@ static std::FILE* taken_stdout() {
   return out;
 }
 
-// Checks now that the file of a flag can be written when it is complete. path: "" for none.
+// Checks now that the file of a flag can be written when it is complete.
 static void check_output(const char* flag, const std::string& path, const Data& data) {
-  if (path.empty()) return;
   const std::string where = format("command line: %s %s", flag, path.c_str());
   check_output_file(where, path);
   for (auto* shards : {&data.train, &data.val})
@@ -93,36 +92,40 @@ static void check_output(const char* flag, const std::string& path, const Data& 
           user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), read->key.c_str());
 }
 
-static void run(Flags flags, const Ranks& ranks, Links* links) {
-  std::FILE* answers = !flags.generate_file.empty() && ranks.rank == 0 ? taken_stdout() : nullptr;
-  take_run_folder(flags);
-  bool predicting = !flags.predict.empty(), writing_losses = !flags.token_losses.empty();
-  bool training = !flags.eval && !flags.passkey && flags.tasks.empty() && !flags.diagnostics && !flags.generating &&
-                  !predicting && !writing_losses,
-       dumping = !flags.dump_gradients.empty();
-  bool real_run = training && !flags.dry_run && !dumping;
-  Config config = load_config(flags, training && !dumping);
+// ---------------------------------------------------------------------------------------------------------------------
+// The stages of a run. Each ends with everything checked that it can check, so errors come early and in this order.
+
+// 1. The settings, and what the program does between the steps or instead of them.
+struct Settings {
+  Config config;
+  bool evaluates = false;                        // the losses by length
+  std::map<std::string, std::string> tokenizer;  // of rank 0; read now: its folder may be gone at the first checkpoint
+};
+
+static Settings read_settings(const Flags& flags, const Ranks& ranks) {
+  Settings settings{load_config(flags)};
+  Config& config = settings.config;
   for (const std::string& warning : config.warnings)
     if (ranks.rank == 0) warn("%s", warning.c_str());
-  if (flags.generating) config.generate.prompt = flags.generate;
-  if (!flags.tasks.empty()) config.task.names = split(flags.tasks, ',');
-  if (flags.print_config) {
-    std::fputs(print_config(config).c_str(), stdout);
-    return;
-  }
-  if (predicting != (config.model.head.outputs > 0) &&
-      (predicting || flags.passkey || flags.generating || !flags.tasks.empty()))
+  if (flags.is(Mode::generate)) config.generate.prompt = flags.value;
+  if (flags.is(Mode::tasks)) config.task.names = split(flags.value, ',');
+  return settings;
+}
+
+static void check_settings(Settings& settings, const Flags& flags, const Ranks& ranks) {
+  const ModeRow& mode = *flags.mode;
+  Config& config = settings.config;
+  if (mode.head == (config.model.head.outputs > 0 ? HeadNeeded::tokens : HeadNeeded::outputs))
     user_error("config: model.head.outputs = %d: %s  [%s]", config.model.head.outputs,
-               predicting ? "--predict needs a model with outputs"
-                          : "--passkey, --tasks and --generate need a model of tokens",
+               mode.head == HeadNeeded::outputs ? "--predict needs a model with outputs"
+                                                : "--passkey, --tasks and --generate need a model of tokens",
                config.file.c_str());
-  if (predicting) config.eval.lengths = {config.model.context};
-  if (predicting || writing_losses) config.eval.tokens = std::numeric_limits<int64_t>::max();  // all there are
-  bool evaluates = flags.eval || predicting || writing_losses || (training && !dumping && config.eval.every > 0);
-  config.diagnoses = flags.diagnostics || (training && !dumping && config.diagnostics.every > 0);
-  bool generates = flags.generating || (training && !dumping && config.generate.every > 0);
+  if (flags.is(Mode::predict)) config.eval.lengths = {config.model.context};
+  if (mode.all_of_val) config.eval.tokens = std::numeric_limits<int64_t>::max();
+  settings.evaluates = mode.losses || (mode.whole_run && config.eval.every > 0);
+  config.diagnoses = flags.is(Mode::diagnostics) || (mode.whole_run && config.diagnostics.every > 0);
   bool elsewhere = config.plan.elsewhere();
-  if (elsewhere && !flags.dry_run)
+  if (elsewhere && !flags.is(Mode::dry_run))
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config.plan.memory.c_str(),
                source_tag(source_of(config, {"plan.memory"})).c_str());
   if (elsewhere && config.precision.empty()) config.precision = "bf16";
@@ -130,113 +133,181 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
     for (int l = 0; l < config.model.layers; l++)
       attention_check(config.layer(l, length).attention, config.model.head_dim, config.precision == "fp32",
                       config.diagnoses, !planned_for_cpu(config));
-  if (elsewhere) return plan_elsewhere(config, evaluates, ranks.size);
-  if (generates)  // not at the first sample, hours later
+  if (elsewhere) return;
+  if (flags.generates() || (mode.whole_run && config.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
                   config.generate.prompt);
-  std::map<std::string, std::string> tokenizer;  // read now: its folder may be gone at the first checkpoint
-  if (real_run && ranks.rank == 0) tokenizer = tokenizer_files(config);
-  if (real_run || predicting || writing_losses) watch_signals();
+  if (flags.is(Mode::train) && ranks.rank == 0) settings.tokenizer = tokenizer_files(config);
+}
 
-  DeviceInfo device = prepare_device(config, ranks, flags.remeasure);
-  Data data = open_data(flags, config, training, evaluates);
+// 2. The device and the data.
+struct Inputs {
+  DeviceInfo device;
+  std::unique_ptr<Data> data;  // at an address that stays
+  std::vector<Question> questions;
+  std::unique_ptr<Tokenizer> tokenizer;  // of --generate-file
+  std::vector<FilePrompt> prompts;
+  std::unique_ptr<WindowReader> windows;  // of data.train
+};
+
+static Inputs open_inputs(const Flags& flags, Settings& settings, const Ranks& ranks) {
+  Config& config = settings.config;
+  Inputs inputs{prepare_device(config, ranks, flags.remeasure)};
+  inputs.data = std::make_unique<Data>(open_data(flags, config, settings.evaluates));
+  Data& data = *inputs.data;
   for (const std::string& warning : read_text_bytes(data.val))
     if (ranks.rank == 0) warn("%s", warning.c_str());
-  if (!flags.tasks.empty() || (training && !dumping && config.task.every > 0))
+  if (flags.is(Mode::tasks) || (flags.mode->whole_run && config.task.every > 0))
     data.benchmarks = open_benchmarks(config);
-  std::vector<Question> questions = open_questions(flags, config, data, evaluates, ranks.rank);
-  std::unique_ptr<Tokenizer> prompt_tokenizer;
-  std::vector<FilePrompt> file_prompts;
-  if (!flags.generate_file.empty()) {
-    prompt_tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-    file_prompts = read_prompts(flags.generate_file, *prompt_tokenizer, config);
+  inputs.questions = open_questions(flags, config, data, settings.evaluates, ranks.rank);
+  if (flags.is(Mode::generate_file)) {
+    inputs.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+    inputs.prompts = read_prompts(flags.value, *inputs.tokenizer, config);
   }
-  check_output("--dump-gradients", flags.dump_gradients, data);
-  check_output("--predict", flags.predict, data);
-  check_output("--per-token-losses", flags.token_losses, data);
-  std::printf("%s, %s, %s, %s parameters\n", device.name.c_str(), config.precision.c_str(),
+  if (flags.mode->writes_file) check_output(flags.mode->flag, flags.value, data);
+  std::printf("%s, %s, %s, %s parameters\n", inputs.device.name.c_str(), config.precision.c_str(),
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
-  std::unique_ptr<WindowReader> windows = training ? training_windows(config, data.train) : nullptr;
+  if (flags.mode->makes_steps) inputs.windows = training_windows(config, data.train);
+  return inputs;
+}
 
-  std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
-  Comm& comm = several ? *several : Comm::alone();
+// 3. The ranks agree on all this, and on where they begin.
+static Beginning agree_on_beginning(Comm& comm, const Flags& flags, const Settings& settings, const Inputs& inputs) {
+  const Config& config = settings.config;
+  const Data& data = *inputs.data;
+  bool training = flags.mode->makes_steps;
+  bool several = comm.size() > 1;
   if (several)
     check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, data.benchmarks));
-  if (several && !on_cpu) device = device_info();  // NCCL has taken some memory
-  auto [place, from, run_dir] = find_beginning(flags, config, comm, training, real_run);
+  Beginning beginning = find_beginning(flags, config, comm);
+  const std::optional<Checkpoint>& from = beginning.from;
   if (several && !from) check_agreement(comm, init_facts(config));
   if (!from && training && config.optimizer.schedule_start > 0)
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
                config.optimizer.schedule_start, source_tag(source_of(config, {"optimizer.schedule_start"})).c_str());
-  if (comm.first() && evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
-  if (from) {
-    if (training) check_same_run(*from, config, data.train_files, data.val_files);
-    else check_same_model(*from, config, place.run);
-    int64_t steps = config.train.steps;
-    auto answered = [&, &folder = place.run](const Question& question) {
-      return comm.broadcast(missing_items(question, config, folder, steps)).empty();
-    };
-    if (real_run && from->state.step == steps && std::all_of(questions.begin(), questions.end(), answered)) {
-      std::printf("%s is finished: all %ld steps are done\n", place.run.c_str(), steps);
-      return;
-    }
-    if (!flags.remeasure) take_products(*from, device);
-  }
-  int micro_before = from ? from->state.config.batch.micro : 0;
+  if (comm.first() && settings.evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
+  if (!from) return beginning;
+  if (training) check_same_run(*from, config, data.train_files, data.val_files);
+  else check_same_model(*from, config, beginning.place.run);
+  return beginning;
+}
+
+// Whether the run has made all its steps and answered its questions.
+static bool finished(Comm& comm, const Config& config, const Beginning& beginning,
+                     const std::vector<Question>& questions) {
+  int64_t steps = config.train.steps;
+  auto answered = [&](const Question& question) {
+    return comm.broadcast(missing_items(question, config, beginning.place.run, steps)).empty();
+  };
+  return beginning.from && beginning.from->state.step == steps &&
+         std::all_of(questions.begin(), questions.end(), answered);
+}
+
+// 4. The memory plan.
+static Plan plan_memory_of(Settings& settings, const Flags& flags, const Inputs& inputs, const Beginning& beginning,
+                           Comm& comm) {
   std::vector<int> lengths;
-  for (const Question& question : questions)
+  for (const Question& question : inputs.questions)
     lengths.insert(lengths.end(), question.lengths.begin(), question.lengths.end());
-  if (!file_prompts.empty()) lengths.push_back(longest_text(file_prompts, config));
-  Plan plan = plan_run(config, device, lengths, training, micro_before, comm);
+  if (!inputs.prompts.empty()) lengths.push_back(longest_text(inputs.prompts, settings.config));
+  const std::optional<Checkpoint>& from = beginning.from;
+  Plan plan = plan_run(settings.config, inputs.device, lengths, flags.mode->makes_steps,
+                       from ? from->state.config.batch.micro : 0, comm);
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
+  return plan;
+}
 
-  std::unique_ptr<Model> model = make_model(config, plan.eval_rows, plan.eval_length, training, comm);
-  int64_t step = initial_state(*model, from, training);
-  if (from) from->lock.reset();
-  if (!flags.generate_file.empty()) return generate_file(*model, *prompt_tokenizer, file_prompts, answers);
-  if (flags.generating) return generate_text(*model);
-  agree_on_products(*model, questions, training);
-  if (predicting) return predict(*model, data.val, flags.predict);
-  if (writing_losses) return write_token_losses(*model, data.val, flags.token_losses);
-  if (!training) {
-    if (comm.first()) run_dir = std::make_unique<RunDir>(config.name);
-    MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-    Weights weights{"random", step};
-    if (from) weights = {from->path, step, from->state.tokens};
-    else if (!config.init.empty()) weights.path = named_folder(config.init).path;
-    for (const Question& question : questions)
-      if (question.asked && !question.ask(*model, question.items, weights, metrics, {}))
-        failure("%s", question.not_finite);
-    return;
-  }
-  Loader loader(*windows, {.T = config.model.context,
-                           .micro = config.batch.micro,
-                           .micro_steps = int(micro_steps(config, comm.size())),
-                           .rank = comm.rank(),
-                           .ranks = comm.size(),
-                           .shuffle = config.data.shuffle,
-                           .seed = config.seed,
-                           .outputs = config.model.head.outputs,
-                           .by_sequence = config.train.label_mean == "sequence"});
-  if (from) loader.seek(step);
-  if (dumping) return dump_gradients(*model, loader, flags.dump_gradients);
-  if (flags.dry_run) return dry_run(*model, loader, data, !from);
+// 5. The model, which does what the flags ask for.
+static void ask(Model& model, const Flags& flags, const Inputs& inputs, const Beginning& beginning, int64_t step) {
+  std::unique_ptr<RunDir> run_dir;
+  if (model.comm().first()) run_dir = std::make_unique<RunDir>(model.config().name);
+  MetricsLog metrics = begun_metrics(run_dir.get(), flags, model, inputs.device);
+  Weights weights{"random", step};
+  if (beginning.from) weights = {beginning.from->path, step, beginning.from->state.tokens};
+  else if (!model.config().init.empty()) weights.path = named_folder(model.config().init).path;
+  for (const Question& question : inputs.questions)
+    if (question.asked && !question.ask(model, question.items, weights, metrics, {}))
+      failure("%s", question.not_finite);
+}
 
+static void train_run(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
+                      Beginning& beginning, Loader& loader) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
   comm.barrier();  // all ranks have read their starting point: rank 0 may remove it now
+  std::unique_ptr<RunDir>& run_dir = beginning.run_dir;
   if (comm.first()) {
-    model->parameters().allocate_snapshot();
+    model.parameters().allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
-    begin_run(*run_dir, flags.overwrite, from, place, config);
+    begin_run(*run_dir, flags.overwrite, beginning.from, beginning.place, config);
   }
   RunState state;
-  if (from) state = from->state;
-  state.windows = windows->windows();
-  state.train = data.train_files;
-  state.val = data.val_files;
+  if (beginning.from) state = beginning.from->state;
+  state.windows = inputs.windows->windows();
+  state.train = inputs.data->train_files;
+  state.val = inputs.data->val_files;
   state.config = config;
-  state.tokenizer = tokenizer;
-  MetricsLog metrics = begun_metrics(run_dir.get(), flags, *model, device);
-  train(*model, device, loader, questions, run_dir.get(), state, metrics);
+  state.tokenizer = settings.tokenizer;
+  MetricsLog metrics = begun_metrics(run_dir.get(), flags, model, inputs.device);
+  train(model, inputs.device, loader, inputs.questions, run_dir.get(), state, metrics);
+}
+
+static void make_steps(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
+                       Beginning& beginning, int64_t step) {
+  const Config& config = model.config();
+  Comm& comm = model.comm();
+  Loader loader(*inputs.windows, {.T = config.model.context,
+                                  .micro = config.batch.micro,
+                                  .micro_steps = int(micro_steps(config, comm.size())),
+                                  .rank = comm.rank(),
+                                  .ranks = comm.size(),
+                                  .shuffle = config.data.shuffle,
+                                  .seed = config.seed,
+                                  .outputs = config.model.head.outputs,
+                                  .by_sequence = config.train.label_mean == "sequence"});
+  if (beginning.from) loader.seek(step);
+  if (flags.is(Mode::dump_gradients)) dump_gradients(model, loader, flags.value);
+  else if (flags.is(Mode::dry_run)) dry_run(model, loader, *inputs.data, !beginning.from);
+  else train_run(model, flags, settings, inputs, beginning, loader);
+}
+
+static void run(Flags flags, const Ranks& ranks, Links* links) {
+  std::FILE* answers = flags.is(Mode::generate_file) && ranks.rank == 0 ? taken_stdout() : nullptr;
+  take_run_folder(flags);
+  Settings settings = read_settings(flags, ranks);
+  if (flags.is(Mode::print_config)) {
+    std::fputs(print_config(settings.config).c_str(), stdout);
+    return;
+  }
+  check_settings(settings, flags, ranks);
+  if (settings.config.plan.elsewhere()) return plan_elsewhere(settings.config, settings.evaluates, ranks.size);
+  if (flags.is(Mode::train) || flags.mode->all_of_val) watch_signals();
+
+  Inputs inputs = open_inputs(flags, settings, ranks);
+
+  std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
+  Comm& comm = several ? *several : Comm::alone();
+  Beginning beginning = agree_on_beginning(comm, flags, settings, inputs);
+  if (several && !on_cpu) inputs.device = device_info();  // NCCL has taken some memory
+  if (flags.is(Mode::train) && finished(comm, settings.config, beginning, inputs.questions)) {
+    std::printf("%s is finished: all %ld steps are done\n", beginning.place.run.c_str(), settings.config.train.steps);
+    return;
+  }
+  if (beginning.from && !flags.remeasure) take_products(*beginning.from, inputs.device);
+
+  Plan plan = plan_memory_of(settings, flags, inputs, beginning, comm);
+
+  bool training = flags.mode->makes_steps;
+  std::unique_ptr<Model> model = make_model(settings.config, plan.eval_rows, plan.eval_length, training, comm);
+  int64_t step = initial_state(*model, beginning.from, training);
+  if (beginning.from) beginning.from->lock.reset();
+  if (flags.is(Mode::generate_file)) return generate_file(*model, *inputs.tokenizer, inputs.prompts, answers);
+  if (flags.is(Mode::generate)) return generate_text(*model);
+  agree_on_products(*model, inputs.questions, training);
+  if (flags.is(Mode::predict)) return predict(*model, inputs.data->val, flags.value);
+  if (flags.is(Mode::token_losses)) return write_token_losses(*model, inputs.data->val, flags.value);
+  if (training) make_steps(*model, flags, settings, inputs, beginning, step);
+  else ask(*model, flags, inputs, beginning, step);
 }
 
 // Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.
@@ -288,10 +359,9 @@ int main(int argc, char** argv) {
     Ranks ranks = ranks_of_environment();
     connect(ranks);  // before anything can go wrong at all ranks, so that only one prints it
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
-    if (no_output && (!flags.encode.empty() || flags.print_config || flags.generating))
-      failure("standard output is closed");
-    if (!flags.encode.empty()) {
-      encode_documents(Gpt2Tokenizer(flags.encode), stdin, stdout);
+    if (no_output && flags.mode->to_stdout) failure("standard output is closed");
+    if (flags.is(Mode::encode)) {
+      encode_documents(Gpt2Tokenizer(flags.value), stdin, stdout);
       return ended(links.get(), 0, "");
     }
     ranks = spawn_ranks(flags.gpus, ranks);

@@ -5,9 +5,9 @@
     python3 scripts/prepare_tasks.py --task hellaswag arc_easy arc_challenge piqa sciq --download --tokenizer-dir DIR
     python3 scripts/prepare_tasks.py --task mmlu --input test/*.csv --dev dev/*.csv --shots 5 --tokenizer-dir DIR
 
-Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_file.h). Needs Python 3.8; for GPT-2 tokens
-./train, for Parquet and --download the package pyarrow. docs/evaluating.md has the tasks and what files it reads. Exit
-code 2: something to fix; 1: something failed.
+Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_file.h). Needs Python 3.8; for GPT-2
+tokens ./train, for Parquet and --download the package pyarrow. docs/evaluating.md has the tasks and what files it
+reads. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import array

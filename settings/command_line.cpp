@@ -9,6 +9,91 @@
 #include "base/text.h"
 #include "settings/table.h"
 
+const std::vector<ModeRow>& modes() {
+  static const char* const output = "needs the name of a file to write";
+  static const std::vector<ModeRow> rows = {
+      {.mode = Mode::train, .makes_steps = true, .whole_run = true, .writes_run = true},
+      {.mode = Mode::eval,
+       .flag = "--eval",
+       .help = "evaluate and exit; weights from --resume, else init, else fresh",
+       .losses = true,
+       .lengths = true,
+       .writes_run = true},
+      {.mode = Mode::passkey,
+       .flag = "--passkey",
+       .help = "measure how far back a hidden key is found, and exit; weights as --eval",
+       .lengths = true,
+       .writes_run = true,
+       .head = HeadNeeded::tokens},
+      {.mode = Mode::tasks,
+       .flag = "--tasks",
+       .value = "NAME,...",
+       .if_empty = "needs a list of benchmarks, as in hellaswag,piqa",
+       .help = "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval",
+       .writes_run = true,
+       .head = HeadNeeded::tokens},
+      {.mode = Mode::diagnostics,
+       .flag = "--diagnostics",
+       .help = "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval",
+       .lengths = true,
+       .writes_run = true},
+      {.mode = Mode::generate,
+       .flag = "--generate",
+       .value = "TEXT",
+       .help = "continue TEXT and exit",
+       .to_stdout = true,
+       .head = HeadNeeded::tokens},
+      {.mode = Mode::generate_file,
+       .flag = "--generate-file",
+       .value = "FILE",
+       .if_empty = "needs a file of prompts",
+       .help = "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit",
+       .to_stdout = true,
+       .head = HeadNeeded::tokens},
+      {.mode = Mode::predict,
+       .flag = "--predict",
+       .value = "FILE",
+       .if_empty = output,
+       .help = "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval",
+       .losses = true,
+       .all_of_val = true,
+       .writes_file = true,
+       .head = HeadNeeded::outputs},
+      {.mode = Mode::token_losses,
+       .flag = "--per-token-losses",
+       .value = "FILE",
+       .if_empty = output,
+       .help = "write the losses of all tokens of data.val at each length as .npy and exit; weights as --eval",
+       .losses = true,
+       .all_of_val = true,
+       .lengths = true,
+       .writes_file = true},
+      {.mode = Mode::dry_run,
+       .flag = "--dry-run",
+       .help = "check everything, print the memory table, run one step, write nothing",
+       .makes_steps = true,
+       .whole_run = true},
+      {.mode = Mode::print_config,
+       .flag = "--print-config",
+       .help = "print every setting with its origin, and whether it may change at --resume, and exit",
+       .whole_run = true,
+       .to_stdout = true},
+      {.mode = Mode::dump_gradients,
+       .flag = "--dump-gradients",
+       .value = "FILE",
+       .if_empty = output,
+       .help = "write the gradients of the first step as safetensors and exit",
+       .makes_steps = true,
+       .writes_file = true},
+      {.mode = Mode::encode,
+       .flag = "--encode",
+       .value = "DIR",
+       .if_empty = "needs the folder of GPT-2's vocabulary",
+       .help = "encode standard input as GPT-2 tokens (uint16) by the vocabulary in DIR; takes no CONFIG",
+       .to_stdout = true}};
+  return rows;
+}
+
 // Without the lists of the flags that exclude each other: an error names them.
 struct HelpFormatter : CLI::Formatter {
   std::string make_option_opts(const CLI::Option* option) const override {
@@ -71,11 +156,9 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   CLI::App app("plusgpt: pretrains GPT-2 with the attention that the configuration names.", "train");
   app.add_option("CONFIG", flags.config,
                  "configuration, a JSON file; or the folder of a run or of one of its steps: resumes it");
-  // An option with a text that must not be empty. otherwise: what an error says of an empty one.
-  auto add_text = [&app](const char* name, std::string& text, const char* type, const char* otherwise,
-                         const char* help) {
-    auto check = [otherwise](std::string& given) { return given.empty() ? otherwise : std::string(); };
-    return app.add_option(name, text, help)->type_name(type)->check(CLI::Validator(check, ""));
+  // otherwise: the error if the text is empty.
+  auto not_empty = [](const char* otherwise) {
+    return CLI::Validator([otherwise](std::string& text) { return text.empty() ? otherwise : std::string(); }, "");
   };
   app.add_option("--set", flags.sets, "override one key: --set optimizer.lr=1e-3; may be repeated")
       ->type_name("KEY=VALUE")
@@ -84,46 +167,31 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
                                 "continue from the latest checkpoint, or from DIR (a run or a step folder)")
                      ->expected(0, 1)
                      ->type_name("[latest|DIR]");
-  auto* eval = app.add_flag("--eval", flags.eval, "evaluate and exit; weights from --resume, else init, else fresh");
-  auto* passkey = app.add_flag("--passkey", flags.passkey,
-                               "measure how far back a hidden key is found, and exit; weights as --eval");
-  auto* tasks = add_text("--tasks", flags.tasks, "NAME,...", "needs a list of benchmarks, as in hellaswag,piqa",
-                         "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval");
-  auto* diagnostics = app.add_flag("--diagnostics", flags.diagnostics,
-                                   "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval");
-  add_text("--lengths", flags.lengths, "1024,2048,...", "needs a list of lengths, as in 1024,2048",
-           "lengths for --eval, --passkey, --diagnostics or --per-token-losses [eval.lengths]");
-  auto* generate = app.add_option("--generate", flags.generate, "continue TEXT and exit")->type_name("TEXT");
-  auto* generate_file =
-      add_text("--generate-file", flags.generate_file, "FILE", "needs a file of prompts",
-               "continue the \"prompt\" of every line of a file of JSON lines, as JSON lines, and exit");
-  auto* predict = add_text("--predict", flags.predict, "FILE", "needs the name of a file to write",
-                           "write the outputs of model.head for all of data.val as .npy and exit; weights as --eval");
-  auto* token_losses =
-      add_text("--per-token-losses", flags.token_losses, "FILE", "needs the name of a file to write",
-               "write the losses of all tokens of data.val at each length as .npy and exit; weights as --eval");
+  app.add_option("--lengths", flags.lengths,
+                 "lengths for --eval, --passkey, --diagnostics or --per-token-losses [eval.lengths]")
+      ->type_name("1024,2048,...")
+      ->check(not_empty("needs a list of lengths, as in 1024,2048"));
   app.add_option("--gpus", flags.gpus, "number of GPUs on this machine, or all [1]")->type_name("N|all");
   app.add_flag("--overwrite", flags.overwrite, "train into a run that has checkpoints, deleting them");
-  auto* dry_run =
-      app.add_flag("--dry-run", flags.dry_run, "check everything, print the memory table, run one step, write nothing");
   app.add_flag("--remeasure", flags.remeasure,
                "time the algorithms for matrix products again, though earlier runs kept theirs (GPUs only)");
-  auto* print_config =
-      app.add_flag("--print-config", flags.print_config,
-                   "print every setting with its origin, and whether it may change at --resume, and exit");
-  auto* gradients = add_text("--dump-gradients", flags.dump_gradients, "FILE", "needs the name of a file to write",
-                             "write the gradients of the first step as safetensors and exit");
-  CLI::Option* modes[] = {eval,    passkey,      tasks,   diagnostics,  generate, generate_file,
-                          predict, token_losses, dry_run, print_config, gradients};
-  for (CLI::Option** mode = modes; mode < std::end(modes); mode++)
-    for (CLI::Option** other = modes; other < mode; other++) (*mode)->excludes(*other);
-  auto* encode = add_text("--encode", flags.encode, "DIR", "needs the folder of GPT-2's vocabulary",
-                          "encode standard input as GPT-2 tokens (uint16) by the vocabulary in DIR; takes no CONFIG");
+  std::vector<CLI::Option*> options;  // of the modes but training
+  for (const ModeRow& mode : modes()) {
+    if (mode.mode == Mode::train) continue;
+    options.push_back(mode.value ? app.add_option(mode.flag, flags.value, mode.help)->type_name(mode.value)
+                                 : app.add_flag(mode.flag, mode.help));
+    if (mode.if_empty) options.back()->check(not_empty(mode.if_empty));
+    for (CLI::Option* other : options)
+      if (other != options.back()) options.back()->excludes(other);
+  }
+  CLI::Option* encode = options[size_t(Mode::encode) - 1];
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
-  for (std::string flag :
-       {"--eval", "--passkey", "--diagnostics", "--overwrite", "--dry-run", "--remeasure", "--print-config"})
+  std::vector<std::string> alone = {"--overwrite", "--remeasure"};
+  for (const ModeRow& mode : modes())
+    if (!mode.value && mode.mode != Mode::train) alone.push_back(mode.flag);
+  for (const std::string& flag : alone)
     for (int i = 1; i < argc; i++)
       if (std::string(argv[i]).starts_with(flag + "="))
         user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
@@ -144,18 +212,19 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
     user_error("command line: %s; see ./train --help", error.what());
   }
   refuse_rest(app.remaining(), flags, names);
-  if (!flags.encode.empty()) return flags;
+  for (size_t i = 0; i < options.size(); i++)
+    if (options[i]->count()) flags.mode = &modes()[i + 1];
+  if (flags.is(Mode::encode)) return flags;
   if (flags.config.empty())
     user_error(
         "command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
         resume->count() && !flags.resume.empty()
             ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
             : "");
-  if (!flags.lengths.empty() && !flags.eval && !flags.passkey && !flags.diagnostics && flags.token_losses.empty())
+  if (!flags.lengths.empty() && !flags.mode->lengths)
     user_error(
         "command line: --lengths requires --eval, --passkey, --diagnostics or --per-token-losses; see ./train --help");
   flags.resuming = resume->count() > 0;
-  flags.generating = generate->count() + generate_file->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
   for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
   return flags;

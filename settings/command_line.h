@@ -3,15 +3,54 @@
 #include <string>
 #include <vector>
 
+// What the program does: it trains, or what one flag asks for, which excludes all the others.
+enum class Mode {
+  train,
+  eval,
+  passkey,
+  tasks,
+  diagnostics,
+  generate,
+  generate_file,
+  predict,
+  token_losses,
+  dry_run,
+  print_config,
+  dump_gradients,
+  encode
+};
+enum class HeadNeeded { any, tokens, outputs };
+
+// A mode, how it is asked for, and what it needs.
+struct ModeRow {
+  Mode mode;
+  const char* flag = "";           // "": training needs none
+  const char* value = nullptr;     // the type of the text after the flag; nullptr: there is none
+  const char* if_empty = nullptr;  // the error if that text is empty; nullptr: it may be
+  const char* help = "";
+  bool makes_steps = false;  // reads data.train, and needs gradients and moments
+  bool whole_run = false;    // also evaluates and generates whenever the configuration asks for it
+  bool losses = false;       // evaluates windows of data.val
+  bool all_of_val = false;   // all of them, whatever eval.tokens says, until a signal ends it
+  bool lengths = false;      // takes --lengths
+  bool writes_run = false;   // writes lines to runs/NAME
+  bool writes_file = false;  // writes the file after the flag
+  bool to_stdout = false;    // writes its result to standard output
+  HeadNeeded head = HeadNeeded::any;
+};
+const std::vector<ModeRow>& modes();  // in the order of Mode
+
 struct Flags {
+  const ModeRow* mode = &modes()[0];
+  std::string value;  // after the mode's flag
   std::string config;
   std::string run;  // X where CONFIG is the folder runs/X or in it: what the run is called, whatever config.json says
   std::vector<std::string> sets;
-  std::string resume, lengths, tasks, generate, generate_file, predict, token_losses, gpus = "1", dump_gradients,
-                                                                                      encode;
-  bool resuming = false, eval = false, passkey = false, diagnostics = false, generating = false, overwrite = false,
-       dry_run = false, print_config = false, remeasure = false;
+  std::string resume, lengths, gpus = "1";
+  bool resuming = false, overwrite = false, remeasure = false;
   std::string command;  // as typed
+  bool is(Mode wanted) const { return mode->mode == wanted; }
+  bool generates() const { return is(Mode::generate) || is(Mode::generate_file); }
 };
 
 // Reads the command line; mistakes are a user_error. Prints and exits for --help and --version ("plusgpt VERSION").

@@ -18,17 +18,10 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"the variable PLUSGPT_MATMUL", products ? products : "not set"},
                  {"--resume", flags.resuming ? json_quote(flags.resume) : given(false)},
                  {"--overwrite", given(flags.overwrite)},
-                 {"--eval", given(flags.eval)},
-                 {"--passkey", given(flags.passkey)},
-                 {"--tasks", json_quote(flags.tasks)},
-                 {"--diagnostics", given(flags.diagnostics)},
                  {"--lengths", json_quote(flags.lengths)},
-                 {"--generate", given(flags.generating)},
-                 {"--predict", given(!flags.predict.empty())},
-                 {"--per-token-losses", given(!flags.token_losses.empty())},
-                 {"--dry-run", given(flags.dry_run)},
-                 {"--remeasure", given(flags.remeasure)},
-                 {"--dump-gradients", json_quote(flags.dump_gradients)}};
+                 {"--remeasure", given(flags.remeasure)}};
+  for (const ModeRow& mode : modes()) facts[mode.flag] = given(flags.is(mode.mode));
+  facts.erase("");  // training
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
     if (!row.of_a_rank) facts[row.key] = value_text(row);

@@ -12,8 +12,8 @@ using Stop = std::function<bool()>;
 using Items = std::vector<int>;
 
 static Question losses_by_length(const Flags& flags, const Config& config, const Data& data) {
-  const char* type = flags.eval ? "eval" : "val";
-  return {.asked = flags.eval,
+  const char* type = flags.is(Mode::eval) ? "eval" : "val";
+  return {.asked = flags.is(Mode::eval),
           .every = config.eval.every,
           .items = config.eval.lengths,
           .lengths = config.eval.lengths,
@@ -54,8 +54,8 @@ static Question passkey(const Config& config, int rank) {
 static Question benchmarks(const Flags& flags, const Config& config, const Data& data) {
   Items numbers(data.benchmarks.size());
   std::iota(numbers.begin(), numbers.end(), 0);
-  std::string samples = flags.tasks.empty() ? "" : config.task.samples;
-  return {.asked = !flags.tasks.empty(),
+  std::string samples = flags.is(Mode::tasks) ? config.task.samples : "";
+  return {.asked = flags.is(Mode::tasks),
           .every = config.task.every,
           .items = numbers,
           .lengths = benchmark_lengths(config, data.benchmarks),
@@ -78,7 +78,7 @@ static Question benchmarks(const Flags& flags, const Config& config, const Data&
 
 static Question diagnostics(const Flags& flags, const Config& config, const Data& data) {
   return {
-      .asked = flags.diagnostics,
+      .asked = flags.is(Mode::diagnostics),
       .every = config.diagnostics.every,
       .items = config.eval.lengths,
       .lengths = config.eval.lengths,
@@ -96,7 +96,7 @@ std::vector<Question> open_questions(const Flags& flags, const Config& config, c
                                      int rank) {
   std::vector<Question> questions;
   if (evaluates) questions.push_back(losses_by_length(flags, config, data));
-  if (flags.passkey) questions.push_back(passkey(config, rank));
+  if (flags.is(Mode::passkey)) questions.push_back(passkey(config, rank));
   if (!data.benchmarks.empty()) questions.push_back(benchmarks(flags, config, data));
   if (config.diagnoses) questions.push_back(diagnostics(flags, config, data));
   return questions;

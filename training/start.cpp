@@ -70,10 +70,8 @@ void take_run_folder(Flags& flags) {
         "checkpoints (runs/NAME/step_N)",
         folder.c_str(), flags.config.c_str());
   flags.run = name_in_runs(place.run);
-  bool writes = !flags.generating && flags.predict.empty() && flags.token_losses.empty() && !flags.print_config &&
-                !flags.dry_run && flags.dump_gradients.empty();
   auto names = [](const std::string& set) { return set.starts_with("name="); };
-  if (writes && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
+  if (flags.mode->writes_run && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
     user_error(
         "command line: %s is not in runs/ of this folder, where its results would be written; start the program in the "
         "folder that holds its runs/, or name a run of this one (--set name=...)",
@@ -81,7 +79,8 @@ void take_run_folder(Flags& flags) {
   if (!flags.resuming) flags.resuming = true, flags.resume = folder;
 }
 
-Config load_config(const Flags& flags, bool trains) {
+Config load_config(const Flags& flags) {
+  bool trains = flags.mode->whole_run;
   Config config = load_config(flags.config, flags.sets, trains);
   std::string named = config.name, origin = config.origins["name"];
   if (flags.run.empty() || origin == "--set" || named == flags.run) return config;
@@ -107,12 +106,13 @@ static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   return files;
 }
 
-Data open_data(const Flags& flags, Config& config, bool training, bool evaluates) {
+Data open_data(const Flags& flags, Config& config, bool evaluates) {
+  bool training = flags.mode->makes_steps;
   Data data;
   if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
   Config checked = config;
   if (!evaluates) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other questions have their own tokens
-  if (evaluates || flags.passkey || config.diagnoses)
+  if (evaluates || flags.is(Mode::passkey) || config.diagnoses)
     check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");
   if (evaluates || config.diagnoses) data.val = open_shards(config.data.val, config.model.vocab, "data.val");
@@ -124,7 +124,7 @@ Data open_data(const Flags& flags, Config& config, bool training, bool evaluates
     open_labels(shards, patterns, config.model.vocab, outputs, key);
   };
   if (training) label(data.train, config.data.labels, "data.labels");
-  if (evaluates && flags.predict.empty()) label(data.val, config.data.val_labels, "data.val_labels");
+  if (evaluates && !flags.is(Mode::predict)) label(data.val, config.data.val_labels, "data.val_labels");
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
   for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
@@ -188,8 +188,9 @@ template <class Find> static std::optional<Checkpoint> agreed_point(Comm& comm, 
   return same;
 }
 
-Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run) {
+Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
   Beginning found;
+  bool training = flags.mode->makes_steps;
   std::string own = "runs/" + config.name;
   if (!flags.resuming && !training && config.init.empty() && !step_folders(own).empty())
     user_error(
@@ -206,7 +207,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, b
         run.c_str());
   std::error_code ignored;
   bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
-  if (real_run && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
+  if (flags.is(Mode::train) && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
   found.from = agreed_point(comm, training, [&] { return resume_point(found.place, training, found.run_dir.get()); });
   if (!found.from && !(training && found.place.own))
     user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());

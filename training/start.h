@@ -20,7 +20,7 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure);
 // program will write to the run.
 void take_run_folder(Flags& flags);
 // load_config() of the flags' file and --set; the run is called flags.run where that is given and no --set names it.
-Config load_config(const Flags& flags, bool trains);
+Config load_config(const Flags& flags);
 
 struct Data {
   std::vector<Shard> train, val;
@@ -30,7 +30,7 @@ struct Data {
 
 // Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val):
 // --lengths, if given, becomes eval.lengths. A user_error names the key.
-Data open_data(const Flags& flags, Config& config, bool training, bool evaluates);
+Data open_data(const Flags& flags, Config& config, bool evaluates);
 // Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which
 // the model trains or was trained, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train);
@@ -46,6 +46,5 @@ struct Beginning {
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 
-// Finds where --resume asks to start; all ranks find the same. real_run: steps will be made and written. A user_error
-// if --resume names nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
-Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm, bool training, bool real_run);
+// Finds where --resume asks to start; all ranks find the same. A user_error if --resume names nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
+Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm);
