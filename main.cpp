@@ -103,7 +103,8 @@ struct Settings {
 };
 
 static Settings read_settings(const Flags& flags, const Ranks& ranks) {
-  Settings settings{load_config(flags)};
+  Settings settings;
+  settings.config = load_config(flags);
   Config& config = settings.config;
   for (const std::string& warning : config.warnings)
     if (ranks.rank == 0) warn("%s", warning.c_str());
@@ -152,7 +153,8 @@ struct Inputs {
 
 static Inputs open_inputs(const Flags& flags, Settings& settings, const Ranks& ranks) {
   Config& config = settings.config;
-  Inputs inputs{prepare_device(config, ranks, flags.remeasure)};
+  Inputs inputs;
+  inputs.device = prepare_device(config, ranks, flags.remeasure);
   inputs.data = std::make_unique<Data>(open_data(flags, config, settings.evaluates));
   Data& data = *inputs.data;
   for (const std::string& warning : read_text_bytes(data.val))

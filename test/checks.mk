@@ -1,0 +1,71 @@
+# Checks beyond `make test`: sanitizers, the CUDA build's PTX without a GPU, fuzzing, and everything at once.
+.PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full
+# Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
+SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+  -fno-sanitize=null,object-size,pointer-overflow,vptr
+SANITIZER_tsan := -fsanitize=thread
+# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; all but one of the
+# attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own, and of
+# the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests but for the ranks', the
+# layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind or these rooms.
+TWO_KINDS := ATTN="softmax lssar"
+FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
+ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64 FAMILIES=general \
+  ROOMS="base kernels attention data settings ranks emulation/cpu")
+UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference hopper_ways)
+THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
+check-asan:                        ## kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
+	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests
+check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
+	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests
+WATCHED_asan := $(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))
+WATCHED_tsan := $(THREADED:%=$(BUILD)/test_%)
+sanitizer-tests: $(WATCHED_$(SAN)) $(BUILD)/planted_bugs
+	@bash test/support/run.sh $(BUILD) $(WATCHED_$(SAN))
+$(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) $(BUILD)/objects
+	$(call SAY,link,$@)$(LINK)
+# PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
+PTX_ARCH ?= 90
+override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
+PTX_TESTS := $(if $(filter 90a,$(ARCH)),hopper hopper_ways) attention kernels gate prepare $(if $(FULL),matmul model)
+ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
+check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
+	@if [ -n "$(HAVE_NVCC)" ]; then \
+	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,$(TWO_KINDS) HEAD_DIM="64 128") ptx-tests && \
+	   bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
+	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
+ifeq ($(BACKEND),ptx)
+  COMPILE_CU += -no-compress
+  # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
+  $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+endif
+# Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
+HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h */*/*.cuh))
+headers: $(if $(filter cpu,$(BACKEND)),$(HEADERS:%=$(BUILD)/%.alone))
+$(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
+	@mkdir -p $(@D)
+	$(call SAY,compile,$<)$(HOST) -MMD -MP -MF $@.d -MT $@ -fsyntax-only -x c++ -include $< /dev/null && touch $@
+# Fuzzing of the readers of untrusted bytes, with clang's libFuzzer. New inputs go to build/fuzz/NAME_corpus.
+FUZZ_SECONDS ?= 20
+FUZZERS := config shards safetensors tasks
+FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) \
+  $(addprefix settings/,table read check show) checkpoint/safetensors data/shards data/benchmark_file)
+FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I.
+build/fuzz/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@
+build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
+	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
+.PRECIOUS: build/fuzz/%.o
+-include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
+fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of untrusted files, FUZZ_SECONDS=20 each
+	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
+cuda-subset:                       ## compile the CUDA build: one target, one kind, one head size (all with FULL=1)
+	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(if $(FULL),,ATTN=lssar HEAD_DIM=64 OPTIMIZE=-O0) build/cuda/train
+check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
+	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train \
+	  bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
+	@$(MAKE) fuzz FUZZ_SECONDS=300
+	@[ -z "$(HAVE_NVCC)" ] || \
+	  { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
