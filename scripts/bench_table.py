@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 
+import tables
 from common import run as run_main, stop
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
@@ -105,50 +106,47 @@ def ceilings(result):
           f"in float32 and {c['bf16'] / 1e12:.3g} in bf16.")
 
 
+def memory(row):
+  return f"{row['memory_bytes'] / 2**20:,.0f} MiB"
+
+
 def steps_table(result):
-  phases = ("forward", "output layer", "backward", "update", "host")
-  lines = [f"| attention | tokens/s | of softmax | peak | ms a step (least to most) | {' | '.join(phases)} | gaps | "
-           "memory |", "|---" * 12 + "|"]
   softmax = next((step["tokens_per_s"] for step in result["steps"] if step["variant"] == "softmax"), None)
-  for step in result["steps"]:
-    ratio = f"{step['tokens_per_s'] / softmax:.1%}" if softmax else "-"
-    cells = [step["variant"], f"{step['tokens_per_s']:,.0f}", ratio, f"{step['mfu']:.1%}",
-             f"{step['ms']:.1f} ({step['ms_least']:.1f} to {step['ms_most']:.1f})"]
-    cells += [f"{step['phases_ms'][phase]:.1f}" for phase in phases]
-    cells += [f"{max(0, step['gaps_ms']):.1f}", f"{step['memory_bytes'] / 2**20:,.0f} MiB"]
-    lines.append("| " + " | ".join(cells) + " |")
+  phases = ("forward", "output layer", "backward", "update", "host")
+  table = tables.of_columns(result["steps"], {
+      "attention": "{variant}", "tokens/s": "{tokens_per_s:,.0f}",
+      "of softmax": lambda step: f"{step['tokens_per_s'] / softmax:.1%}" if softmax else "-",
+      "peak": "{mfu:.1%}", "ms a step (least to most)": "{ms:.1f} ({ms_least:.1f} to {ms_most:.1f})",
+      **{phase: "{phases_ms[%s]:.1f}" % phase for phase in phases},
+      "gaps": lambda step: f"{max(0, step['gaps_ms']):.1f}", "memory": memory})
   step = result["steps"][0]
   peak = "the data sheet's" if step["peak_from"] == "data sheet" else "the measured"
-  lines += ["", f"{step['config']}, {step['precision']}, steps of {step['tokens']:,} tokens, {step['micro']} sequences "
-            f"of {step['context']} at a time. Peak: share of {peak} {step['peak_flops'] / 1e12:.3g} TFLOP/s. Phases "
-            "are those of the median step, in ms; gaps are its time less that of its kernels."]
-  return "\n".join(lines)
+  return (f"{table}\n\n{step['config']}, {step['precision']}, steps of {step['tokens']:,} tokens, {step['micro']} sequences "
+          f"of {step['context']} at a time. Peak: share of {peak} {step['peak_flops'] / 1e12:.3g} TFLOP/s. Phases "
+          "are those of the median step, in ms; gaps are its time less that of its kernels.")
 
 
 def launches_table(step):
-  lines = ["| kernel | calls a step | ms a step | share |", "|---|---|---|---|"]
-  small = {"name": "all others", "calls": 0, "ms": 0.0, "share": 0.0}
-  for kernel in step["kernels"] + [small]:
-    if kernel["share"] < 0.01 and kernel is not small:
-      for key in ("calls", "ms", "share"):
-        small[key] += kernel[key]
-    elif kernel["share"] > 0:
-      lines.append("| {name} | {calls:.0f} | {ms:.1f} | {share:.1%} |".format(**kernel))
-  return "\n".join(lines)
+  shown = [kernel for kernel in step["kernels"] if kernel["share"] >= 0.01]
+  small = [kernel for kernel in step["kernels"] if kernel["share"] < 0.01]
+  others = {key: sum(kernel[key] for kernel in small) for key in ("calls", "ms", "share")}
+  shown += [{"name": "all others", **others}] if others["share"] > 0 else []
+  return tables.of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}", "share": "{share:.1%}"})
 
 
 def attention_table(rows):
   """TFLOP/s by length; a row for each kind and head size."""
-  lengths = sorted({row["T"] for row in rows})
   unit, name = (1e12, "TFLOP/s") if max(row["forward"]["flops_per_s"] for row in rows) > 1e12 else (1e9, "GFLOP/s")
-  lines = [f"| attention, training forward / backward, {name} at T = | " + " | ".join(map(str, lengths)) + " |",
-           "|---" * (len(lengths) + 1) + "|"]
-  for kind, D in dict.fromkeys((row["kind"], row["D"]) for row in rows):
-    at = {row["T"]: row for row in rows if (row["kind"], row["D"]) == (kind, D)}
-    cells = [" / ".join(f"{at[T][what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward")) if T in at
-             else "-" for T in lengths]
-    lines.append(f"| {kind}, D {D} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
+  measured = {}  # {(kind, D): {T: row}}
+  for row in rows:
+    measured.setdefault((row["kind"], row["D"]), {})[row["T"]] = row
+
+  def rates(T):
+    return lambda which: " / ".join(f"{measured[which][T][what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward")) \
+        if T in measured[which] else "-"
+  return tables.of_columns(measured, {
+      f"attention, training forward / backward, {name} at T =": lambda which: "%s, D %d" % which,
+      **{T: rates(T) for T in sorted({row["T"] for row in rows})}})
 
 
 def speed(result):
@@ -161,8 +159,8 @@ def speed(result):
 def slowest(result):
   """The launches that lose most against their floors, once each."""
   lost = sorted(result["kernels"], key=lambda kernel: kernel["floor_s"] - kernel["s"])[:5]
-  return "\n".join(["| furthest from the floor | us | floor |", "|---|---|---|"] +
-                   [f"| {k['name']} | {k['s'] * 1e6:.0f} | {k['floor_s'] / k['s']:.0%} |" for k in lost])
+  return tables.of_columns(lost, {"furthest from the floor": "{name}", "us": lambda k: f"{k['s'] * 1e6:.0f}",
+                                  "floor": lambda k: f"{k['floor_s'] / k['s']:.0%}"})
 
 
 def figures(result):
@@ -177,54 +175,51 @@ def figures(result):
 def comparison(old, new):
   before, after = figures(old), figures(new)
   changed = [name for name in after if name in before and not 0.97 < after[name] / before[name] < 1.03]
-  lines = [f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:", "",
-           "| what | ms before | ms now | now / before |", "|---|---|---|---|"]
-  return "\n".join(lines + [f"| {name} | {before[name] * 1e3:.4g} | {after[name] * 1e3:.4g} | "
-                            f"{after[name] / before[name]:.2f} |" for name in changed])
+  return f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:\n\n" + tables.of_columns(
+      changed, {"what": str, "ms before": lambda name: f"{before[name] * 1e3:.4g}", "ms now": lambda name: f"{after[name] * 1e3:.4g}",
+                "now / before": lambda name: f"{after[name] / before[name]:.2f}"})
 
 
 def peers(result):
   """What bench_peers.py measured, beside ours where that is known."""
   ours = result.get("ours")
-  lines = [f"{result['device']}, PyTorch {result['torch']}, cuDNN {result.get('cudnn')}, {result['model']}. Ratio: ours / PyTorch's; ours: "
-           + (f"commit {ours['commit']}." if ours else "not measured."), "",
-           "| GPT-2 in PyTorch | tokens/s (least to most) | micro batch | memory | ours | ratio |", "|---" * 6 + "|"]
-  for row in result["steps"]:
+
+  def of_step(row):
     if "missing" in row:
-      cells = [row["missing"]] + [""] * 4
-    else:
-      cells = [f"{row['tokens_per_s']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})", str(row["micro"]),
-               f"{row['memory_bytes'] / 2**20:,.0f} MiB", "-", "-"]
-      if ours and row["variant"] in ours["steps"]:
-        mine = ours["steps"][row["variant"]]
-        cells[3:] = f"{mine:,.0f}", f"{mine / row['tokens_per_s']:.2f}"
-    lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
-  lines += ["", "| attention in PyTorch, TFLOP/s | D | T | forward | backward | same bits | ours forward | backward | "
-            "ratio forward | backward |", "|---" * 10 + "|"]
-  for row in result["attention"]:
+      return [row["missing"], "", "", "", ""]
+    mine = ours["steps"].get(row["variant"]) if ours else None
+    return ["{tokens_per_s:,.0f} ({least:,.0f} to {most:,.0f})".format(**row), row["micro"], memory(row),
+            *([f"{mine:,.0f}", f"{mine / row['tokens_per_s']:.2f}"] if mine else "--")]
+
+  def of_attention(row):
     if "missing" in row:
-      cells = [row["missing"]] + [""] * 6
-    else:
-      rates = row["forward"], row["backward"]
-      mine = ours["attention"].get(f"{row['kind']} {row['D']} {row['T']}") if ours else None
-      cells = [f"{rate / 1e12:.3g}" for rate in rates] + ["yes" if row["repeats"] else "no"]
-      cells += [f"{m / 1e12:.3g}" for m in mine] + [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine \
-          else ["-"] * 4
-    lines.append(f"| {row['name']} | {row['D']} | {row['T']} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
+      return [row["missing"], "", "", "", "", "", ""]
+    rates = row["forward"], row["backward"]
+    mine = ours["attention"].get(f"{row['kind']} {row['D']} {row['T']}") if ours else None
+    return [*(f"{rate / 1e12:.3g}" for rate in rates), "yes" if row["repeats"] else "no",
+            *([f"{m / 1e12:.3g}" for m in mine] + [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine else "----")]
+  return "\n\n".join([
+      f"{result['device']}, PyTorch {result['torch']}, cuDNN {result.get('cudnn')}, {result['model']}. Ratio: ours / PyTorch's; ours: "
+      + (f"commit {ours['commit']}." if ours else "not measured."),
+      tables.markdown(["GPT-2 in PyTorch", "tokens/s (least to most)", "micro batch", "memory", "ours", "ratio"],
+                      [[row["name"], *of_step(row)] for row in result["steps"]]),
+      tables.markdown(["attention in PyTorch, TFLOP/s", "D", "T", "forward", "backward", "same bits", "ours forward", "backward",
+                       "ratio forward", "backward"],
+                      [[row["name"], row["D"], row["T"], *of_attention(row)] for row in result["attention"]])])
 
 
 def cpu_peers(result):
   """The quick start's step in turns with PyTorch's, which bench_peers.py --cpu measured."""
   rows = result["step_ms"]
-  lines = [f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; {result['model']}, float32; the "
-           f"median of {len(rows['plusgpt'])} turns (least to most).", "",
-           "| | ms a step | PyTorch's time / ours |", "|---|---|---|"]
-  for name, times in rows.items():
-    ratios = sorted(other / mine for other, mine in zip(times, rows["plusgpt"]))
-    ratio = "" if name == "plusgpt" else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    lines.append(f"| {name if name == 'plusgpt' else 'PyTorch, ' + name} | {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f}) | {ratio} |")
-  return "\n".join(lines)
+
+  def ratio(name):
+    ratios = sorted(other / mine for other, mine in zip(rows[name], rows["plusgpt"]))
+    return "" if name == "plusgpt" else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+  return (f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; {result['model']}, float32; the "
+          f"median of {len(rows['plusgpt'])} turns (least to most).\n\n") + tables.of_columns(rows, {
+              "": lambda name: name if name == "plusgpt" else "PyTorch, " + name,
+              "ms a step": lambda name: f"{statistics.median(rows[name]):.1f} ({min(rows[name]):.1f} to {max(rows[name]):.1f})",
+              "PyTorch's time / ours": ratio})
 
 
 def main():

@@ -18,6 +18,7 @@ import os
 
 import metrics
 import plot
+import tables
 from common import UserError, run
 
 
@@ -46,7 +47,7 @@ def table(runs, length):
     rows.append([run.label, str(d.step), number(d.first_token, "%.3f"), number(d.sink_rate, "%.1f"), number(d.m_act, "%.4g"),
                  number(d.entropy_norm, "%.3f"), number(d.gate, "%.3f"), number(d.zeros, "%.3f"), spikes(run, "loss"),
                  spikes(run, "grad_norm")])
-  return plot.markdown(
+  return tables.markdown(
       ["run", "step", "first token", "sink rate %", "M-Act", "entropy / uniform", "gate", "zeros", "loss spikes %", "norm spikes %"], rows)
 
 

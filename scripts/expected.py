@@ -14,9 +14,9 @@ import statistics
 import sys
 
 import metrics
-import plot
 import results
 import sweep
+import tables
 from common import UserError, run as run_main
 
 SEEDS = 4  # at least: the intervals of fewer hold nearly everything
@@ -63,7 +63,7 @@ def table(result, runs=()):
         if not low <= found.loss <= high:
           outside.append("%s at %s: %.3f, expected %.3f to %.3f" % (run.label, length, found.loss, low, high))
       rows.append([run.label, *cells])
-  return plot.markdown(["validation loss at length", *losses], rows), outside
+  return tables.markdown(["validation loss at length", *losses], rows), outside
 
 
 def main():

@@ -25,6 +25,7 @@ import subprocess
 import sys
 
 import sass
+import tables
 from common import run as run_main, stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
@@ -111,25 +112,26 @@ def count_table(path, arch, only):
   units = ("tensor", "MUFU", "ALU", "issue", "shared")
   columns = ("loop", "scores", "issued", "per score", "MUFU of them", "products", *units, "registers", "LDL, STL")
   passes = collections.defaultdict(list)
-  print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+  lines = []
   for name, mangled in rows:
     loops = sass.inner_loops(kernels[mangled], "backward" in mangled) if only.search(name) else []
     spills = sum(sass.opcode(one) in ("LDL", "STL") for one in kernels[mangled])
     for number, loop in enumerate(loops, 1):
       per_score = f"{loop['issued'] / loop['each']:.1f}" if loop["each"] else "-"
-      row = [name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score, loop["mufu"],
-             loop["products"], *(loop["cycles"][unit] for unit in units), sass.registers(kernels[mangled]), spills]
-      print("| " + " | ".join(map(str, row)) + " |")
+      lines.append([name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score, loop["mufu"],
+             loop["products"], *(loop["cycles"][unit] for unit in units), sass.registers(kernels[mangled]), spills])
       if ", D " in name and "mma.sync" not in name and loop["scores"]:
         passes[re.sub("dK dV|dQ", "backward", name)].append(loop)
-  print(f"\n| pass, at {PROCESSORS} x {CLOCK / 1e9} GHz | slowest unit of each loop | bound, TFLOP/s |\n|---|---|---|")
+  bounds = []
   for name, loops in passes.items():
     if "backward" in name and not loops[1:]:
       continue
     cycles = sum(max(loop["cycles"].values()) / loop["scores"] for loop in loops)
     flops = (10 if "backward" in name else 4) * int(re.search(r", D (\d+)", name)[1])
     slowest = [max(loop["cycles"], key=loop["cycles"].get) for loop in loops]
-    print(f"| {name} | {', '.join(slowest)} | {flops / cycles * PROCESSORS * CLOCK / 1e12:.0f} |")
+    bounds.append([name, ", ".join(slowest), f"{flops / cycles * PROCESSORS * CLOCK / 1e12:.0f}"])
+  head = [f"pass, at {PROCESSORS} x {CLOCK / 1e9} GHz", "slowest unit of each loop", "bound, TFLOP/s"]
+  print(tables.markdown(columns, lines), tables.markdown(head, bounds), sep="\n\n")
 
 
 def main():
@@ -154,15 +156,15 @@ def main():
   counts_of = {name: collections.Counter(map(sass.opcode, code)) for name, code in machine_code(arguments.folder, arguments.arch)} \
       if arguments.sass else {}
   columns = INSTRUCTIONS if arguments.sass else ()
-  print("\n| " + " | ".join(("kernel", "target", "registers", "spilled", "shared", "warps") + columns) + " |")
-  print("|---" * (6 + len(columns)) + "|")
+  rows = []
   lacking = []
   for name, (mangled, arch, registers, spilled, shared) in zip(readable([k[0] for k in kernels]), kernels):
     warps = min(64, 65536 // (-(-registers // 8) * 8 * 32))
     counts = [counts_of.get(mangled, {}).get(column, 0) for column in columns]
     if arguments.sass and "_hopper_kernel" in name and 0 in counts[1:]:
       lacking.append(name)
-    print("| " + " | ".join(map(str, [name, f"sm_{arch}", registers, spilled, shared, warps] + counts)) + " |")
+    rows.append([name, f"sm_{arch}", registers, spilled, shared, warps, *counts])
+  print("\n" + tables.markdown(["kernel", "target", "registers", "spilled", "shared", "warps", *columns], rows))
   bad, waiting = sum(k[3] > 0 for k in kernels), serialized(arguments.folder)
   print(f"\n{len(kernels)} kernels, {bad} with spilled registers, {len(waiting)} whose wgmma wait for each other")
   for name in lacking:

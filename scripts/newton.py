@@ -26,6 +26,7 @@ except ImportError as error:
 
 import plot
 import shards
+import tables
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that
@@ -367,7 +368,7 @@ def judged(args):
 def table(rows):
   number = lambda value: "-" if value is None else f"{value:.4g}"
   exponent = lambda found: "{:.3f} [{:.3f}, {:.3f}]".format(*found)
-  return plot.markdown(
+  return tables.markdown(
       ["", "points", "F > 0", "exponent of r", "of m1", "of m2", "constant", "R2 of F", "R2 of ln F", "median error"],
       [[name, str(row["points"]), f"{100 * row['positive']:.1f} %",
         *(exponent(row["exponents"][key]) if row["exponents"] else "-" for key in ("r", "m1", "m2")),
@@ -392,7 +393,7 @@ def seeds(rows):
       lines.append([name, "-", *(f"{value:.2f}" for value in values[0])])
   if max(map(len, groups.values()), default=0) < 2:
     return []
-  return [plot.markdown(["", "seeds", "exponent of r", "of m1", "of m2", "R2 of F", "R2 of ln F"], lines)]
+  return [tables.markdown(["", "seeds", "exponent of r", "of m1", "of m2", "R2 of F", "R2 of ln F"], lines)]
 
 
 def judge(args):

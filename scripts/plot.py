@@ -19,6 +19,7 @@ import os
 import sys
 
 import metrics
+import tables
 from common import UserError, check_output, run as run_main, stop
 
 
@@ -91,21 +92,10 @@ def in_unit(unit, evaluation):
   return perplexity if unit == "perplexity" else float
 
 
-class Table(str):
-  """A table in Markdown, with its cells as .head and .rows."""
-
-
-def markdown(head, rows):
-  line = lambda cells: "| " + " | ".join(cells) + " |"
-  result = Table("\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)]))
-  result.head, result.rows = head, rows
-  return result
-
-
 def table(runs, unit="nats", at="at length", row_of=lambda run: run.row):
   lengths = sorted({length for run in runs for length in row_of(run)})
   value = {(run, length): in_unit(unit, e) for run in runs for length, e in row_of(run).items()}
-  return markdown([f"{UNITS[unit][0]} {at}", *map(str, lengths)],
+  return tables.markdown([f"{UNITS[unit][0]} {at}", *map(str, lengths)],
                   [[run.label, *("%.3f" % value[run, length](row_of(run)[length].loss) if value.get((run, length)) else "-"
                                  for length in lengths)] for run in runs])
 
@@ -126,7 +116,7 @@ def differences(runs, baseline):
 
 def difference_table(gaps, baseline):
   lengths = sorted({length for row in gaps.values() for length in row})
-  return markdown(["difference in nats at length", *map(str, lengths)],
+  return tables.markdown(["difference in nats at length", *map(str, lengths)],
                   [[f"{run.label} - {baseline.label}",
                     *("%+.3f ± %.3f" % row[length] if length in row else "-" for length in lengths)]
                    for run, row in gaps.items()])
@@ -141,7 +131,7 @@ def settings_table(runs):
   loss = lambda run: e.loss if (e := at_trained(run)) else math.inf
   cell = lambda e: "-" if not e else "%.3f" % e.loss + (" (last %d targets)" % e.targets[1] if e.targets else "")
   ranked = [run for group in groups for run in sorted(group, key=loss)]
-  return markdown(["run", *keys, "step", "loss at trained length (nats)"],
+  return tables.markdown(["run", *keys, "step", "loss at trained length (nats)"],
                   [[run.label, *(str(configs[run].get(key, "-")) for key in keys), str(run.step()),
                     cell(at_trained(run))] for run in ranked])
 

@@ -27,6 +27,7 @@ import passkey
 import plot
 import results
 import sweep
+import tables
 from common import UserError, check_output, output_folder, run as run_main
 
 Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning", "missing" or "code"
@@ -142,7 +143,7 @@ def grouped(runs, columns):
       texts.append(f"**{text}**" if bold else text)
     if means:
       cells.append((column.title, texts))
-  return plot.markdown(["run", *(title for title, _ in cells)],
+  return tables.markdown(["run", *(title for title, _ in cells)],
                        [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
 
 
@@ -224,7 +225,7 @@ def runs_section(runs, baseline):
            number(trained_hours(run), "{:.3g}".format), str(run.start.get("device", "-")),
            str(run.start.get("commit", "-")), " ".join(f"{k} {v}" for k, v in metrics.section(run.start, "versions").items())] for run in runs]
   notes = [Text(run.note()) for run in runs if run.note()]
-  return [plot.markdown(["run", "parameters", "FLOPs per token", "step", "tokens", "hours", "device", "commit", "versions"], rows),
+  return [tables.markdown(["run", "parameters", "FLOPs per token", "step", "tokens", "hours", "device", "commit", "versions"], rows),
           *([Text("The settings that differ:"), plot.settings_table(runs)] if len(runs) > 1 else []), *notes]
 
 
@@ -252,7 +253,7 @@ def curves(runs, baseline):
       rows[-1] += [digits.format(mine), "%.2f" % (other / mine)] if mine else ["not reached", "-"]
   if len(runs) > 1 and smooth[baseline]:
     blocks += [Text(f"How soon each run first reaches the last training loss of {baseline.label} (both as means over a window around the step):"),
-               plot.markdown(["run", "last loss", "tokens to there", "times as fast", "hours to there", "times as fast"], rows)]
+               tables.markdown(["run", "last loss", "tokens to there", "times as fast", "hours to there", "times as fast"], rows)]
   return blocks
 
 
@@ -265,7 +266,7 @@ def lengths(runs, baseline):
     some = sorted({length for run in group for length in run.row})
     blocks += [Text(f"Loss in nats per token, of {group[0].of()}:"), plot.table(group),
                Text("Loss less that at the trained length:"),
-               plot.markdown(["run", *map(str, some)], [[run.label, *(
+               tables.markdown(["run", *map(str, some)], [[run.label, *(
                    "%+.3f" % (run.row[n].loss - at[run].loss) if n in run.row and at[run] else "-" for n in some)] for run in group])]
   style, gaps = plot.looks(runs), plot.differences(runs, baseline)
 
@@ -294,7 +295,7 @@ def seed_differences(runs, baseline):
     if group is not base and len(both) > 1:
       rows.append([f"{group_label(group)} - {group_label(base)}", str(len(both)), *(sweep.paired(of(group, n), of(base, n)) for n in some)])
   return [Text("Difference paired by seed:"),
-          plot.markdown(["difference", "seeds", *map(str, some)], rows)] if rows else []
+          tables.markdown(["difference", "seeds", *map(str, some)], rows)] if rows else []
 
 
 def contexts(runs, baseline):
@@ -317,7 +318,7 @@ def lines_table(runs, kind, keys, columns):
   """The newest lines of a type as a table, or None without any. columns: {title: (field, its text)}."""
   rows = [[run.label, *found, *(text(line.get(field)) for field, text in columns.values())]
           for run in runs for found, line in newest(run, kind, keys).items()]
-  return plot.markdown(["run", *keys, *columns], rows) if rows else None
+  return tables.markdown(["run", *keys, *columns], rows) if rows else None
 
 
 def task_keys(runs):
@@ -374,7 +375,7 @@ def paired_tasks(runs, baseline):
         mine, others, p = mcnemar(found, base[asked])
         rows.append([run.label, *asked[:2], str(mine), str(others), "%.3g" % p])
   return [Text(f"Paired with {baseline.label}: examples that only one of both answers right, and the exact two-sided p of McNemar's test:"),
-          plot.markdown(["run", "task", "n", "only this run", f"only {baseline.label}", "p"], rows)] if rows else []
+          tables.markdown(["run", "task", "n", "only this run", f"only {baseline.label}", "p"], rows)] if rows else []
 
 
 def tasks(runs, baseline):
@@ -445,7 +446,7 @@ def speed(runs, baseline):
   if not rows:
     return [Text("./train CONFIG.json trains.", "missing")]
   return [Text("Medians over the steps of training. MFU is known only where the peak of the device is."),
-          plot.markdown(["run", "tokens/s", "ms a step", "MFU %", "device"], rows)]
+          tables.markdown(["run", "tokens/s", "ms a step", "MFU %", "device"], rows)]
 
 
 def stability(runs, baseline):
@@ -461,7 +462,7 @@ def stability(runs, baseline):
                  f"loss not finite at step {broken[0]}" if broken else why or "no"])
   style, found = plot.looks(runs), plot.details(runs)
   return [Text("Spikes: share in % of the steps whose loss, or gradient norm, lies that many standard deviations or more from the mean of the steps before it."),
-          plot.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
+          tables.markdown(["run", "loss spikes %", "norm spikes %", "largest norm", "clipped %", "skipped updates", "diverged"], rows),
           *([figure("details", "Gradient norm, learning rate and speed.", lambda *axes: plot.draw_details(found, style, axes[:-1]), len(found))]
             if found else [])]
 
@@ -472,7 +473,7 @@ def appendix(runs, baseline):
            or "as the first"] for run in runs[1:]]
   return [Text("The commands:"), Text("\n".join(str(run.start.get("command", "- (unknown)")) for run in runs), "code"),
           Text(f"The configuration of {runs[0].label}:"), Text(json.dumps(runs[0].config, indent=1, ensure_ascii=False), "code"),
-          *([Text("What differs from it:"), plot.markdown(["run", "settings"], rows)] if rows else [])]
+          *([Text("What differs from it:"), tables.markdown(["run", "settings"], rows)] if rows else [])]
 
 
 SECTIONS = (("Runs", runs_section), ("Training", curves), ("Loss by length", lengths), ("The same targets with growing context", contexts),
@@ -523,7 +524,7 @@ def in_markdown(block):
     if block.kind == "code":
       return "\n".join("    " + line for line in block.text.split("\n"))
     return "> **Warning:** " * (block.kind == "warning") + escaped(block.text)
-  return plot.markdown([escaped(text) for text in block.head], [[escaped(text) for text in row] for row in block.rows])
+  return tables.markdown([escaped(text) for text in block.head], [[escaped(text) for text in row] for row in block.rows])
 
 
 def write_markdown(folder, title, subtitle, sections):

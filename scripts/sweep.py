@@ -48,6 +48,7 @@ import time
 
 import metrics
 import plot
+import tables
 from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
 from results import CHARTS
 
@@ -458,7 +459,7 @@ def table(result):
     top, even = best(row), sensitivity(row)
     lines.append([label, *(cell_text(cell, seeds) for cell in row.values())] + lr * [
         f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
-  return plot.markdown([what, *columns] + lr * ["best", "sensitivity"], lines)
+  return tables.markdown([what, *columns] + lr * ["best", "sensitivity"], lines)
 
 
 def paired(one, other):
@@ -480,7 +481,7 @@ def difference_table(result):
     counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
   seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
   head = "difference in nats" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
-  return plot.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+  return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
 
 
 def seeds_text(result):

@@ -62,7 +62,7 @@ class KernelTable(ScriptTest):
     super().setUp()
     for folder in ("scripts", "bin", "pip", "cuda"):
       os.mkdir(self.path(folder))
-    for name in ("kernel_table.py", "sass.py", "common.py"):
+    for name in ("kernel_table.py", "sass.py", "common.py", "tables.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.tool("bin/cuobjdump")
     code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0> >": FORWARD,
