@@ -10,7 +10,8 @@ shorter than 2,000 steps: 6, of the 128 before them; marked *).
 
 The picture shows by layer the first token's share, the largest activation, entropy and zeros; the gate's scores; how far
 attention reaches, at each length, beside uniform weights (dotted); and for each run the first token's share by layer and
-head. It is of the last step with diagnostics, at the trained length or the shortest that all runs have (--length: another);
+head. Runs that differ in the seed alone are one line, their mean, with the range.
+The picture is of the last step with diagnostics, at the trained length or the shortest that all runs have (--length: another);
 the reach is of all lengths. Without --out it is RUN/diagnostics.png of the first run.
 """
 import argparse
@@ -19,6 +20,7 @@ import os
 import metrics
 import plot
 import tables
+import variants
 from common import UserError, run
 
 
@@ -75,25 +77,25 @@ def uniform_reach(length):
 def draw(runs, length, path):
   pyplot, ticker = plot.load_pyplot()
   columns = 3
-  rows = 2 + -(-len(runs) // columns)
+  found = variants.of(runs)
+  rows = 2 + -(-len(found) // columns)
   figure, panels = pyplot.subplots(rows, columns, figsize=(15, 4.2 * rows), constrained_layout=True, squeeze=False)
   first, largest, sparse, gate, reach, legend = panels[:2].flat
   lengths = sorted({length for run in runs for length in run.diagnostics})
-  for number, run in enumerate(runs):
-    d, look = run.diagnostics[length], {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(run.label)}
-    layers = range(len(d.max))
-    draws = lambda axes, values, **more: axes.plot(layers, [float("nan") if v is None else v for v in values], **{**look, **more})
-    draws(first, d.by_layer("first"), marker="o", markersize=3)
-    draws(largest, d.max, marker="o", markersize=3)
-    draws(sparse, d.by_layer("entropy_norm"))
-    draws(sparse, d.by_layer("zeros"), linestyle="--")
-    shares = [metrics.mean(share) for share in zip(*d.gate_shares)]
-    if shares:  # below 0, twenty bins of [0, 1], above 1
-      gate.step([(bin - 0.5) / 20 for bin in range(len(shares))], shares, where="mid", **look)
+  for variant in found:
+    of_runs, look = [run.diagnostics for run in variant.runs], {**variant.look, "label": plot.in_text(variant.label)}
+    by_layer = lambda values: [(layer, float("nan") if value is None else value) for layer, value in enumerate(values)]
+    draws = lambda axes, values, **more: plot.draw_mean(axes, [by_layer(values(d[length])) for d in of_runs], look, **more)
+    draws(first, lambda d: d.by_layer("first"))
+    draws(largest, lambda d: d.max)
+    draws(sparse, lambda d: d.by_layer("entropy_norm"), linestyle="-")
+    draws(sparse, lambda d: d.by_layer("zeros"), linestyle="--", markerfacecolor="white")
+    shares = [[metrics.mean(share) for share in zip(*d[length].gate_shares)] for d in of_runs]  # below 0, twenty bins of [0, 1], above 1
+    bins = [[((bin - 0.5) / 20, share) for bin, share in enumerate(of_run)] for of_run in shares]
+    plot.draw_mean(gate, bins, look, drawstyle="steps-mid", marker="")
     for which, at in enumerate(lengths):
-      if at in run.diagnostics:
-        reach.plot(*zip(*cumulative(run.diagnostics[at].reach)), color=look["color"], linewidth=1.3,
-                   linestyle=plot.LINES[which % 3])
+      plot.draw_mean(reach, [cumulative(d[at].reach) for d in of_runs if at in d], look, linewidth=1.2,
+                     linestyle=variants.LINES[which % 3])
   for at in lengths:
     reach.plot(*zip(*cumulative(uniform_reach(at))), color="#888888", linewidth=1, linestyle=":")
   first.set(title="First token, length %d" % length, xlabel="layer", ylabel="share of attention", ylim=(0, None))
@@ -105,20 +107,22 @@ def draw(runs, length, path):
   if not gate.lines:
     gate.text(0.5, 0.5, "no gate", ha="center", va="center", transform=gate.transAxes, color="#888888")
   legend.axis("off")
-  legend.legend(handles=first.lines, loc="upper left", frameon=False, title="runs")
-  styles = [reach.plot([], [], color="#444444", linestyle=plot.LINES[which % 3], label="length %d" % at)[0] for which, at in enumerate(lengths)]
+  legend.legend(handles=first.lines, loc="upper left", frameon=False, title="mean and range over seeds" if len(found) < len(runs) else "runs")
+  styles = [reach.plot([], [], color="#444444", linestyle=variants.LINES[which % 3], label="length %d" % at)[0] for which, at in enumerate(lengths)]
   reach.legend(handles=styles, loc="best", frameon=False)
-  by_head = {run: [[float("nan") if v is None else v for v in heads] for heads in run.diagnostics[length].heads["first"]] for run in runs}
+  by_head = {variant: [[float("nan") if value is None else value for value in map(metrics.mean, zip(*heads))] for heads in zip(
+      *(run.diagnostics[length].heads["first"] for run in variant.runs))] for variant in found}
   top = max([v for values in by_head.values() for heads in values for v in heads if v == v] or [1])
-  for axes, run in zip(panels[2:].flat, runs):
-    image = axes.imshow(by_head[run], vmin=0, vmax=top, cmap="Blues", aspect="auto")
-    axes.set(title="First token: " + plot.in_text(run.label), xlabel="head", ylabel="layer")
+  for axes, variant in zip(panels[2:].flat, found):
+    image = axes.imshow(by_head[variant], vmin=0, vmax=top, cmap="Blues", aspect="auto")
+    axes.grid(False)
+    axes.set(title=plot.wrapped("First token: " + plot.in_text(variant.title)), xlabel="head", ylabel="layer")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   figure.colorbar(image, ax=list(panels[2:].flat), label="share of attention")
   for axes in (first, largest, sparse):
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  for axes in list(panels[2:].flat)[len(runs):]:
+  for axes in list(panels[2:].flat)[len(found):]:
     axes.axis("off")
   figure.savefig(path, dpi=130)
 
@@ -126,7 +130,7 @@ def draw(runs, length, path):
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
-  parser.add_argument("--out", metavar="FILE.png", help="[diagnostics.png in the first run]")
+  parser.add_argument("--out", metavar="FILE.png", help=".png, .pdf or .svg [diagnostics.png in the first run]")
   parser.add_argument("--length", type=int, metavar="T", help="[the trained length, else the shortest that all runs have]")
   args = parser.parse_args()
   runs = metrics.read_runs(args.runs)

@@ -27,6 +27,7 @@ except ImportError as error:
 import plot
 import shards
 import tables
+import variants
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that
@@ -410,7 +411,7 @@ def picture(args):
   pyplot, _ = plot.load_pyplot()
   figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
   for number, (name, (points, forces)) in enumerate(results.items()):
-    look = {"color": plot.COLOURS[number % len(plot.COLOURS)], "label": plot.in_text(name)}
+    look = {"color": variants.COLOURS[number % len(variants.COLOURS)], "label": plot.in_text(name)}
     some = np.random.default_rng(2).permutation(np.flatnonzero(forces > 0))[:2000]
     left.plot(points[4][some], forces[some], ".", markersize=2, alpha=0.5, **look)
     if rows[name]["exponents"]:
@@ -463,7 +464,7 @@ def parse_arguments():
   command = add("judge", judge, judged_ones, "exponents of predicted forces as a table")
   command.add_argument("--json", metavar="FILE", help="write the table's numbers")
   command = add("picture", picture, judged_ones, "the same, drawn")
-  command.add_argument("--out", required=True, metavar="FILE.png")
+  command.add_argument("--out", required=True, metavar="FILE.png", help=".png, .pdf or .svg")
   args = parser.parse_args()
   if args.action in (make, probe_data):
     args.systems = SIZES[args.size].systems if args.systems is None else args.systems

@@ -16,6 +16,7 @@ the distance from the key to the answer. It uses the last line of each length in
 """
 import argparse
 import array
+import contextlib
 import json
 import os
 import random
@@ -25,6 +26,7 @@ import string
 import metrics
 import plot
 import shards
+import variants
 from common import Failure, UserError, encode, run, whole_files
 from shards import NO_LABEL
 
@@ -133,11 +135,29 @@ def results(run):
   return steps[max(steps)]
 
 
-def heat_map(axes, by_length, title):
-  lengths = sorted(by_length)
-  depths = sorted({depth for cells in by_length.values() for depth, _, _ in cells})
-  share = [[next((exact for at, exact, _ in by_length[length] if at == depth), float("nan")) for length in lengths]
-           for depth in depths]
+def by_variant(runs):
+  """[(label, look, form, [what results() has of each run])], of the runs that have any."""
+  shown = []
+  for variant in variants.of(runs):
+    found = []
+    for run in variant.runs:
+      with contextlib.suppress(UserError):  # no lines, or none that is whole
+        found.append(results(run))
+    shown += [(variant.label, variant.look, form, [one[form] for one in found if form in one]) for form in sorted(set().union(*found))]
+  return shown
+
+
+def heat_map(axes, of_runs, title):
+  """The mean over the runs."""
+  lengths = sorted({length for by_length in of_runs for length in by_length})
+  depths = sorted({depth for by_length in of_runs for cells in by_length.values() for depth, _, _ in cells})
+  found = {}
+  for by_length in of_runs:
+    for length, cells in by_length.items():
+      for depth, exact, _ in cells:
+        found.setdefault((depth, length), []).append(exact)
+  share = [[metrics.mean(found.get((depth, length), [])) for length in lengths] for depth in depths]
+  share = [[float("nan") if value is None else value for value in row] for row in share]
   image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto")
   axes.grid(False)
   axes.set_facecolor("#c8c8c8")  # cells that were not measured
@@ -152,19 +172,23 @@ def heat_map(axes, by_length, title):
   return image
 
 
+def by_distance(by_length):
+  """[(distance, share)]: means over the cells whose distance is in [2^i, 2^(i + 1))."""
+  octaves = {}
+  for cells in by_length.values():
+    for _, exact, distance in cells:
+      octaves.setdefault(max(int(distance), 1).bit_length(), []).append((distance, exact))
+  return [tuple(map(metrics.mean, zip(*octaves[octave]))) for octave in sorted(octaves)]
+
+
 def draw(shown):
-  """The figure of [(label, form, what results() has of it)]: heat maps, and the share by distance."""
+  """The figure of what by_variant() found: heat maps, and the share by distance."""
   pyplot, ticker = plot.load_pyplot()
   figure, panels = pyplot.subplots(1, len(shown) + 1, figsize=(4.5 * (len(shown) + 1), 4.5), constrained_layout=True)
-  for number, (label, form, by_length) in enumerate(shown):
-    image = heat_map(panels[number], by_length, "%s, %s" % (plot.in_text(label), form))
-    octaves = {}  # the mean over all cells whose distance is in [2^i, 2^(i + 1))
-    for cells in by_length.values():
-      for _, exact, distance in cells:
-        octaves.setdefault(max(int(distance), 1).bit_length(), []).append((distance, exact))
-    means = [[sum(values) / len(values) for values in zip(*octaves[octave])] for octave in sorted(octaves)]
-    panels[-1].plot(*zip(*means), "o-", color=plot.COLOURS[number % len(plot.COLOURS)],
-                    label="%s, %s" % (plot.in_text(label), form))
+  for axes, (label, look, form, of_runs) in zip(panels, shown):
+    title = "%s, %s" % (plot.in_text(label), form)
+    image = heat_map(axes, of_runs, plot.wrapped(title))
+    plot.draw_mean(panels[-1], [by_distance(by_length) for by_length in of_runs], look, label=title)
   figure.colorbar(image, ax=list(panels[:-1]), label="share of exact answers (cells: %)")
   panels[-1].set(title="By distance", xlabel="tokens from the key to the answer", ylabel="share of exact answers",
                  ylim=(-0.03, 1.03))
@@ -174,8 +198,10 @@ def draw(shown):
 
 
 def picture(args):
-  shown = [(os.path.basename(os.path.abspath(os.path.dirname(folder) if folder.endswith(".jsonl") else folder)), form, by_length)
-           for folder in args.runs for form, by_length in sorted(results(metrics.Run(folder)).items())]
+  runs = [metrics.Run(folder) for folder in args.runs]
+  for run in runs:
+    results(run)
+  shown = by_variant(runs)
   path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
   path = plot.picture_path("--out", path)
   draw(shown).savefig(path, dpi=150)
@@ -200,7 +226,7 @@ def main():
   made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   drawn = commands.add_parser("picture", help="draw results")
   drawn.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
-  drawn.add_argument("--out", metavar="FILE.png", help="[passkey.png in the first run]")
+  drawn.add_argument("--out", metavar="FILE.png", help=".png, .pdf or .svg [passkey.png in the first run]")
   args = parser.parse_args()
   {"make": make, "picture": picture}[args.command](args)
 

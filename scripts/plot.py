@@ -10,16 +10,19 @@ tokens asked for; the script says which evaluations it leaves out. Further table
 The picture shows the loss, the loss by length with standard errors, and by position in the longest windows that all runs
 have; below them the gradient norm, the learning rate, the tokens per second, the differences, the mean of the tasks, and the loss of the same
 targets by context (of eval.mode = suffix). --brief draws only the first two. Reads RUN/metrics.jsonl and skips damaged
-lines. Without --out the picture is RUN/loss.png of the first run.
+lines. Runs that differ in the seed alone are one line and one row: their mean, with the range in pictures and the 95% interval
+in tables. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
 import contextlib
 import math
 import os
 import sys
+import textwrap
 
 import metrics
 import tables
+import variants
 from common import UserError, check_output, run as run_main, stop
 
 
@@ -40,8 +43,6 @@ def load_pyplot():
   return pyplot, ticker
 
 
-COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
-LINES = ["-", "--", ":", "-."]  # of runs evaluated on the same data as the first, on others, ...
 UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": ("bits per byte", "bits per byte"),
          "perplexity": ("perplexity", "perplexity (of a token)")}
 
@@ -49,6 +50,11 @@ UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": 
 def in_text(label):
   """Escaped: matplotlib would read text between two $ as a formula."""
   return label.replace("$", r"\$")
+
+
+def wrapped(label, columns=36):
+  """In lines that a panel's title has room for."""
+  return "\n".join(textwrap.wrap(label, columns))
 
 
 def picture_path(flag, path):
@@ -93,11 +99,14 @@ def in_unit(unit, evaluation):
 
 
 def table(runs, unit="nats", at="at length", row_of=lambda run: run.row):
+  """A row for each variant, with the mean over its seeds."""
   lengths = sorted({length for run in runs for length in row_of(run)})
-  value = {(run, length): in_unit(unit, e) for run in runs for length, e in row_of(run).items()}
+
+  def cell(runs, length):
+    values = [convert(e.loss) for run in runs if (e := row_of(run).get(length)) and (convert := in_unit(unit, e))]
+    return "%.3f" % metrics.mean(values) + metrics.plus_minus(values) if values else "-"
   return tables.markdown([f"{UNITS[unit][0]} {at}", *map(str, lengths)],
-                  [[run.label, *("%.3f" % value[run, length](row_of(run)[length].loss) if value.get((run, length)) else "-"
-                                 for length in lengths)] for run in runs])
+                         [[variant.label, *(cell(variant.runs, length) for length in lengths)] for variant in variants.of(runs)])
 
 
 def context_table(runs, unit):
@@ -108,18 +117,34 @@ def context_table(runs, unit):
 
 
 def differences(runs, baseline):
-  """{run: {length: (mean, standard error) of the run's loss less the baseline's}}, of runs that have any."""
-  found = {run: {length: gap for length, e in run.row.items() if length in baseline.row
-                 and (gap := metrics.difference(e, baseline.row[length]))} for run in runs if run is not baseline}
-  return {run: gaps for run, gaps in found.items() if gaps}
+  """(variant of the baseline, {variant: {length: (mean, error, text)}}) of the losses less the baseline's, of variants that have any:
+  paired by seed with the 95% interval; of one pair on the same windows, with the standard error over these."""
+  found = variants.of(runs)
+  base = next(variant for variant in found if baseline in variant.runs)
+  result = {}
+  for variant in found:
+    alone = len(variant.runs) == len(base.runs) == 1
+    pairs = [(run, other) for run in variant.runs for other in base.runs if alone or run.seed() == other.seed()]
+    lengths = {length for run, _ in pairs for length in run.row} if variant is not base else {}
+    for length in lengths:
+      both = [(run.row[length], other.row[length]) for run, other in pairs if length in run.row and length in other.row
+              and run.own.same_data(other.own)]
+      gap = None
+      if len(both) > 1:
+        gaps = [one.loss - other.loss for one, other in both]
+        gap = metrics.mean(gaps), metrics.half_width(gaps), "%+.3f" % metrics.mean(gaps) + metrics.plus_minus(gaps)
+      elif both and (windows := metrics.difference(*both[0])):
+        gap = *windows, "%+.3f ± %.3f" % windows
+      if gap:
+        result.setdefault(variant, {})[length] = gap
+  return base, result
 
 
-def difference_table(gaps, baseline):
+def difference_table(base, gaps):
   lengths = sorted({length for row in gaps.values() for length in row})
   return tables.markdown(["difference in nats at length", *map(str, lengths)],
-                  [[f"{run.label} - {baseline.label}",
-                    *("%+.3f ± %.3f" % row[length] if length in row else "-" for length in lengths)]
-                   for run, row in gaps.items()])
+                         [[f"{variant.label} - {base.label}", *(row[length][2] if length in row else "-" for length in lengths)]
+                          for variant, row in gaps.items()])
 
 
 def settings_table(runs):
@@ -136,23 +161,22 @@ def settings_table(runs):
                     cell(at_trained(run))] for run in ranked])
 
 
-def line_styles(runs, groups):
-  """{run: colour and line style}: no two alike up to 32 runs; solid in the first group, up to 8 runs."""
-  place = {run: number for number, group in enumerate(groups) for run in group}
-  result, taken = {}, []
-  for number, run in enumerate(runs):
-    first = place.get(run, 0) % len(LINES)
-    choice = [{"color": COLOURS[number % len(COLOURS)], "linestyle": line} for line in LINES[first:] + LINES[:first]]
-    result[run] = next((look for look in choice if look not in taken), choice[0])
-    taken.append(result[run])
-  return result
-
-
 def looks(runs):
-  """{run: how its lines are drawn}: labelled with its data if these are not those of the first."""
+  """{variant: how its lines are drawn}: labelled with its data if these are not those of the first."""
   groups = metrics.comparable(runs)
   of = {run: f"\nof {run.of()}".replace(", ", ",\n") for group in groups[1:] for run in group}
-  return {run: {**style, "label": in_text(run.label + of.get(run, ""))} for run, style in line_styles(runs, groups).items()}
+  return {variant: {**variant.look, "label": in_text(variant.label + of.get(variant.runs[0], ""))} for variant in variants.of(runs)}
+
+
+def draw_mean(axes, curves, look, at=lambda x: x, **how):
+  """The mean of a variant's curves [(x, y)], and their range over the seeds. Whether there is any."""
+  points = [(at(x), *values) for x, *values in variants.over_seeds(curves)]
+  if points:
+    x, mean, least, most = zip(*points)
+    axes.plot(x, mean, **{"markersize": 4, "linewidth": 1.4, **look, **how})
+    if len(curves) > 1 and how.get("linestyle") != "":
+      axes.fill_between(x, least, most, color=look["color"], alpha=0.18, linewidth=0)
+  return bool(points)
 
 
 DETAILS = (("grad_norm", "Gradient norm", "before clipping"), ("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "tokens per second"))
@@ -167,8 +191,8 @@ def details(runs):
 
 def draw_details(found, style, panels):
   for axes, ((title, label), by_run) in zip(panels, found.items()):
-    for run, points in by_run.items():
-      axes.plot(*zip(*points), color=style[run]["color"], linestyle=style[run]["linestyle"], linewidth=1.0, alpha=0.9)
+    for variant, look in style.items():
+      draw_mean(axes, [by_run[run] for run in variant.runs if run in by_run], look, linewidth=1.0, marker="")
     axes.set(title=title, xlabel="step", ylabel=label, ylim=(0, None))
 
 
@@ -184,36 +208,36 @@ def draw_positions(runs, style, axes, ticker, unit):
   found = {run: {length: points for length, e in run.row.items() if (points := positions(e, unit))} for run in runs}
   some = [run for run in runs if found[run]]
   length = max(set.intersection(*(set(found[run]) for run in some)), default=None) if some else None
-  for run in some if length else ():
-    axes.plot(*zip(*found[run][length]), linewidth=1.4, **style[run])
+  for variant, look in style.items() if length else ():
+    draw_mean(axes, [found[run][length] for run in variant.runs if run in some], look, marker="")
   axes.set(title=f"{title(unit)} by position" + (f" in windows of {length}" if length else ""),
            xlabel="position (token)", ylabel=UNITS[unit][1])
   length_axis(axes, ticker)
   if some and not length:
     axes.text(0.5, 0.5, "no length in common", ha="center", va="center", transform=axes.transAxes, color="#888888")
-  without = [run.label for run in runs if not found[run]]
+  without = [variant.label for variant in style if not all(found[run] for run in variant.runs)]
   if without:
     text = in_text("no loss by position: " + ", ".join(without)) + "\n(--eval --resume adds it)"
     axes.text(0.5, 0.02, text, ha="center", va="bottom", transform=axes.transAxes, color="#888888", fontsize=8.5)
 
 
-def draw_contexts(runs, groups, axes, ticker, unit):
+def draw_contexts(style, groups, axes, ticker, unit):
   """No error bars: the losses at all lengths are of the same targets, and vary together."""
-  for run, style in line_styles(runs, groups).items():
-    points = [(length, convert(e.loss)) for length, e in sorted(run.contexts.items()) if (convert := in_unit(unit, e))]
-    if points:
-      axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, **style)
+  for variant, look in style.items():
+    draw_mean(axes, [[(length, convert(e.loss)) for length, e in run.contexts.items() if (convert := in_unit(unit, e))]
+                     for run in variant.runs], look)
   axes.set(title=title(unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[unit][1])
   length_axis(axes, ticker, sorted({length for group in groups for run in group for length in run.contexts}))
 
 
-def draw_differences(gaps, baseline, style, axes, ticker):
-  for run, row in gaps.items():
+def draw_differences(base, gaps, style, axes, ticker):
+  for variant, row in gaps.items():
     lengths = sorted(row)
-    axes.errorbar(lengths, [row[length][0] for length in lengths], yerr=[row[length][1] for length in lengths], marker="o",
-                  markersize=4, capsize=3, linewidth=1.2, **style[run])
-  axes.axhline(0, color=style[baseline]["color"], linewidth=1)
-  axes.set(title=in_text(f"Difference to {baseline.label}"), xlabel="evaluated length (tokens)", ylabel="nats per token")
+    look = next(look for known, look in style.items() if known.runs == variant.runs)
+    axes.errorbar(lengths, [row[length][0] for length in lengths], yerr=[row[length][1] for length in lengths],
+                  markersize=4, capsize=3, linewidth=1.2, **look)
+  axes.axhline(0, color="#888888", linewidth=1)
+  axes.set(title=wrapped(in_text(f"Difference to {base.title}"), 30), xlabel="evaluated length (tokens)", ylabel="nats per token")
   length_axis(axes, ticker, sorted({length for row in gaps.values() for length in row}))
 
 
@@ -236,8 +260,8 @@ def task_scores(runs):
 
 
 def draw_tasks(scores, names, style, axes):
-  for run, points in scores.items():
-    axes.plot(*zip(*points), marker="o", markersize=4, linewidth=1.2, color=style[run]["color"], linestyle=style[run]["linestyle"])
+  for variant, look in style.items():
+    draw_mean(axes, [scores[run] for run in variant.runs if run in scores], look)
   axes.set(title=in_text("Tasks: " + ", ".join(names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else ""), xlabel="step",
            ylabel="mean of correct answers (%)")
 
@@ -254,17 +278,17 @@ def length_axis(axes, ticker, lengths=None):
 
 def draw_losses(runs, style, axes, over="step"):
   """Training and validation losses. over: "step", or what metrics.Run.axis() has."""
-  for run in runs:
-    colour, train, curve, at = style[run]["color"], run.train(), run.curve(), run.axis(over)
-    if train:
-      steps, losses = zip(*train)
-      places = [at(step) for step in steps]
-      axes.plot(places, losses, color=colour, alpha=0.18, linewidth=0.8)
-      axes.plot(places, smooth(losses), color=colour, linestyle=style[run]["linestyle"], linewidth=1.6, label=in_text(run.label))
-    if curve:
-      inside, edge = (colour, "white") if style[run]["label"] == in_text(run.label) else ("white", colour)
-      axes.plot(*zip(*((at(step), loss) for step, loss in curve)), "o", color=inside, markersize=4, markeredgecolor=edge,
-                markeredgewidth=0.6, label=None if train else style[run]["label"])
+  for variant, look in style.items():
+    places = [run.axis(over) for run in variant.runs]
+    at = lambda step: metrics.mean([place(step) for place in places])
+    train = [run.train() for run in variant.runs]
+    if len(train) == 1 and train[0]:
+      axes.plot([at(step) for step, _ in train[0]], [loss for _, loss in train[0]], color=look["color"], alpha=0.18, linewidth=0.8)
+    smoothed = [[(step, mean) for (step, _), mean in zip(points, smooth([loss for _, loss in points]))] for points in train]
+    drawn = draw_mean(axes, smoothed, look, at, marker="", linewidth=1.6, label=in_text(variant.label))
+    own = look["label"] == in_text(variant.label)  # hollow: of other data than the first
+    draw_mean(axes, [run.curve() for run in variant.runs], look, at, linestyle="", label=None if drawn else look["label"],
+              markerfacecolor=look["color"] if own else "white", markeredgecolor="white" if own else look["color"], markeredgewidth=0.6)
   axes.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in runs) else ""),
            xlabel=over, ylabel="loss (nats per token)")
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
@@ -277,14 +301,17 @@ def draw_losses(runs, style, axes, over="step"):
 
 def draw_lengths(runs, style, axes, ticker, unit):
   """Returns the lengths that were evaluated."""
-  for run in runs:
-    points = [(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
-              for _, e in sorted(run.row.items()) if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf]
+  for variant, look in style.items():
+    curves = [[(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
+               for e in run.row.values() if (convert := in_unit(unit, e)) and convert(e.loss) < math.inf] for run in variant.runs]
+    points = variants.over_seeds([[point[:2] for point in curve] for curve in curves])
     if points:
-      lengths, values, errors = zip(*points)
-      axes.errorbar(lengths, values, yerr=errors, marker="o", linewidth=1.6, markersize=5, capsize=3, **style[run])
-    elif run.contexts:
-      axes.plot([], [], marker="o", **style[run])  # for the legend: it is in another panel
+      lengths, means, least, most = zip(*points)
+      errors = [error for *_, error in sorted(curves[0])] if len(curves) == 1 else [
+          [mean - low for mean, low in zip(means, least)], [high - mean for mean, high in zip(means, most)]]
+      axes.errorbar(lengths, means, yerr=errors, linewidth=1.6, markersize=5, capsize=3, **look)
+    elif any(run.contexts for run in variant.runs):
+      axes.plot([], [], **look)  # for the legend: it is in another panel
   lengths = sorted({length for run in runs for length in run.row})
   axes.set(title=UNITS[unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)", ylabel=UNITS[unit][1])
   if lengths:
@@ -304,7 +331,7 @@ def mark_contexts(runs, panels):
 def draw(runs, path, brief=False, unit="nats", baseline=None):
   pyplot, ticker = load_pyplot()
   style = looks(runs)
-  gaps = differences(runs, baseline or runs[0])
+  base, gaps = differences(runs, baseline or runs[0])
   trained = any(run.train() or run.curve() for run in runs)  # panels without lines are left out
   if brief:
     figure, panels = pyplot.subplots(1, 1 + trained, figsize=(5.5 * (1 + trained), 4.2), constrained_layout=True, squeeze=False)
@@ -320,11 +347,11 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
     by_length, below = [right, by_position], list(grid[1].subgridspec(1, count).subplots(squeeze=False)[0]) if count else []
     draw_details(found, style, below)
     if contexts:
-      draw_contexts(runs, contexts, below[-1], ticker, unit)
+      draw_contexts(style, contexts, below[-1], ticker, unit)
       by_length.append(below[-1])
     draw_positions(runs, style, by_position, ticker, unit)
     if gaps:
-      draw_differences(gaps, baseline or runs[0], style, below[len(found)], ticker)
+      draw_differences(base, gaps, style, below[len(found)], ticker)
     if scores:
       draw_tasks(scores, names, style, below[len(found) + bool(gaps)])
   for axes in left:
@@ -333,10 +360,12 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
   mark_contexts(runs, by_length)
   labels = right.get_legend_handles_labels()[1]
   for axes in left:
-    if axes.get_legend_handles_labels()[0] and (len(runs) <= len(COLOURS) or len(labels) < len(runs)):
+    if axes.get_legend_handles_labels()[0] and (len(style) <= len(variants.COLOURS) or len(labels) < len(style)):
       axes.legend(loc="best")
   if labels:  # below: "best" does not see error bars
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=min(3, len(labels)))
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=min(3 if max(map(len, labels)) < 20 else 2, len(labels)))
+  if count := max(len(variant.runs) for variant in style) - 1:
+    figure.supxlabel(f"Mean and range over up to {count + 1} seeds", fontsize=9, color="#666666", x=0.01, ha="left")
   if not lengths:
     right.text(0.5, 0.5, "no evaluation yet", ha="center", va="center", transform=right.transAxes, color="#888888")
   figure.savefig(path, dpi=150)
@@ -345,25 +374,22 @@ def draw(runs, path, brief=False, unit="nats", baseline=None):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
-  parser.add_argument("--out", metavar="FILE.png", help="the picture, or a folder for loss.png [the first run's]")
+  parser.add_argument("--out", metavar="FILE.png", help="the picture (.png, .pdf or .svg), or a folder for loss.png [the first run's]")
   parser.add_argument("--brief", action="store_true", help="draw the losses only")
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
-  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
+  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first; of a sweep, its first]")
   arguments = parser.parse_args()
   runs = metrics.read_runs(arguments.runs)
   for run in runs:
     if not run.train() and not run.row and not run.contexts:
       stop(f"{run.folder}/metrics.jsonl holds no losses yet")
-  wanted = os.path.realpath(metrics.metrics_file(arguments.baseline or arguments.runs[0]))
-  baseline = next((run for run in runs if run.path == wanted), None)
-  if not baseline:
-    stop(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
+  baseline = variants.baseline(runs, arguments.baseline)
   path = arguments.out or runs[0].folder
   path = picture_path("--out", os.path.join(path, "loss.png") if os.path.isdir(path) else path)
   tables = [f"{group[0].of()}:\n\n" + table(group, arguments.unit) for group in metrics.comparable(runs)]
-  gaps = differences(runs, baseline)
+  base, gaps = differences(runs, baseline)
   tables += [context_table(group, arguments.unit) for group in metrics.same_targets(runs)]
-  tables += [difference_table(gaps, baseline)] * bool(gaps) + [settings_table(runs)]
+  tables += [difference_table(base, gaps)] * bool(gaps) + [settings_table(runs)]
   tables += ["\n".join(filter(None, (run.note() for run in runs)))]
   print("\n\n".join(filter(None, tables)))
   draw(runs, path, arguments.brief, arguments.unit, baseline)

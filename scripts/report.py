@@ -28,6 +28,7 @@ import plot
 import results
 import sweep
 import tables
+import variants
 from common import UserError, check_output, output_folder, run as run_main
 
 Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning", "missing" or "code"
@@ -37,7 +38,6 @@ Column = collections.namedtuple("Column", "title value digits better", defaults=
 FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.", "diagnostics.",
         "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ between runs that are compared
 CAPTION = f"{metrics.INTERVAL}. Bold: the best mean, and all whose intervals meet its own."
-UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 STYLE = """
 :root { color-scheme: light }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; margin: 0 auto; padding: 1.2rem; max-width: 1200px }
@@ -83,37 +83,6 @@ def newest(run, kind, keys):
   return {tuple(str(line.get(key)) for key in keys): line for line in lines if line["step"] == step}
 
 
-def without_seed(run, text):
-  """The text with * for the run's seed, where that stands as a number of its own."""
-  return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % re.escape(run.seed()), "*", text)
-
-
-def settings(run):
-  """{key: value}, with the run's seed taken out of init."""
-  config = metrics.flat(run.config)
-  return {**config, "init": without_seed(run, str(config.get("init", "")))}
-
-
-def by_seed(runs):
-  """Lists of runs that differ in the seed, also of the run that they began with, and in nothing else that matters."""
-  groups = []
-  for run in runs:
-    rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
-    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}]
-    if same:
-      same[0].append(run)
-    else:
-      groups.append((rest, [run]))
-  return [group for _, group in groups]
-
-
-def group_label(runs):
-  if len(runs) == 1:
-    return runs[0].label
-  names = {without_seed(run, run.label) for run in runs}
-  return f"{names.pop() if len(names) == 1 else runs[0].label} ({len(runs)} seeds)"
-
-
 def number(value, text="{:.3f}".format):
   return "-" if metrics.finite(value) is None else text(value) if abs(value) < 1e15 else "%.3g" % value
 
@@ -129,10 +98,10 @@ def loss_at(length):
 def grouped(runs, columns):
   """Markdown: a row for runs that differ by seed only, with mean and interval. In bold is the best mean, with those whose intervals
   meet its own: a difference within the errors is none."""
-  groups, comparable = by_seed(runs), len(metrics.comparable(runs)) < 2
+  groups, comparable = variants.of(runs), len(metrics.comparable(runs)) < 2
   cells = []  # by column
   for column in columns:
-    found = [[value for run in group if (value := column.value(run)) is not None] for group in groups]
+    found = [[value for run in group.runs if (value := column.value(run)) is not None] for group in groups]
     means = [statistics.mean(values) for values in found if values]
     top = column.better((v for v in found if v), key=statistics.mean) if column.better and comparable and len(set(means)) > 1 else None
     texts = []
@@ -144,7 +113,7 @@ def grouped(runs, columns):
     if means:
       cells.append((column.title, texts))
   return tables.markdown(["run", *(title for title, _ in cells)],
-                       [[group_label(group), *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
+                       [[group.label, *(texts[number] for _, texts in cells)] for number, group in enumerate(groups)])
 
 
 def summary(runs):
@@ -170,7 +139,7 @@ def answers(runs):
 
 def unfair(runs):
   """What sets the runs apart beside attention and seed, as sentences."""
-  configs = {run: settings(run) for run in runs}
+  configs = {run: variants.settings(run) for run in runs}
   keys = [key for key in metrics.differing(runs)
           if not key.startswith(FAIR) and len({str(config.get(key)) for config in configs.values()}) > 1]
   result = ["The runs differ in more than attention and seed: %s." % ", ".join(
@@ -190,8 +159,8 @@ def unfair(runs):
     steps, made = run.steps(), run.lines[-1]["step"] if run.lines else None
     if made and steps and made < steps:
       result.append(f"{run.label} has made {made} of {steps} steps.")
-  groups = by_seed(runs)
-  if len(groups) > 1 and any(len(group) < 2 for group in groups):
+  groups = variants.of(runs)
+  if len(groups) > 1 and any(len(group.runs) < 2 for group in groups):
     result.append("Not every setting has several seeds: small differences may be those of another seed.")
   return [Text(text, "warning") for text in result]
 
@@ -238,7 +207,7 @@ def curves(runs, baseline):
     for axes, over in ((left, "tokens"), (right, "hours")):
       plot.draw_losses(runs, style, axes, over)
     legend_below(left, len(runs))
-  blocks = [figure("losses", "Training and validation loss by tokens and by hours of training.", losses, labels=len(runs) / 2)]
+  blocks = [figure("losses", "Training and validation loss by tokens and by hours of training; of several seeds mean and range.", losses, labels=len(runs) / 2)]
   smooth = {run: plot.smooth([loss for _, loss in run.train()]) for run in runs}
   goal = smooth[baseline][-1] if smooth[baseline] else -1
 
@@ -262,13 +231,11 @@ def lengths(runs, baseline):
     return [Text("./train RUN --eval measures it.", "missing")]
   blocks = []
   for group in metrics.comparable(runs):
-    at = {run: run.row.get(run.context()) for run in group}
+    less = lambda n: lambda run: run.row[n].loss - run.row[run.context()].loss if n in run.row and run.context() in run.row else None
     some = sorted({length for run in group for length in run.row})
-    blocks += [Text(f"Loss in nats per token, of {group[0].of()}:"), plot.table(group),
-               Text("Loss less that at the trained length:"),
-               tables.markdown(["run", *map(str, some)], [[run.label, *(
-                   "%+.3f" % (run.row[n].loss - at[run].loss) if n in run.row and at[run] else "-" for n in some)] for run in group])]
-  style, gaps = plot.looks(runs), plot.differences(runs, baseline)
+    blocks += [Text(f"Loss in nats per token, of {group[0].of()}:"), plot.table(group), Text("Loss less that at the trained length:"),
+               grouped(group, [Column(str(n), less(n), "{:+.3f}") for n in some])]
+  style, (base, gaps) = plot.looks(runs), plot.differences(runs, baseline)
 
   def draw(left, middle, *more):
     ticker = more[-1]
@@ -277,25 +244,12 @@ def lengths(runs, baseline):
     legend_below(left, len(runs))
     plot.draw_positions(runs, style, middle, ticker, "nats")
     if gaps:
-      plot.draw_differences(gaps, baseline, style, more[0], ticker)
-  blocks.append(figure("lengths", "Loss by evaluated length, and by position. Bars are standard errors.", draw, 2 + bool(gaps), len(runs) / 2))
+      plot.draw_differences(base, gaps, style, more[0], ticker)
+  blocks.append(figure("lengths", "Loss by evaluated length, and by position. Bars are standard errors; of several seeds, the range.", draw, 2 + bool(gaps), len(runs) / 2))
   if gaps:
-    blocks += [Text(f"Difference to {baseline.label} on the same windows, paired: mean ± standard error over windows:"), plot.difference_table(gaps, baseline)]
-  return blocks + seed_differences(runs, baseline)
-
-
-def seed_differences(runs, baseline):
-  """Of settings with several seeds, paired by seed."""
-  groups = by_seed(runs)
-  base = next(group for group in groups if baseline in group)
-  some, rows = sorted(baseline.row), []
-  of = lambda group, length: {run.seed(): run.row[length].loss for run in group if length in run.row}
-  for group in groups:
-    both = {run.seed() for run in group} & {run.seed() for run in base}
-    if group is not base and len(both) > 1:
-      rows.append([f"{group_label(group)} - {group_label(base)}", str(len(both)), *(sweep.paired(of(group, n), of(base, n)) for n in some)])
-  return [Text("Difference paired by seed:"),
-          tables.markdown(["difference", "seeds", *map(str, some)], rows)] if rows else []
+    blocks += [Text(f"Difference to {base.label}: paired by seed, mean and 95% interval; of single runs on the same windows, with the standard error:"),
+               plot.difference_table(base, gaps)]
+  return blocks
 
 
 def contexts(runs, baseline):
@@ -308,8 +262,10 @@ def contexts(runs, baseline):
     blocks += [Text("Loss of the last %d targets in windows of %d of %s, by the context that the model sees:" % (e.targets[1], e.targets[0], e.data())),
                plot.table(group, "nats", "with context", lambda run: run.contexts)]
 
+  style = plot.looks(runs)
+
   def draw(axes, ticker):
-    plot.draw_contexts(runs, groups, axes, ticker, "nats")
+    plot.draw_contexts(style, groups, axes, ticker, "nats")
     legend_below(axes, len(runs))
   return [*blocks, figure("contexts", "Loss of the same targets by context.", draw, 1, len(runs) / 2)]
 
@@ -399,13 +355,11 @@ def passkey_columns(runs):
 
 
 def passkeys(runs, baseline):
-  table, shown = lines_table(runs, "passkey", ["form", "length", "trials"], {
+  table = lines_table(runs, "passkey", ["form", "length", "trials"], {
       "exact %": ("exact", lambda values: percent(mean(values))), "standard error": ("stderr", percent),
       "nll": ("nll", lambda values: number(mean(values))), "rank": ("rank", lambda values: number(mean(values), "{:.2f}".format)),
-      "control %": ("control", percent)}), []
-  for run in runs:
-    with contextlib.suppress(UserError):  # no lines, or none that is whole
-      shown += [(run.label, form, cells) for form, cells in sorted(passkey.results(run).items())]
+      "control %": ("control", percent)})
+  shown = passkey.by_variant(runs)
   return [table, *(as_png(f"passkey_{i // 3 + 1}", "Exact answers by length and depth of the key, and by distance.", passkey.draw(shown[i:i + 3]))
                    for i in range(0, len(shown), 3))] if table else [Text("./train RUN --passkey measures it.", "missing")]
 
@@ -546,7 +500,7 @@ def main():
   parser.add_argument("--out", default="report.html", metavar="FILE.html", help="[report.html]")
   parser.add_argument("--markdown", metavar="DIR", help="also write report.md and its pictures there")
   parser.add_argument("--title", default="Report")
-  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first]")
+  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are to [the first; of a sweep, its first]")
   arguments = parser.parse_args()
   check_output("--out", arguments.out)
   swept = [results.read(path) for path in arguments.sweep]
@@ -554,10 +508,7 @@ def main():
   for run in runs:
     if not run.lines and not run.row and not run.contexts:
       raise UserError(f"{run.folder}/metrics.jsonl holds no losses yet")
-  wanted = os.path.realpath(metrics.metrics_file(arguments.baseline or arguments.runs[0]))
-  baseline = next((run for run in runs if run.path == wanted), None)
-  if not baseline:
-    raise UserError(f"--baseline {arguments.baseline}: must be one of {', '.join(arguments.runs)}")
+  baseline = variants.baseline(runs, arguments.baseline)
   with output_folder(arguments.markdown, "--markdown") if arguments.markdown else contextlib.nullcontext():
     write(arguments, runs, baseline, swept)
   print(arguments.out)

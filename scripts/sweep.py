@@ -49,6 +49,7 @@ import time
 import metrics
 import plot
 import tables
+import variants
 from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
 from results import CHARTS
 
@@ -206,10 +207,6 @@ def read_run(name):
     return None
 
 
-def note_file(name):
-  return os.path.join("runs", name, "sweep.json")
-
-
 def main_length(run):
   """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
   lengths = metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
@@ -250,7 +247,7 @@ def outcome(member):
   if not lengths or not run.steps():
     return None
   try:
-    with open(note_file(name), encoding="utf-8") as file:
+    with open(variants.note_file(os.path.join("runs", name)), encoding="utf-8") as file:
       return "diverged", run, str(json.load(file)["diverged"])
   except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
     pass
@@ -349,8 +346,8 @@ def collect(program, sweep, members, overwrite):
     ends = f", about {duration(left)} left, until {time.strftime('%H:%M', time.localtime(time.time() + left))}" if number else ""
     print(f"{number + 1}/{len(missing)}: {title(member)}{ends}", file=sys.stderr, flush=True)
     name = member.name
-    if overwrite and os.path.exists(note_file(name)):
-      os.remove(note_file(name))
+    if overwrite and os.path.exists(variants.note_file(os.path.join("runs", name))):
+      os.remove(variants.note_file(os.path.join("runs", name)))
     how = ["--overwrite" if overwrite else "--resume"]
     if member.trained:
       found = outcome(member.trained)
@@ -362,8 +359,7 @@ def collect(program, sweep, members, overwrite):
     code, output = train(command)
     said = (output.strip().splitlines() or ["no output"])[-1]
     if code == 1 and "training has diverged" in output:
-      with open(note_file(name), "w", encoding="utf-8") as file:
-        json.dump({"diverged": said.partition(": training has diverged")[0]}, file)
+      variants.write_note(os.path.join("runs", name), diverged=said.partition(": training has diverged")[0])
     if code in (0, 1) or code in STOPPED:
       done[name] = outcome(member)
     if done.get(name) and done[name][0] == "diverged":
@@ -514,8 +510,7 @@ def draw(result, axes, ticker):
   except ValueError:  # names
     places, kind = list(range(len(columns))), "lines"
   for number, (label, row) in enumerate(rows.items()):
-    turn, colour = divmod(number, len(plot.COLOURS))
-    look = {"color": plot.COLOURS[colour], "linestyle": plot.LINES[turn % len(plot.LINES)], "label": plot.in_text(label)}
+    look = {**variants.look(number), "label": plot.in_text(label)}
     cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
     at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
     spread = [metrics.half_width(v) for _, v in cells]
@@ -523,11 +518,12 @@ def draw(result, axes, ticker):
       look["label"] += " (sensitivity %.3f)" % even
     if kind == "bars":
       width = 0.8 / len(rows)
-      axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, **look)
+      axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, hatch=["", "//", "..", "xx"][number % 4],
+               edgecolor="white", ecolor="black", color=look["color"], label=look["label"])
     elif kind == "lengths":
-      axes.errorbar(at, values, yerr=spread, marker="o", capsize=3, markersize=4, linewidth=1.6, **look)
+      axes.errorbar(at, values, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
     else:
-      axes.plot(at, values, marker="o", markersize=4, linewidth=1.6, **look)
+      axes.plot(at, values, markersize=4, linewidth=1.6, **look)
       axes.fill_between(at, [min(v) for _, v in cells], [max(v) for _, v in cells], color=look["color"], alpha=0.15, linewidth=0)
       lost = [place for place, cell in zip(places, row.values()) if cell.diverged]
       axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
@@ -600,7 +596,7 @@ def main():
   parser.add_argument("--table", action="store_true", help="only the results of the runs that are complete")
   parser.add_argument("--overwrite", action="store_true", help="train every run anew, complete ones too")
   parser.add_argument("--results", metavar="FILE.json")
-  parser.add_argument("--picture", metavar="FILE.png")
+  parser.add_argument("--picture", metavar="FILE.png", help=".png, .pdf or .svg")
   arguments = parser.parse_args()
   if arguments.results:  # not after hours of training
     check_output("--results", arguments.results)
@@ -626,6 +622,10 @@ def main():
     raise UserError("no run of this sweep is complete; --plan lists them, and without --table they are trained")
   if done:
     result = summary(sweep, members, done, failed)
+    order = [*itertools.product(*sweep["axes"].values())]
+    for member in (member for member in members if os.path.isdir(os.path.join("runs", member.name))):
+      labels = tuple(member.labels.values())
+      variants.write_note(os.path.join("runs", member.name), sweep=sweep["name"], labels=labels, place=order.index(labels))
     mode = result["mode"] if result["mode"] != "windows" else ""
     stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:

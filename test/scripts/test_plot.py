@@ -11,6 +11,7 @@ from support.scripts import SCRIPTS, ScriptTest, drawing_python
 
 import metrics  # from SCRIPTS
 import plot
+import variants
 
 CONFIG = {"model": {"context": 16}, "eval": {"lengths": [16], "tokens": 64}}
 GOOD = [{"type": "start", "config": CONFIG},
@@ -116,8 +117,34 @@ class Plot(ScriptTest):
     runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
     found = plot.looks(runs)
     self.assertEqual(len({(look["color"], look["linestyle"]) for look in found.values()}), 20)
-    self.assertEqual([look["linestyle"] for look in found.values()][:9], ["-", "--", *["-"] * 6, "--"])
+    self.assertEqual(len({(look["marker"], look["linestyle"]) for look in found.values()}), 20)  # on a print in grey
     self.assertEqual([look["label"] for look in found.values()][:2], ["run0", "run1\nof train.bin,\n64 tokens asked"])
+
+  def test_seeds_are_one_line_called_as_in_the_sweep(self):
+    labels = {"softmax": ["softmax"], "gated": ["lssar", "softplus gate"]}
+    for name, place, base in (("gated", 1, 1.0), ("softmax", 0, 2.0)):
+      for seed in (1, 2):
+        self.evaluated(f"s_{name}_{seed}_51ef57fa", line(8, 16, base + seed / 4), line(8, 32, base + seed), seed=seed, attention={"variant": name})
+        variants.write_note(self.path(f"s_{name}_{seed}_51ef57fa"), sweep="s", labels=labels[name], place=place)
+    folders = sorted(os.listdir(self.folder))  # gated first
+    softmax, gated = variants.of(metrics.read_runs([self.path(name) for name in folders]))
+    self.assertEqual([softmax.label, gated.label], ["softmax (2 seeds)", "lssar, softplus gate (2 seeds)"])
+    self.assertEqual([softmax.look, gated.look], [variants.look(0), variants.look(1)])
+    output = self.plot(*folders, "--out", "p.svg")
+    self.assertIn("| softmax (2 seeds) | 2.375 ± 1.588 | 3.500 ± 6.353 |\n| lssar, softplus gate (2 seeds) | 1.375 ± 1.588 | 2.500 ± 6.353 |", output)
+    self.assertIn("| lssar, softplus gate (2 seeds) - softmax (2 seeds) | -1.000 ± <0.001 | -1.000 ± <0.001 |", output)
+    picture = self.text_of("p.svg")
+    for text in ("Difference to softmax", "lssar, softplus gate (2 seeds)", "Mean and range over up to 2 seeds"):
+      self.assertIn(f"<!-- {text} -->", picture)
+    self.assertFalse("51ef57fa" in picture, "a run's folder is named")
+    for name in folders[:2]:
+      variants.write_note(self.path(name), labels=["softmax"])  # two variants of one label are called as their folders
+    self.assertEqual([variant.label for variant in variants.of(metrics.read_runs([self.path(name) for name in folders]))],
+                     ["s_softmax_*_51ef57fa (2 seeds)", "s_gated_*_51ef57fa (2 seeds)"])
+
+  def test_mean_and_range_over_seeds(self):
+    self.assertEqual(variants.over_seeds([[(1, 2.0), (2, 1.0), (3, 5.0)], [], [(2, 4.0), (1, 3.0)]]), [(1, 2.5, 2.0, 3.0), (2, 2.5, 1.0, 4.0)])
+    self.assertEqual(variants.over_seeds([[], []]), [])
 
   def test_a_row_is_of_one_step_and_one_set_of_data(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}

@@ -11,6 +11,7 @@ from support.scripts import ScriptTest, start
 
 import metrics  # from SCRIPTS
 import sweep
+import variants
 
 TRAIN = """#!%s
 import json, os, signal, sys, time
@@ -102,6 +103,8 @@ class Series(ScriptTest):
     self.assertIn("| difference in nats, one seed |", self.said)
     failed, = (entry for entry in self.json_of("r.json")["runs"] if entry["state"] == "failed")
     self.assertRegex(failed["name"], "^s_a_2_")
+    self.assertEqual([variants.note(self.path("runs/" + name)) for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_b")],
+                     [{"sweep": "s", "label": "b", "place": 1}] * 2)
     self.assertEqual(failed["why"], "exit code 1: loss is not finite")
     self.assert_error(f"runs/{failed['name']} failed: {failed['why']}")
     table, calls = self.sweep()

@@ -1,0 +1,104 @@
+"""Runs that differ in the seed alone are one variant: a label, a look and a line in every picture. Standard library only."""
+import json
+import os
+import re
+
+import metrics
+from common import UserError, read_json
+
+UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
+COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
+LINES, MARKERS = ["-", "--", ":", "-."], "os^Dv<P>"
+
+
+def look(number):
+  """Of a line: a colour, and for prints in grey a style and a marker. No two are alike up to 32."""
+  turn, colour = divmod(number, len(COLOURS))
+  return {"color": COLOURS[colour], "linestyle": LINES[(colour + turn) % len(LINES)], "marker": MARKERS[colour]}
+
+
+def without_seed(run, text):
+  """The text with * for the run's seed, where that stands as a number of its own."""
+  return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % re.escape(run.seed()), "*", text)
+
+
+def settings(run):
+  """{key: value}, with the run's seed taken out of init."""
+  config = metrics.flat(run.config)
+  return {**config, "init": without_seed(run, str(config.get("init", "")))}
+
+
+def note_file(folder):
+  """Where scripts/sweep.py keeps what it knows of a run: why it has diverged, and its labels."""
+  return os.path.join(folder, "sweep.json")
+
+
+def write_note(folder, **entries):
+  try:
+    known = read_json(note_file(folder))
+  except UserError:  # none, or one that was being written when the sweep was killed
+    known = {}
+  with open(note_file(folder), "w", encoding="utf-8") as file:
+    json.dump({**known, **entries}, file)
+
+
+def note(folder):
+  """{"sweep", "label", "place": of its combination in the sweep}, or {} for a run of no sweep."""
+  try:
+    found = read_json(note_file(folder))
+    return {"sweep": found["sweep"], "label": ", ".join(found["labels"]), "place": int(found["place"])}
+  except (UserError, ValueError, LookupError, TypeError):
+    return {}
+
+
+class Variant:
+  def __init__(self, runs):
+    self.runs, self.note = runs, note(runs[0].folder)
+    names = {without_seed(run, run.label) for run in runs}
+    self.name = names.pop() if len(names) == 1 and runs[1:] else runs[0].label
+    self.call(self.note.get("label") or self.name)
+
+  def call(self, title):
+    """title: for a panel of its own; label: also says how many seeds there are."""
+    self.title = title
+    self.label = f"{title} ({len(self.runs)} seeds)" if self.runs[1:] else title
+
+
+def of(runs):
+  """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing else that
+  matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one label."""
+  groups = []
+  for run in runs:
+    rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
+    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}]
+    if same:
+      same[0].append(run)
+    else:
+      groups.append((rest, [run]))
+  found = [Variant(group) for _, group in groups]
+  titles = [variant.title for variant in found]
+  for variant, title in zip(found, titles):
+    if titles.count(title) > 1:
+      variant.call(variant.name)
+  if len({variant.note.get("sweep") for variant in found}) == 1 and found and found[0].note:
+    found.sort(key=lambda variant: variant.note["place"])
+  for number, variant in enumerate(found):
+    variant.look = look(number)
+  return found
+
+
+def baseline(runs, wanted):
+  """The run in the folder `wanted`, which --baseline names; without one that of the first variant."""
+  path = os.path.realpath(metrics.metrics_file(wanted)) if wanted else of(runs)[0].runs[0].path
+  for run in runs:
+    if run.path == path:
+      return run
+  raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
+
+
+def over_seeds(curves):
+  """[(x, mean, least, most)] at every x that all curves [(x, y)] have."""
+  tables = [dict(curve) for curve in curves if curve]
+  common = sorted(set.intersection(*map(set, tables))) if tables else []
+  values = {x: [table[x] for table in tables] for x in common}
+  return [(x, metrics.mean(values[x]), min(values[x]), max(values[x])) for x in common]
