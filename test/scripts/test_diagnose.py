@@ -22,10 +22,10 @@ def line(step, length, first, layers=2, gate=None, **more):
 
 
 class Diagnose(ScriptTest):
-  def make_run(self, name, *lines, steps=4):
+  def make_run(self, name, *lines, steps=4, **config):
     os.makedirs(self.path(name))
     train = [{"type": "train", "step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, steps + 1)]
-    entries = [{"type": "start", "config": CONFIG}, *train, *lines]
+    entries = [{"type": "start", "config": {**CONFIG, **config}}, *train, *lines]
     self.write(os.path.join(name, "metrics.jsonl"), "\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries))
     return self.path(name)
 
@@ -44,6 +44,18 @@ class Diagnose(ScriptTest):
     self.assertIn("at length 64:", self.diagnose(a, "--length", 64))
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
     self.assertIn("at length 8:", self.diagnose(a, "--length", 8))  # of nulls
+
+  def test_seeds_are_one_line_and_one_map(self):
+    passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1], "exact": exact, "distance": [9, 3]}
+    for seed, exact in ((1, (0.5, 1.0)), (2, (0.0, 0.5))):
+      self.make_run(f"s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
+    self.diagnose("s_1", "s_2", "--out", "x.svg")
+    for text in ("First token: s_*", "s_* (2 seeds)", "mean and range over seeds"):
+      self.assertIn(f"<!-- {text} -->", self.text_of("x.svg"))
+    self.draw("passkey.py", "picture", "s_1", "s_2", "--out", "p.svg")
+    picture = self.text_of("p.svg")
+    for text in ("s_* (2 seeds), compact", "25", "75"):  # %: means over the seeds
+      self.assertIn(f"<!-- {text} -->", picture)
 
   def test_bad_input(self):
     a, b, none = self.make_run("a", line(4, 16, 0.5)), self.make_run("b", line(4, 64, 0.5)), self.make_run("none")
