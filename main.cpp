@@ -26,10 +26,11 @@
 #include "eval/benchmarks.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
+#include "training/dead_gradients.h"
 #include "training/loop.h"
 #include "training/plan.h"
 #include "training/products.h"
-#include "training/questions.h"
+#include "training/evaluations.h"
 #include "training/start.h"
 #include "version.h"
 
@@ -145,7 +146,7 @@ static void check_settings(Settings& settings, const Flags& flags, const Ranks& 
 struct Inputs {
   DeviceInfo device;
   std::unique_ptr<Data> data;  // at an address that stays
-  std::vector<Question> questions;
+  std::vector<Evaluation> evaluations;
   std::unique_ptr<Tokenizer> tokenizer;  // of --generate-file
   std::vector<FilePrompt> prompts;
   std::unique_ptr<WindowReader> windows;  // of data.train
@@ -161,7 +162,7 @@ static Inputs open_inputs(const Flags& flags, Settings& settings, const Ranks& r
     if (ranks.rank == 0) warn("%s", warning.c_str());
   if (flags.is(Mode::tasks) || (flags.mode->whole_run && config.task.every > 0))
     data.benchmarks = open_benchmarks(config);
-  inputs.questions = open_questions(flags, config, data, settings.evaluates, ranks.rank);
+  inputs.evaluations = open_evaluations(flags, config, data, settings.evaluates, ranks.rank);
   if (flags.is(Mode::generate_file)) {
     inputs.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
     inputs.prompts = read_prompts(flags.value, *inputs.tokenizer, config);
@@ -194,23 +195,23 @@ static Beginning agree_on_beginning(Comm& comm, const Flags& flags, const Settin
   return beginning;
 }
 
-// Whether the run has made all its steps and answered its questions.
+// Whether the run has made all its steps and all their evaluations.
 static bool finished(Comm& comm, const Config& config, const Beginning& beginning,
-                     const std::vector<Question>& questions) {
+                     const std::vector<Evaluation>& evaluations) {
   int64_t steps = config.train.steps;
-  auto answered = [&](const Question& question) {
-    return comm.broadcast(missing_items(question, config, beginning.place.run, steps)).empty();
+  auto answered = [&](const Evaluation& evaluation) {
+    return comm.broadcast(missing_items(evaluation, config, beginning.place.run, steps)).empty();
   };
   return beginning.from && beginning.from->state.step == steps &&
-         std::all_of(questions.begin(), questions.end(), answered);
+         std::all_of(evaluations.begin(), evaluations.end(), answered);
 }
 
 // 4. The memory plan.
 static Plan plan_memory_of(Settings& settings, const Flags& flags, const Inputs& inputs, const Beginning& beginning,
                            Comm& comm) {
   std::vector<int> lengths;
-  for (const Question& question : inputs.questions)
-    lengths.insert(lengths.end(), question.lengths.begin(), question.lengths.end());
+  for (const Evaluation& evaluation : inputs.evaluations)
+    lengths.insert(lengths.end(), evaluation.lengths.begin(), evaluation.lengths.end());
   if (!inputs.prompts.empty()) lengths.push_back(longest_text(inputs.prompts, settings.config));
   const std::optional<Checkpoint>& from = beginning.from;
   Plan plan = plan_run(settings.config, inputs.device, lengths, flags.mode->makes_steps,
@@ -227,9 +228,9 @@ static void ask(Model& model, const Flags& flags, const Inputs& inputs, const Be
   Weights weights{"random", step};
   if (beginning.from) weights = {beginning.from->path, step, beginning.from->state.tokens};
   else if (!model.config().init.empty()) weights.path = named_folder(model.config().init).path;
-  for (const Question& question : inputs.questions)
-    if (question.asked && !question.ask(model, question.items, weights, metrics, {}))
-      failure("%s", question.not_finite);
+  for (const Evaluation& evaluation : inputs.evaluations)
+    if (evaluation.asked && !evaluation.run({model, weights, metrics, {}}, evaluation.items))
+      failure("%s", evaluation.not_finite);
 }
 
 static void train_run(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
@@ -251,7 +252,7 @@ static void train_run(Model& model, const Flags& flags, const Settings& settings
   state.config = config;
   state.tokenizer = settings.tokenizer;
   MetricsLog metrics = begun_metrics(run_dir.get(), flags, model, inputs.device);
-  train(model, inputs.device, loader, inputs.questions, run_dir.get(), state, metrics);
+  train(model, inputs.device, loader, inputs.evaluations, run_dir.get(), state, metrics);
 }
 
 static void make_steps(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
@@ -291,7 +292,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   Comm& comm = several ? *several : Comm::alone();
   Beginning beginning = agree_on_beginning(comm, flags, settings, inputs);
   if (several && !on_cpu) inputs.device = device_info();  // NCCL has taken some memory
-  if (flags.is(Mode::train) && finished(comm, settings.config, beginning, inputs.questions)) {
+  if (flags.is(Mode::train) && finished(comm, settings.config, beginning, inputs.evaluations)) {
     std::printf("%s is finished: all %ld steps are done\n", beginning.place.run.c_str(), settings.config.train.steps);
     return;
   }
@@ -305,7 +306,7 @@ static void run(Flags flags, const Ranks& ranks, Links* links) {
   if (beginning.from) beginning.from->lock.reset();
   if (flags.is(Mode::generate_file)) return generate_file(*model, *inputs.tokenizer, inputs.prompts, answers);
   if (flags.is(Mode::generate)) return generate_text(*model);
-  agree_on_products(*model, inputs.questions, training);
+  agree_on_products(*model, inputs.evaluations, training);
   if (flags.is(Mode::predict)) return predict(*model, inputs.data->val, flags.value);
   if (flags.is(Mode::token_losses)) return write_token_losses(*model, inputs.data->val, flags.value);
   if (training) make_steps(*model, flags, settings, inputs, beginning, step);

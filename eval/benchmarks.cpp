@@ -100,55 +100,41 @@ std::vector<int> benchmark_lengths(const Config& config, const std::vector<Bench
   return lengths;
 }
 
-std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark,
-                                                         const std::function<bool()>& stop) {
+std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark, const Stop& stop) {
   const Config& config = model.config();
   Comm& comm = model.comm();
   std::map<int, std::vector<Row>> by_length = rows_of(benchmark, max_length(config));
-  size_t all = 0, done = 0;
-  for (auto& [length, rows] : by_length) all += rows.size() * size_t(length);
-  std::vector<double> likelihoods;  // each is zero on all ranks but one, so their sum is exact
+  int64_t all = 0, done = 0;  // tokens
+  for (auto& [length, rows] : by_length) all += int64_t(rows.size()) * length;
+  std::vector<double> likelihoods;
   for (const BenchmarkExample& example : benchmark.examples)
     likelihoods.resize(likelihoods.size() + example.choices.size());
   std::unique_ptr<ProgressBar> progress;
-  if (comm.first()) progress = std::make_unique<ProgressBar>(benchmark.name, int64_t(all));
+  if (comm.first()) progress = std::make_unique<ProgressBar>(benchmark.name, all);
   model.set_length(max_length(config));
-  bool stopped = false;
+  bool complete = true;
   for (auto& [length, rows] : by_length) {
-    size_t batch = size_t(prompt_batch(config, length));
-    for (size_t begin = 0; begin < rows.size() && !stopped; begin += size_t(comm.size()) * batch) {
-      if (stop && (stopped = stop())) break;
-      size_t first = begin + size_t(comm.rank()) * batch;
-      if (first >= rows.size()) continue;
-      size_t count = std::min(batch, rows.size() - first);
+    int batch = prompt_batch(config, length);
+    auto add_batch = [&, length = length, &rows = rows](int64_t first, int count) {
       // A short last batch is filled up with zeros.
-      std::vector<int> inputs(batch * length, 0), targets(inputs.size(), 0), ends(count);
+      std::vector<int> inputs(size_t(batch) * length, 0), targets(inputs.size(), 0), ends(count);
       std::vector<float> losses(inputs.size());
-      for (size_t i = 0; i < count; i++)
+      for (int i = 0; i < count; i++)
         ends[i] = fill(rows[first + i], max_length(config), &inputs[i * length], &targets[i * length]);
-      model.losses(losses.data(), inputs.data(), targets.data(), int(batch), length);
-      for (size_t i = 0; i < count; i++) {
+      model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
+      for (int i = 0; i < count; i++) {
         const float* end = &losses[i * length] + ends[i];
         likelihoods[rows[first + i].place] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
       }
-      if (progress) progress->update(int64_t(done + (first + count) * size_t(length)));
-    }
-    done += rows.size() * size_t(length);
+      if (progress) progress->update(done + (first + count) * length);
+    };
+    complete = complete && for_batches_of_rank(comm, int64_t(rows.size()), batch, stop, add_batch);
+    done += int64_t(rows.size()) * length;
   }
   model.set_length(config.model.context);
-  if (stopped) return std::nullopt;
-  comm.all_reduce_sum(likelihoods.data(), likelihoods.size());
+  if (!complete) return std::nullopt;
+  comm.combine(likelihoods.data(), likelihoods.size());
   return likelihoods;
-}
-
-void make_products_of_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks) {
-  for (const Benchmark& benchmark : benchmarks)
-    for (auto& [length, rows] : rows_of(benchmark, max_length(model.config()))) {
-      int batch = prompt_batch(model.config(), length);
-      std::vector<int> zeros(size_t(batch) * length);
-      std::vector<float> losses(zeros.size());
-      model.losses(losses.data(), zeros.data(), zeros.data(), batch, length);
-    }
 }
 
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length) {
@@ -181,26 +167,52 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
        {&report.acc, &report.acc_norm, &report.acc_bytes, &report.acc_norm_tokens, &report.margin, &report.chance})
     *sum /= n;
   if (!benchmark.has_lengths) report.acc_norm = report.acc_bytes = report.margin = NAN;
-  report.standard_error = std::sqrt(std::max(0.0, report.acc * (1 - report.acc)) / (n - 1));
+  report.standard_error = share_error(report.acc, n);
   return report;
 }
 
-bool evaluate_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks, const std::vector<int>& numbers,
-                         const Weights& weights, MetricsLog& metrics, const std::string& samples,
-                         const std::function<bool()>& stop) {
+static void write_line(MetricsLog& metrics, const BenchmarkReport& r) {
+  metrics.write("task", {{"step", r.weights.step},
+                         {"tokens", r.weights.tokens},
+                         {"task", r.task},
+                         {"n", r.examples},
+                         {"acc", r.acc},
+                         {"acc_norm", r.acc_norm},
+                         {"acc_bytes", r.acc_bytes},
+                         {"acc_norm_tokens", r.acc_norm_tokens},
+                         {"stderr", r.standard_error},
+                         {"margin", r.margin},
+                         {"chance", r.chance},
+                         {"max_length", r.max_length},
+                         {"cut", r.cut},
+                         {"xxh64", r.checksum},
+                         {"weights", r.weights.path}});
+}
+
+std::set<int> evaluated_benchmarks(const std::string& metrics, int64_t step, const std::vector<Benchmark>& benchmarks) {
+  std::set<int> numbers;
+  for (const nlohmann::json& line : training_lines(metrics, "task", step))
+    for (size_t i = 0; i < benchmarks.size(); i++)
+      if (benchmarks[i].name == text_of(line, "task", "")) numbers.insert(int(i));
+  return numbers;
+}
+
+bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
+                         const std::vector<int>& numbers, const std::string& samples) {
+  Model& model = asking.model;
   if (numbers.empty()) return true;
   bool first = model.comm().first(), finite = true;
   std::string text;
   if (first && !samples.empty()) write_new_file(model.config(), "task.samples", samples, text);
   std::string table = format(
       "tasks, step %ld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
-      weights.step, "");
+      asking.weights.step, "");
   for (int number : numbers) {
     const Benchmark& benchmark = benchmarks[size_t(number)];
-    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, stop);
+    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, asking.stop);
     if (!likelihoods) break;
     BenchmarkReport r = benchmark_report(benchmark, *likelihoods, max_length(model.config()));
-    r.weights = weights;
+    r.weights = asking.weights;
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
     table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8ld", r.task.c_str(), percent(r.acc).c_str(),
                     percent(r.standard_error).c_str(), percent(r.acc_norm).c_str(), percent(r.acc_bytes).c_str(),
@@ -208,7 +220,7 @@ bool evaluate_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks,
                     r.examples);
     if (r.cut) table += format(", %ld %s with a shortened context", r.cut, plural(double(r.cut), "completion").c_str());
     table += "\n";
-    metrics.task(r);
+    write_line(asking.metrics, r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
     if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *likelihoods));
   }

@@ -7,14 +7,27 @@
 //   acc_norm_tokens  over its tokens
 // and of equal ones the first. This is what lm-eval computes (acc, acc_norm, acc_bytes) and llm.c (acc_norm_tokens).
 #pragma once
-#include <functional>
+#include <cmath>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "checkpoint/metrics.h"
 #include "data/benchmark_file.h"
-#include "train_gpt2.h"
+#include "eval/asking.h"
+
+// What one benchmark measured: the accuracies above.
+struct BenchmarkReport {
+  Weights weights;
+  std::string task, checksum;  // of its file
+  int64_t examples = 0;
+  int max_length = 0;
+  int64_t cut = 0;  // completions whose context was shortened to fit max_length
+  double acc = 0, acc_norm = 0, acc_bytes = 0, acc_norm_tokens = 0;  // shares; NaN where the file lacks the lengths
+  double standard_error = 0;                                         // of acc; NaN for a single example
+  double margin = 0;  // mean of the right completion's log-likelihood per character minus that of the best wrong one
+  double chance = 0;  // mean of 1 / completions
+};
 
 // Reads the benchmarks of task.names. A user_error if one cannot be read or a completion is longer than task.max_length.
 std::vector<Benchmark> open_benchmarks(const Config& config);
@@ -24,19 +37,17 @@ std::vector<Benchmark> open_benchmarks(const Config& config);
 std::vector<int> benchmark_lengths(const Config& config, const std::vector<Benchmark>& benchmarks);
 
 // The log-likelihoods of all completions of all examples, in the file's order. The ranks share them, and all get all,
-// with the same bits for any number of ranks. stop: as for evaluate().
+// with the same bits for any number of ranks.
 std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark,
-                                                         const std::function<bool()>& stop = {});
+                                                         const Stop& stop = {});
 
 // From the log-likelihoods; the caller fills in the weights. Accuracies by what the file does not say are NaN.
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length);
 
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the
-// log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite.
-// stop: as for evaluate(); it ends this too, after the benchmarks that are complete.
-bool evaluate_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks, const std::vector<int>& numbers,
-                         const Weights& weights, MetricsLog& metrics, const std::string& samples = "",
-                         const std::function<bool()>& stop = {});
-
-// Makes every matrix product of benchmark_likelihoods() for these benchmarks at least once, on each rank.
-void make_products_of_benchmarks(Model& model, const std::vector<Benchmark>& benchmarks);
+// log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite. If
+// it is stopped, the benchmarks that are complete are written.
+bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
+                         const std::vector<int>& numbers, const std::string& samples = "");
+// The numbers of those with a line of this step that was written while training.
+std::set<int> evaluated_benchmarks(const std::string& metrics, int64_t step, const std::vector<Benchmark>& benchmarks);

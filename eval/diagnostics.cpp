@@ -67,13 +67,7 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
   return count;
 }
 
-static int batch_of(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
-
-void make_products_of_diagnostics(Model& model, int length) {
-  int batch = batch_of(model.config(), length);
-  std::vector<int> zeros(size_t(batch) * length);
-  model.diagnose(zeros.data(), batch, length, 1, [](const LayerFigures&) {});
-}
+int diagnostics_batch(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
 
 // ---- sums over the windows
 
@@ -311,8 +305,15 @@ static void print(const ordered_json& report) {
 
 // ---- all of it
 
-bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
-                      const Weights& weights, MetricsLog& metrics, const std::function<bool()>& stop) {
+std::set<int> diagnosed_lengths(const std::string& metrics, int64_t step) {
+  std::set<int> lengths;
+  for (const nlohmann::json& line : training_lines(metrics, "diagnostics", step))
+    lengths.insert(int(integer_of(line, "length", 0)));
+  return lengths;
+}
+
+bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
+  Model& model = asking.model;
   const Config& config = model.config();
   Comm& comm = model.comm();
   size_t L = size_t(config.model.layers), H = size_t(config.model.heads), ranks = size_t(comm.size());
@@ -321,7 +322,7 @@ bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std:
     check_diagnostics(config, shards, length);
     Sequences sequences(config, shards, length);
     int64_t count = sequences.count();
-    int batch = batch_of(config, length);
+    int batch = diagnostics_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
                     std::vector<double>(2 * POSITIONS),
                     std::vector<double>(GateFigure::COUNT),
@@ -338,17 +339,17 @@ bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std:
       });
     };
     std::string what = format("diagnostics length %d", length);
-    if (!for_batches_of_rank(model, what, length, count, batch, stop, add_batch)) return finite;
+    if (!for_windows_of_rank(model, what, length, count, batch, asking.stop, add_batch)) return finite;
     for (LayerSums& sums : layers) {
       all_reduce(sums, comm);
       constexpr int INFINITE = 0xff << 8;  // this bin and those above are of infinities and NaN
       finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
     }
-    ordered_json report = report_of(layers, config, length, count, weights);
+    ordered_json report = report_of(layers, config, length, count, asking.weights);
     AttentionSettings attention = config.attention_at(length);
     if (attention.window) report.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
     print(report);
-    metrics.write(weights.step, "diagnostics", report);
+    asking.metrics.write("diagnostics", report);
   }
   return finite;
 }

@@ -11,20 +11,19 @@
 // Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
 // begins at a token 50256. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
 #pragma once
-#include <functional>
+#include <set>
+#include <string>
 #include <vector>
 
-#include "checkpoint/metrics.h"
 #include "data/shards.h"
-#include "train_gpt2.h"
+#include "eval/asking.h"
 
 // The number of windows of this length. A user_error if the shards or diagnostics.tokens hold none.
 int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length);
 
 // Looks at each of the lengths, prints tables and writes lines. The model must have been made with config.diagnoses and
-// for eval_rows(config, lengths) rows. Returns whether the residual streams are finite. stop: as for evaluate().
-bool diagnose_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<int>& lengths,
-                      const Weights& weights, MetricsLog& metrics, const std::function<bool()>& stop = {});
-
-// Makes every matrix product of diagnose_lengths() at this length at least once, on each rank.
-void make_products_of_diagnostics(Model& model, int length);
+// for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
+bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths);
+int diagnostics_batch(const Config& config, int length);  // windows at once
+// The lengths with a line of this step that was written while training.
+std::set<int> diagnosed_lengths(const std::string& metrics, int64_t step);

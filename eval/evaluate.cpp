@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
 
-#include "base/progress.h"
 #include "base/text.h"
 
-// How many windows are computed at once if `windows` are evaluated in all.
 static int batch_of(const Config& config, int length, int64_t windows) {
   return int(std::min<int64_t>(eval_batch(config, length), windows));
+}
+
+int batch_of(const Config& config, const std::vector<Shard>& shards, int length) {
+  return batch_of(config, length, check_windows(config, shards, length, config.eval.tokens));
 }
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
@@ -43,16 +46,6 @@ int64_t check_windows(const Config& config, const std::vector<Shard>& shards, in
         "length  [%s]",
         tokens, window, config.file.c_str());
   return std::min(tokens / window, WindowReader(shards, window, config.model.vocab, "data.val").windows());
-}
-
-void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens) {
-  const Config& config = model.config();
-  int batch = batch_of(config, length, check_windows(config, shards, length, tokens));
-  std::vector<int> zeros(size_t(batch) * length);
-  std::vector<float> losses(zeros.size()), values(zeros.size() * config.model.head.outputs);
-  model.set_length(length);
-  model.losses(losses.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
-  model.set_length(config.model.context);
 }
 
 // Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
@@ -87,8 +80,8 @@ static void add_spread(EvalReport& report) {
   }
 }
 
-// Fills the difference to the loss of the same targets at another length. Its error comes from the differences of single
-// windows, which vary far less than their losses.
+// Fills the difference to the loss of the same targets at another length. Its error comes from the differences of
+// single windows, which vary far less than their losses.
 static void add_difference(EvalReport& report, const EvalReport& from) {
   std::vector<double> differences;
   for (size_t w = 0; w < report.by_window.size(); w++) differences.push_back(report.by_window[w] - from.by_window[w]);
@@ -113,25 +106,6 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
 
-bool for_batches_of_rank(Model& model, const std::string& what, int length, int64_t windows, int batch,
-                         const std::function<bool()>& stop, const std::function<void(int64_t first, int count)>& f) {
-  Comm& comm = model.comm();
-  std::unique_ptr<ProgressBar> progress;
-  if (comm.first()) progress = std::make_unique<ProgressBar>(what, windows);
-  bool stopped = false;
-  model.set_length(length);
-  for (int64_t round = 0; round < windows; round += int64_t(comm.size()) * batch) {
-    if (stop && (stopped = stop())) break;
-    int64_t first = round + int64_t(comm.rank()) * batch;
-    if (first >= windows) continue;
-    int count = int(std::min<int64_t>(batch, windows - first));
-    f(first, count);
-    if (progress) progress->update(first + count);
-  }
-  model.set_length(model.config().model.context);
-  return !stopped;
-}
-
 void read_batch(const WindowReader& reader, int64_t first, int count, int length, std::vector<int>& inputs,
                 std::vector<int>& targets, float* values) {
   for (size_t row = 0; row < inputs.size() / length; row++) {
@@ -142,7 +116,7 @@ void read_batch(const WindowReader& reader, int64_t first, int count, int length
 }
 
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                                   int length, int64_t tokens, const std::function<bool()>& stop) {
+                                   int length, int64_t tokens, const Stop& stop) {
   const Config& config = model.config();
   int64_t windows = check_windows(config, shards, length, tokens);
   int whole = config.eval.window(length), counted = config.eval.targets(length);
@@ -153,7 +127,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
   std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
   std::vector<double> weights(counted, 0.0);      // of the labels at each position, summed alike
-  std::vector<double> by_window(windows, 0.0);    // means; each is 0 on all ranks but one, so their sum is exact
+  std::vector<double> by_window(windows, 0.0);    // means
   std::vector<double> labels(windows, 0.0);       // how many a window has
   auto add_batch = [&](int64_t window, int count) {
     read_batch(reader, window, count, length, inputs, targets, values.data());
@@ -170,11 +144,11 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
       labels[window + row] = found;
     }
   };
-  if (!for_batches_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
+  if (!for_windows_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
     return std::nullopt;
   Comm& comm = model.comm();
-  for (auto* values : {&by_position, &weights, &by_window, &labels})
-    comm.all_reduce_sum(values->data(), values->size());
+  for (auto* values : {&by_position, &weights}) comm.all_reduce_sum(values->data(), values->size());
+  for (auto* values : {&by_window, &labels}) comm.combine(values->data(), values->size());
   auto sum = [&](const std::vector<double>& values, int from, int to) {
     return std::accumulate(&values[from], values.data() + to, 0.0);
   };
@@ -230,10 +204,50 @@ static void print(const EvalReport& r, const char* type) {
   std::fflush(stdout);
 }
 
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
-                      const std::function<bool()>& stop) {
-  const Config::Eval& eval = model.config().eval;
+// To 1e-6: enough to compare runs, and short.
+static std::vector<double> rounded(std::vector<double> values) {
+  for (double& x : values) x = std::round(x * 1e6) / 1e6;
+  return values;
+}
+
+void write_line(MetricsLog& metrics, const char* type, const EvalReport& r) {
+  bool suffix = r.mode == EvalMode::suffix;
+  nlohmann::ordered_json fields = {{"step", r.weights.step},
+                                   {"tokens", r.weights.tokens},
+                                   {"mode", eval_mode_names[int(r.mode)]},
+                                   {"length", r.length}};
+  if (suffix) fields.update({{"context_of", r.window}, {"suffix", r.targets}});
+  fields.update({{"loss", r.loss},
+                 {"stderr", r.standard_error},
+                 {"perplexity", r.perplexity},
+                 {"bits_per_byte", r.bits_per_byte}});
+  if (suffix)
+    fields["difference"] = {
+        {"from", r.difference.from}, {"loss", r.difference.loss}, {"stderr", r.difference.standard_error}};
+  else fields["last_loss"] = r.last_loss;
+  fields["of"] = {{"data", data_json(r.data)}, {"tokens_asked", r.tokens_asked}, {"tokens", r.tokens},
+                  {"windows", r.windows},      {"rope_scaling", r.rope_scaling}, {"weights", r.weights.path}};
+  if (r.keys_window) fields["of"].update({{"window", r.keys_window}, {"sink_tokens", r.sink_tokens}});
+  if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
+  fields["window_losses"] = rounded(r.window_losses);
+  metrics.write(type, fields);
+}
+
+std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const Config::Eval& eval) {
+  std::set<int> lengths;
+  for (const nlohmann::json& line : training_lines(metrics, "val", step)) {
+    int length = int(integer_of(line, "length", 0));
+    if (text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
+        integer_of(line, "context_of", length) == eval.window(length) &&
+        integer_of(line, "suffix", length) == eval.targets(length))
+      lengths.insert(length);
+  }
+  return lengths;
+}
+
+bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type) {
+  const Config::Eval& eval = asking.model.config().eval;
   std::vector<int> order = lengths;
   bool suffix = eval.mode == EvalMode::suffix;
   if (suffix && !order.empty()) {
@@ -244,9 +258,9 @@ bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std:
   std::optional<EvalReport> shortest;
   bool finite = true;
   for (int length : order) {
-    std::optional<EvalReport> report = evaluate(model, shards, files, length, eval.tokens, stop);
+    std::optional<EvalReport> report = evaluate(asking.model, shards, files, length, eval.tokens, asking.stop);
     if (!report) return finite;
-    report->weights = weights;
+    report->weights = asking.weights;
     if (suffix) {
       if (!shortest) shortest = report;
       add_difference(*report, *shortest);
@@ -254,7 +268,7 @@ bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std:
     if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
     finite = finite && std::isfinite(report->loss);
     print(*report, type);
-    metrics.evaluation(type, *report);
+    write_line(asking.metrics, type, *report);
   }
   return finite;
 }

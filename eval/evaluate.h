@@ -7,33 +7,52 @@
 // none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once.
 // Ranks take batches of windows in turn, and all get the result.
 #pragma once
+#include <cmath>
 #include <cstdint>
-#include <functional>
 #include <optional>
+#include <set>
 #include <vector>
 
-#include "checkpoint/metrics.h"
 #include "data/shards.h"
-#include "train_gpt2.h"
+#include "eval/asking.h"
+
+// Validation loss at one length L, and what was evaluated.
+struct EvalReport {
+  EvalMode mode = EvalMode::windows;
+  int length = 0;               // L
+  int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
+  double loss = 0;              // mean over all targets
+  double perplexity = NAN;      // of tokens; NaN for squared errors
+  double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
+  double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
+  double last_loss = 0;         // mean over the last min(1024, L) targets of every window
+  struct {                      // of mode "suffix": the loss less that of the same targets at the shortest length
+    int from = 0;
+    double loss = 0, standard_error = NAN;
+  } difference;
+  Weights weights;
+  std::vector<DataFile> data;       // the shards that the windows come from
+  int64_t tokens_asked = 0;         // eval.tokens
+  int64_t tokens = 0, windows = 0;  // targets used, with labels those that have one; windows with such targets
+  std::string rope_scaling;
+  int keys_window = 0, sink_tokens = 0;  // eval.window and eval.sink_tokens, at this length; written if there is one
+  std::vector<int> position_edges;       // 0 .. L: bin i has the positions from edge i to before edge i + 1
+  std::vector<double> by_position;       // [edges - 1], mean loss in each bin
+  std::vector<double> by_window;         // [windows], mean loss of each; not written
+  std::vector<double> window_losses;     // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
+};
 
 // files: the names and checksums of the shards, for the report, whose weights the caller fills in. A user_error if the
 // shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been made
-// for at least eval_rows(config, {length}) rows. stop, if given, is called before every batch, equally often on every
-// rank, and must return the same on all: true ends the evaluation without a result.
+// for at least eval_rows(config, {length}) rows.
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                                   int length, int64_t tokens, const std::function<bool()>& stop = {});
-
-// Makes every matrix product of evaluate() with these arguments at least once, on each rank, and discards the results.
-void make_products_of_evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens);
+                                   int length, int64_t tokens, const Stop& stop = {});
 
 // The number of windows of this length that will be evaluated. The same user_errors, for a check before a run begins.
 int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
 
-// Divides `windows` windows among the ranks and calls f(first, count) for each batch of this rank, in order, with the
-// rotations of this length; count is `batch`, or less in a last batch. what: titles the progress bar. stop: as for
-// evaluate(); returns false if it ended the loop.
-bool for_batches_of_rank(Model& model, const std::string& what, int length, int64_t windows, int batch,
-                         const std::function<bool()>& stop, const std::function<void(int64_t first, int count)>& f);
+// How many windows of this length evaluate() computes at once.
+int batch_of(const Config& config, const std::vector<Shard>& shards, int length);
 
 // Reads the last `length` tokens of `count` windows into inputs and targets [batch, length] and, where labels are
 // values, `values`. The rest of the batch is filled with the last window, so that all batches have one size.
@@ -48,11 +67,12 @@ int prompt_batch(const Config& config, int length);
 
 // Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). In mode
 // suffix, the shortest of eval.lengths comes first, for the differences to it; if it is not among `lengths`, it is not
-// written. Returns whether all losses are finite. stop: as for evaluate(); it ends this too, and a resumed run evaluates
-// the lengths that are missing.
-bool evaluate_lengths(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                      const std::vector<int>& lengths, const char* type, const Weights& weights, MetricsLog& metrics,
-                      const std::function<bool()>& stop = {});
+// written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the lengths that are missing.
+bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths, const char* type);
+// The lengths with a val line of this step whose mode, window and targets are these settings'.
+std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const Config::Eval& eval);
+void write_line(MetricsLog& metrics, const char* type, const EvalReport& report);
 
 // Writes a file that the setting `key` names. A user_error if it exists or cannot be created.
 void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text);

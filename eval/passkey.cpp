@@ -171,38 +171,47 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
   const Config& config = model.config();
   Comm& comm = model.comm();
   int length = prompts[0].length, batch = prompt_batch(config, length), V = config.model.vocab;
-  std::vector<PasskeyScore> scores(prompts.size());  // each is zero on all ranks but one, so their sum is exact
+  std::vector<PasskeyScore> scores(prompts.size());
   model.set_length(length);
-  for (size_t first = size_t(comm.rank()) * batch; first < prompts.size(); first += size_t(comm.size()) * batch) {
-    size_t count = std::min(size_t(batch), prompts.size() - first);
+  for_batches_of_rank(comm, int64_t(prompts.size()), batch, {}, [&](int64_t first, int count) {
     std::vector<int> inputs(size_t(batch) * length, 0), rows;  // a short last batch is filled up with zeros
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
       const PasskeyPrompt& prompt = prompts[first + i];
-      std::copy(prompt.tokens.begin(), prompt.tokens.end(), inputs.begin() + i * length);
-      for (int t = 0; t <= prompt.key_tokens; t++) rows.push_back(int(i) * length + prompt.answer - 1 + t);
+      std::copy(prompt.tokens.begin(), prompt.tokens.end(), inputs.begin() + size_t(i) * length);
+      for (int t = 0; t <= prompt.key_tokens; t++) rows.push_back(i * length + prompt.answer - 1 + t);
     }
     std::vector<float> logits(rows.size() * V);
     model.row_logits(logits.data(), inputs.data(), batch, length, rows);
     const float* row = logits.data();
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
       const PasskeyPrompt& prompt = prompts[first + i];
       scores[first + i] = passkey_score(row, V, &prompt.tokens[prompt.answer], prompt.key_tokens, tokenizer);
       row += size_t(prompt.key_tokens + 1) * V;
     }
     if (done) done(first + count);
-  }
+  });
   model.set_length(config.model.context);
   static_assert(sizeof(PasskeyScore) == 3 * sizeof(double));
-  comm.all_reduce_sum(&scores[0].exact, 3 * scores.size());
+  comm.combine(&scores[0].exact, 3 * scores.size());
   return scores;
 }
 
-void make_products_of_passkey(Model& model, int length) {
-  int batch = prompt_batch(model.config(), length);
-  std::vector<int> zeros(size_t(batch) * length);
-  std::vector<float> logits(model.config().model.vocab);
-  model.row_logits(logits.data(), zeros.data(), batch, length, {0});
-}
+namespace {
+
+// What --passkey measured at one length. The lists are by depth of the key.
+struct PasskeyReport {
+  Weights weights;
+  std::string form;                              // landmark | compact
+  int length = 0;                                // tokens
+  int window = 0, sink_tokens = 0;               // of attention at this length; written if there is one
+  int trials = 0;                                // at each depth
+  std::vector<double> depths, exact, nll, rank;  // means over the trials
+  std::vector<double> distance;                  // mean tokens from the last mention of the key to the answer
+  double control = 0;                            // the share of exact answers without the line with the key
+  double standard_error = 0;                     // of the mean of exact over all depths
+};
+
+}  // namespace
 
 static double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
@@ -232,13 +241,29 @@ static PasskeyReport report_of(const Config::Passkey& settings, const std::vecto
     report.rank.push_back(sum.rank / settings.trials);
     report.distance.push_back(distance / settings.trials);
   }
-  double p = mean(report.exact), prompts_with_key = double(settings.depths) * settings.trials;
-  report.standard_error = std::sqrt(std::max(0.0, p * (1 - p)) / prompts_with_key);
+  report.standard_error = share_error(mean(report.exact), double(settings.depths) * settings.trials);
   return report;
 }
 
-bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts,
-                      const Weights& weights, MetricsLog& metrics) {
+static void write_line(MetricsLog& metrics, const PasskeyReport& r) {
+  nlohmann::ordered_json fields = {{"step", r.weights.step},
+                                   {"form", r.form},
+                                   {"length", r.length},
+                                   {"trials", r.trials},
+                                   {"depths", r.depths},
+                                   {"exact", r.exact},
+                                   {"nll", r.nll},
+                                   {"rank", r.rank},
+                                   {"distance", r.distance},
+                                   {"control", r.control},
+                                   {"stderr", r.standard_error},
+                                   {"weights", r.weights.path}};
+  if (r.window) fields.update({{"window", r.window}, {"sink_tokens", r.sink_tokens}});
+  metrics.write("passkey", fields);
+}
+
+bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts) {
+  Model& model = asking.model;
   const Config& config = model.config();
   const Config::Passkey& settings = config.passkey;
   std::unique_ptr<ProgressBar> bar;
@@ -246,7 +271,7 @@ bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vecto
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
   if (model.comm().first()) bar = std::make_unique<ProgressBar>("passkey", all);
   std::printf("passkey, %s, step %ld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
-              settings.form.c_str(), weights.step);
+              settings.form.c_str(), asking.weights.step);
   for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
   std::printf(" |   all +-     |   nll   rank | control\n");
   bool finite = true;
@@ -260,7 +285,7 @@ bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vecto
     before += int64_t(of_length) * length;
     if (bar) bar->clear();
     PasskeyReport report = report_of(settings, here, scores);
-    report.weights = weights;
+    report.weights = asking.weights;
     AttentionSettings attention = config.attention_at(length);
     report.window = attention.window, report.sink_tokens = attention.sink_tokens;
     std::printf("%7d |", length);
@@ -268,7 +293,7 @@ bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vecto
     std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(report.exact), 100 * report.standard_error,
                 mean(report.nll), mean(report.rank), 100 * report.control);
     std::fflush(stdout);
-    metrics.passkey(report);
+    write_line(asking.metrics, report);
     for (size_t i = 0; i < here.size(); i++) {
       finite = finite && std::isfinite(scores[i].nll);
       if (here[i].control) continue;

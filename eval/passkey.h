@@ -19,9 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/metrics.h"
 #include "data/tokenizer.h"
-#include "train_gpt2.h"
+#include "eval/asking.h"
 
 struct PasskeyPrompt {
   int length;               // that was asked for; the tokens are at most as many
@@ -63,8 +62,4 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
 
 // Scores the prompts of passkey_prompts(), prints the results by length and depth, then by distance, and writes a line
 // for each length. Returns whether all scores are finite.
-bool evaluate_passkey(Model& model, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts,
-                      const Weights& weights, MetricsLog& metrics);
-
-// Makes every matrix product of passkey_scores() at this length at least once, on each rank.
-void make_products_of_passkey(Model& model, int length);
+bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts);

@@ -18,11 +18,6 @@ static void begin_npy(std::optional<PendingFile>& out, Comm& comm, const std::st
   if (comm.first()) out.emplace(file).write(text.data(), text.size());
 }
 
-// The batch of an evaluation, whose matrix products all ranks have agreed on.
-static int batch_of(const Config& config, const std::vector<Shard>& shards, int length) {
-  return int(std::min<int64_t>(eval_batch(config, length), check_windows(config, shards, length, config.eval.tokens)));
-}
-
 // Computes `numbers` floats for each window: compute(out [batch, numbers], first, count) does for a batch, which any
 // rank may take, and write(values [count, numbers], first, count) gets them on rank 0, in order. Returns false if a
 // signal ended it.
@@ -32,14 +27,14 @@ static bool for_windows_in_order(Model& model, const char* what, int length, int
   Comm& comm = model.comm();
   int64_t at_once = int64_t(comm.size()) * batch;
   std::vector<float> own(batch * numbers), values;
-  std::vector<double> all(at_once * numbers);  // of all ranks: each is 0 on all but one
+  std::vector<double> all(at_once * numbers);  // of all ranks
   auto add_batch = [&](int64_t window, int) {
     std::fill(all.begin(), all.end(), 0.0);
     if (int64_t count = std::min<int64_t>(batch, windows - window); count > 0) {
       compute(own.data(), window, int(count));
       std::copy(own.begin(), own.begin() + count * numbers, all.begin() + comm.rank() * ptrdiff_t(own.size()));
     }
-    comm.all_reduce_sum(all.data(), all.size());
+    comm.combine(all.data(), all.size());
     if (!comm.first()) return;
     int64_t count = std::min(at_once, windows - window);
     values.assign(all.begin(), all.begin() + count * numbers);
@@ -48,7 +43,7 @@ static bool for_windows_in_order(Model& model, const char* what, int length, int
   // Whole rounds, because all ranks take part in each sum: the last windows of some ranks may not exist.
   int64_t rounds = (windows + at_once - 1) / at_once;
   auto stop = [&] { return requests_of_ranks(comm).stop; };
-  return for_batches_of_rank(model, what, length, rounds * at_once, batch, stop, add_batch);
+  return for_windows_of_rank(model, what, length, rounds * at_once, batch, stop, add_batch);
 }
 
 void predict(Model& model, const std::vector<Shard>& shards, const std::string& file) {

@@ -46,9 +46,11 @@ class Comm {
 
   // On values of the host; each returns when the result is there:
   void all_reduce_sum(double* values, size_t count);  // values = sum over the ranks
-  double all_reduce_min(double value);                // the smallest over the ranks
-  void barrier() { all_reduce_min(0); }               // returns when all ranks have called it
-  template <class T> T broadcast(T value) {           // rank 0's value, at every rank
+  // A gather: of values that are 0 on all ranks but one, so their sum is exact.
+  void combine(double* values, size_t count) { all_reduce_sum(values, count); }
+  double all_reduce_min(double value);       // the smallest over the ranks
+  void barrier() { all_reduce_min(0); }      // returns when all ranks have called it
+  template <class T> T broadcast(T value) {  // rank 0's value, at every rank
     broadcast_bytes(&value, sizeof value);
     return value;
   }

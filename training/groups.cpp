@@ -40,5 +40,5 @@ void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics)
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
   }
-  metrics.write(settings.step, "groups", {{"step", settings.step}, {"norms", norms}});
+  metrics.write("groups", {{"step", settings.step}, {"norms", norms}});
 }

@@ -1,22 +1,22 @@
 #include "training/loop.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/background.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "checkpoint/resume.h"
 #include "checkpoint/state.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
 #include "ranks/requests.h"
 #include "settings/schedule.h"
 #include "training/console.h"
+#include "training/dead_gradients.h"
+#include "training/divergence.h"
 #include "training/groups.h"
 #include "training/spikes.h"
 
@@ -32,85 +32,6 @@ static AdamW adamw_settings(const Config& config, int64_t step) {
 
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Reports a non-finite loss or gradient: the step, the first bad tensor, and a checkpoint to restart from.
-[[noreturn]] static void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
-  auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
-    std::vector<float> values(tensor.size);
-    model.parameters().read(tensor, part, values.data());
-    float most = 0;
-    for (float x : values) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : INFINITY;
-    return most;
-  };
-  // The first bad parameter, else the first bad gradient in the order of the backward pass. Gathering parameters may
-  // overwrite the gradients, so the gradients are examined first.
-  std::string where;
-  const Tensor* steepest = nullptr;
-  float slope = -1;
-  model.parameters().gather(Part::gradients);
-  for (auto tensor = model.parameters().tensors().rbegin(); tensor != model.parameters().tensors().rend(); ++tensor)
-    if (float most = largest(*tensor, Part::gradients); most > slope) slope = most, steepest = &*tensor;
-  model.parameters().gather(Part::parameters);
-  for (const Tensor& tensor : model.parameters().tensors())
-    if (where.empty() && std::isinf(largest(tensor, Part::parameters)))
-      where = "the first parameter that is not finite is " + tensor.name;
-  if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
-  else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
-  if (step == 1)
-    failure(
-        "step 1: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
-        "settings of "
-        "model and attention, and precision%s",
-        result.loss, result.grad_norm, where.c_str(),
-        model.config().init.empty() ? "" : (", the weights of init = " + model.config().init).c_str());
-  // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
-  std::string from = checkpoint_before(run, step - 1);
-  failure(
-      "step %ld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
-      "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
-      "optimizer.warmup_steps=...%s",
-      step, result.loss, result.grad_norm, where.c_str(),
-      from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
-}
-
-// "h.*.ln_1.weight" from "h.3.ln_1.weight"
-static std::string in_all_layers(const std::string& name) {
-  return name.starts_with("h.") ? "h.*" + name.substr(name.find('.', 2)) : name;
-}
-
-void warn_of_zero_gradients(Model& model) {
-  model.parameters().gather(Part::gradients);
-  if (!model.comm().first()) return;
-  auto is_zero = [&](Tensor tensor, size_t size) {
-    tensor.size = size;  // its first rows
-    std::vector<float> values(size);
-    model.parameters().read(tensor, Part::gradients, values.data());
-    return std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
-  };
-  // A gate that multiplies by 0 and has a gradient opens with the first update. What lies behind it learns from then.
-  bool multiplies = model.config().attention.gate.op == GateOp::multiply;
-  std::set<std::string> opening;  // "h.3."
-  std::vector<std::string> zero;
-  for (const Tensor& tensor : model.parameters().tensors()) {
-    bool none = is_zero(tensor, tensor.columns()) && is_zero(tensor, tensor.size);
-    if (none) zero.push_back(tensor.name);
-    else if (multiplies && tensor.name.find(".attn.c_gate.") != std::string::npos)
-      opening.insert(tensor.name.substr(0, tensor.name.find('.', 2) + 1));
-  }
-  std::map<std::string, int> counts;
-  std::vector<std::string> names;  // in the model's order
-  for (const std::string& name : zero)
-    if (!opening.count(name.substr(0, name.find('.', 2) + 1)) && counts[in_all_layers(name)]++ == 0)
-      names.push_back(in_all_layers(name));
-  std::string list;
-  for (const std::string& name : names)
-    append_item(list, name + (counts[name] > 1 ? format(" (%d tensors)", counts[name]) : ""));
-  if (!list.empty())
-    warn(
-        "%s: gradient exactly 0 in step 1: the loss does not depend on them yet, and they may never train; check the "
-        "settings of attention (a gate that is always 0, weights that are all 0)",
-        list.c_str());
 }
 
 std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
@@ -133,115 +54,191 @@ std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
   return result;
 }
 
-void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Question>& questions, RunDir* run,
-           RunState state, MetricsLog& metrics) {
-  const Config& config = model.config();
-  Comm& comm = model.comm();
-  const std::string path = "runs/" + config.name;
-  int64_t first = state.step, steps = config.train.steps;
-  int64_t saved = comm.broadcast(newest_step(path));  // 0: none yet, as when another run is continued
-  std::vector<std::vector<int>> missing;
-  for (const Question& question : questions)
-    missing.push_back(comm.broadcast(missing_items(question, config, path, first)));
-  double peak = config.precision == "bf16" ? device.peak_bf16_flops * comm.size() : 0, flops = flops_per_token(config);
-  Eta eta;
-  SpikeGuard spikes(config.optimizer.skip_spikes, state.spikes);
-  bool warned = false;  // of steps without labels
-  Background background;
-  double saved_at = seconds_now();
-  auto save_unless_saved = [&] {
-    saved_at = seconds_now();
-    if (state.step == std::exchange(saved, state.step)) return;
-    state.tokens = state.step * config.batch.tokens;
-    state.next_window = state.tokens / config.model.context;
-    state.spikes = spikes.history();
-    if (const MatmulChoices* choices = matmul_choices()) state.matmul_choices = choices->text();
-    save(model, run, state, background);
-  };
-  metrics.failed = [&](int64_t step, const std::string& error) {
-    background.wait();  // a checkpoint that failed too is reported first
-    failure("step %ld: %s. Training stops; %s", step, error.c_str(), how_to_continue(path, step + 1).c_str());
-  };
-  // Saves if a signal or the clock asks for it and returns whether to stop, also within an evaluation. A signal to one
-  // rank counts for all ranks, and so does the clock of the first that finds it time.
-  auto stopping = [&] {
-    const Config::Checkpoint& c = config.checkpoint;
-    Requests requests =
-        requests_of_ranks(comm, c.every > 0 && c.minutes > 0 && seconds_now() - saved_at >= 60 * c.minutes);
-    if (requests.stop || requests.save) save_unless_saved();
-    return requests.stop;
-  };
-  if (first > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
-    save_unless_saved();
-    background.wait();
-  }
-  for (;; state.step++) {
-    int64_t step = state.step;
-    bool last = step == steps;
-    background.check();
-    if (due(config.checkpoint.every, step) || (last && config.checkpoint.at_end)) save_unless_saved();
-    Weights weights{path, step, step * config.batch.tokens};
-    bool stop = false;
-    for (size_t i = 0; i < questions.size() && !stop; i++) {
-      std::vector<int> items = step == first ? missing[i] : due_items(questions[i], config, step);
-      if (items.empty()) continue;
-      questions[i].ask(model, items, weights, metrics, stopping);
-      stop = stopping();
-    }
-    stop = stop || stopping();
-    if (!stop && step > first && due(config.generate.every, step, steps)) {
-      generate_text(model);
-      stop = stopping();
-    }
-    if (stop) std::printf("asked to stop after %ld of %ld steps\n", step, steps);
-    if (stop || last) break;
+// What a step did to the weights.
+enum class Outcome { updated, skipped, diverged };
 
-    double start = seconds_now();
-    std::optional<StepResult> computed;
-    try {
-      computed = comm.broadcast(next_gradients(model, loader));  // the same on all ranks, so that they decide alike
-    } catch (const UserError& error) {                           // a bad token, or a shard that changed
-      background.wait();
-      user_error("%s. Training stops in step %ld; %s", error.what(), step + 1, how_to_continue(path, step + 1).c_str());
-    }
-    StepResult result = computed.value_or(StepResult{NAN, NAN});
-    bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-    std::string skipped = finite ? spikes.judge(result.loss, result.grad_norm) : "";
-    if (!computed) spikes.skip(), skipped = "no window has a label";
-    if (finite && step == 0) warn_of_zero_gradients(model);
-    bool updated = finite && skipped.empty(), spike = computed && !skipped.empty();
-    if (updated) model.update(adamw_settings(config, step));
-    double elapsed = seconds_now() - start, tokens_per_s = double(config.batch.tokens) / elapsed;
-    TrainReport report{.step = step + 1,
-                       .steps = steps,
-                       .loss = result.loss,
-                       .grad_norm = result.grad_norm,
-                       .lr = learning_rate(config, step),
-                       .tokens = (step + 1) * config.batch.tokens,
-                       .tokens_per_s = tokens_per_s,
-                       .mfu = peak > 0 ? flops * tokens_per_s / peak : NAN,
-                       .ms = elapsed * 1e3};
-    metrics.train(report);
-    if (updated && due(config.log.groups_every, step + 1))
-      write_group_norms(model, adamw_settings(config, step), metrics);
-    eta.add(report.ms);
-    if (computed && !finite) {
-      background.wait();
-      report_divergence(model, path, step + 1, result);
-    }
-    if (!skipped.empty()) metrics.skip(step + 1, skipped, spikes.history().skipped);
-    if (report.step % config.log.every == 0 || report.step == steps || spike) {
-      std::printf("%s\n", console_line(report, eta.seconds(steps - report.step)).c_str());
-      if (spike)
-        std::printf("step %ld: update skipped, number %ld of this run: %s\n", report.step, spikes.history().skipped,
-                    skipped.c_str());
-      std::fflush(stdout);
-    }
-    if (!computed && comm.first() && !std::exchange(warned, true))
-      warn(
-          "data.labels: step %ld has no label, so there is nothing to learn from it; such steps are "
-          "skipped from now on without a warning; a larger batch.tokens makes them rare",
-          report.step);
+struct Step {
+  Outcome outcome = Outcome::updated;
+  bool labelled = true;
+  std::string skipped;  // why
+  StepResult result{NAN, NAN};
+  double ms = 0;
+};
+
+// A run while it trains. Its members are what several parts of the loop change.
+class Training {
+ public:
+  Training(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Evaluation>& evaluations,
+           RunDir* run, RunState state, MetricsLog& metrics)
+      : model_(model),
+        config_(model.config()),
+        comm_(model.comm()),
+        loader_(loader),
+        evaluations_(evaluations),
+        run_(run),
+        state_(std::move(state)),
+        metrics_(metrics),
+        spikes_(config_.optimizer.skip_spikes, state_.spikes),
+        first_(state_.step),
+        saved_(comm_.broadcast(newest_step(path_))),
+        peak_flops_(config_.precision == "bf16" ? device.peak_bf16_flops * comm_.size() : 0) {}
+
+  void run();
+
+ private:
+  bool evaluate();
+  void save_unless_saved();
+  bool stopping();
+  Step make_step();
+  void report(const Step& step);
+
+  Model& model_;
+  const Config& config_;
+  Comm& comm_;
+  Loader& loader_;
+  const std::vector<Evaluation>& evaluations_;
+  RunDir* run_;
+  RunState state_;  // state_.step: the steps that are done
+  MetricsLog& metrics_;
+  SpikeGuard spikes_;
+  const std::string path_ = "runs/" + config_.name;
+  int64_t first_, saved_;  // the step it begins from; that of the newest checkpoint, 0: none yet
+  double peak_flops_, saved_at_ = seconds_now();
+  bool warned_ = false;  // of steps without labels
+  Eta eta_;
+  Background background_;
+};
+
+void Training::save_unless_saved() {
+  saved_at_ = seconds_now();
+  if (state_.step == std::exchange(saved_, state_.step)) return;
+  state_.tokens = state_.step * config_.batch.tokens;
+  state_.next_window = state_.tokens / config_.model.context;
+  state_.spikes = spikes_.history();
+  if (const MatmulChoices* choices = matmul_choices()) state_.matmul_choices = choices->text();
+  save(model_, run_, state_, background_);
+}
+
+// Saves if a signal or the clock asks for it and returns whether to stop, also within an evaluation. A signal to one
+// rank counts for all ranks, and so does the clock of the first that finds it time.
+bool Training::stopping() {
+  const Config::Checkpoint& c = config_.checkpoint;
+  Requests requests =
+      requests_of_ranks(comm_, c.every > 0 && c.minutes > 0 && seconds_now() - saved_at_ >= 60 * c.minutes);
+  if (requests.stop || requests.save) save_unless_saved();
+  return requests.stop;
+}
+
+// Runs what is due after state_.step steps. Returns false if it was asked to stop.
+bool Training::evaluate() {
+  int64_t step = state_.step;
+  Asking asking{model_, {path_, step, step * config_.batch.tokens}, metrics_, [this] { return stopping(); }};
+  for (const Evaluation& evaluation : evaluations_) {
+    std::vector<int> items = due_items(evaluation, config_, step);
+    if (step == first_) items = comm_.broadcast(missing_items(evaluation, config_, path_, step));
+    if (items.empty()) continue;
+    evaluation.run(asking, items);
+    if (stopping()) return false;
   }
-  background.wait();
+  if (stopping()) return false;
+  if (step == first_ || !due(config_.generate.every, step, config_.train.steps)) return true;
+  generate_text(model_);
+  return !stopping();
+}
+
+Step Training::make_step() {
+  Step step;
+  double start = seconds_now();
+  int64_t number = state_.step + 1;
+  std::optional<StepResult> computed;
+  try {
+    computed = comm_.broadcast(next_gradients(model_, loader_));  // the same on all ranks, so that they decide alike
+  } catch (const UserError& error) {                              // a bad token, or a shard that changed
+    background_.wait();
+    user_error("%s. Training stops in step %ld; %s", error.what(), number, how_to_continue(path_, number).c_str());
+  }
+  step.labelled = computed.has_value();
+  if (computed) step.result = *computed;
+  bool finite = std::isfinite(step.result.loss) && std::isfinite(step.result.grad_norm);
+  if (finite) step.skipped = spikes_.judge(step.result.loss, step.result.grad_norm);
+  if (!computed) spikes_.skip(), step.skipped = "no window has a label";
+  if (finite && number == 1) warn_of_zero_gradients(model_);
+  step.outcome = !step.skipped.empty() ? Outcome::skipped : finite ? Outcome::updated : Outcome::diverged;
+  if (step.outcome == Outcome::updated) model_.update(adamw_settings(config_, state_.step));
+  step.ms = (seconds_now() - start) * 1e3;
+  return step;
+}
+
+// After state_.step has counted the step.
+void Training::report(const Step& step) {
+  double tokens_per_s = double(config_.batch.tokens) / (step.ms / 1e3);
+  TrainReport report{.step = state_.step,
+                     .steps = config_.train.steps,
+                     .loss = step.result.loss,
+                     .grad_norm = step.result.grad_norm,
+                     .lr = learning_rate(config_, state_.step - 1),
+                     .tokens = state_.step * config_.batch.tokens,
+                     .tokens_per_s = tokens_per_s,
+                     .mfu = peak_flops_ > 0 ? flops_per_token(config_) * tokens_per_s / peak_flops_ : NAN,
+                     .ms = step.ms};
+  metrics_.write("train", {{"step", report.step},
+                           {"loss", report.loss},
+                           {"grad_norm", report.grad_norm},
+                           {"lr", report.lr},
+                           {"tokens", report.tokens},
+                           {"tokens_per_s", report.tokens_per_s},
+                           {"mfu", report.mfu},
+                           {"ms", report.ms}});
+  eta_.add(step.ms);
+  if (step.outcome == Outcome::updated && due(config_.log.groups_every, report.step))
+    write_group_norms(model_, adamw_settings(config_, report.step - 1), metrics_);
+  if (step.outcome == Outcome::diverged) {
+    background_.wait();
+    report_divergence(model_, path_, report.step, step.result);
+  }
+  int64_t skipped = spikes_.history().skipped;
+  if (step.outcome == Outcome::skipped)
+    metrics_.write("skip", {{"step", report.step}, {"reason", step.skipped}, {"skipped", skipped}});
+  bool spike = step.outcome == Outcome::skipped && step.labelled;
+  if (report.step % config_.log.every == 0 || report.step == report.steps || spike) {
+    std::printf("%s\n", console_line(report, eta_.seconds(report.steps - report.step)).c_str());
+    if (spike)
+      std::printf("step %ld: update skipped, number %ld of this run: %s\n", report.step, skipped, step.skipped.c_str());
+    std::fflush(stdout);
+  }
+  if (!step.labelled && comm_.first() && !std::exchange(warned_, true))
+    warn(
+        "data.labels: step %ld has no label, so there is nothing to learn from it; such steps are "
+        "skipped from now on without a warning; a larger batch.tokens makes them rare",
+        report.step);
+}
+
+void Training::run() {
+  try {
+    if (first_ > 0) {  // saved under this run's name before the first step, so that --resume finds it if a step fails
+      save_unless_saved();
+      background_.wait();
+    }
+    for (;;) {
+      bool last = state_.step == config_.train.steps;
+      background_.check();
+      if (due(config_.checkpoint.every, state_.step) || (last && config_.checkpoint.at_end)) save_unless_saved();
+      bool stop = !evaluate();
+      if (stop) std::printf("asked to stop after %ld of %ld steps\n", state_.step, config_.train.steps);
+      if (stop || last) break;
+      Step step = make_step();
+      state_.step++;
+      report(step);
+    }
+    background_.wait();
+  } catch (const LostLine& error) {
+    background_.wait();  // a checkpoint that failed too is reported first
+    failure("step %ld: %s. Training stops; %s", error.step, error.what(),
+            how_to_continue(path_, error.step + 1).c_str());
+  }
+}
+
+void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Evaluation>& evaluations,
+           RunDir* run, RunState state, MetricsLog& metrics) {
+  Training(model, device, loader, evaluations, run, std::move(state), metrics).run();
 }

@@ -1,5 +1,6 @@
 #include "training/products.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -32,7 +33,7 @@ void take_products(const Checkpoint& from, const DeviceInfo& device) {
 
 // Each rank measures by itself, and its times differ from the others'. Generated text is left out: rank 0 alone writes
 // it, so what it chooses there changes no other rank's bits.
-void agree_on_products(Model& model, const std::vector<Question>& questions, bool training) {
+void agree_on_products(Model& model, const std::vector<Evaluation>& evaluations, bool training) {
   Comm& comm = model.comm();
   MatmulChoices* choices = matmul_choices();
   if (!choices || comm.size() == 1) return;
@@ -46,6 +47,16 @@ void agree_on_products(Model& model, const std::vector<Question>& questions, boo
     model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
     model.reduce_and_clip(float(config.optimizer.grad_clip));
   }
-  for (const Question& question : questions) question.make_products(model);
+  for (const Evaluation& evaluation : evaluations)
+    for (int length : evaluation.lengths) {
+      int batch = evaluation.batch(config, length);
+      std::vector<int> zeros(size_t(batch) * length);
+      std::vector<float> results(std::max(zeros.size(), size_t(config.model.vocab)));
+      std::vector<float> values(zeros.size() * config.model.head.outputs);
+      model.set_length(length);
+      if (evaluation.by_row) model.row_logits(results.data(), zeros.data(), batch, length, {0});
+      else model.losses(results.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
+    }
+  model.set_length(config.model.context);
   take_rank_0s();
 }

@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "train_gpt2.h"
 #include "training/device.h"
-#include "training/questions.h"
+#include "training/evaluations.h"
 
 // Takes the choices of earlier runs from a file in the user's cache folder, and keeps those of this run there. Of rank
 // 0, which prints how many it took and how old they are. remeasure: takes none.
@@ -17,6 +17,6 @@ void use_product_cache(const DeviceInfo& device, bool remeasure);
 void take_products(const Checkpoint& from, const DeviceInfo& device);
 
 // Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes
-// each matrix product of the run once: those of a micro step, if training, and of the questions. The state stays as it
+// each matrix product of the run once: those of a micro step, if training, and of the evaluations. The state stays as it
 // is, but for the gradients. A rank whose GPU is of another kind than rank 0's keeps its own choices.
-void agree_on_products(Model& model, const std::vector<Question>& questions, bool training);
+void agree_on_products(Model& model, const std::vector<Evaluation>& evaluations, bool training);

@@ -46,5 +46,6 @@ struct Beginning {
   std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 
-// Finds where --resume asks to start; all ranks find the same. A user_error if --resume names nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
+// Finds where --resume asks to start; all ranks find the same. A user_error if --resume names
+// nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
 Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm);

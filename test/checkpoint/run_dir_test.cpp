@@ -14,6 +14,7 @@
 #include <regex>
 
 #include "checkpoint/metrics.h"
+#include "eval/evaluate.h"
 #include "test/support/temp_dir.h"
 
 namespace fs = std::filesystem;
@@ -242,13 +243,6 @@ TEST_F(Runs, FoldersThatCannotBeUsed) {
 
 // ---- metrics
 
-EvalReport report_at(int64_t step, int length) {
-  EvalReport report;
-  report.length = length;
-  report.weights.step = step;
-  return report;
-}
-
 // The lines with 0 for each time, which comes after the type: the test's own, in Unix seconds to the millisecond.
 std::string timeless(const std::string& lines) {
   const std::regex time(R"re((\{"type":"\w+","time":)(\d+\.\d+))re");
@@ -266,66 +260,14 @@ TEST(Metrics, LinesAreAsDocumented) {
   MetricsLog log(dir / "m");
   log.start("abc123", "./train \"x\"\n", {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
             {{"nccl", "2.1"}, {"cuda", "12"}}, 1234, 8000);
-  log.train({.step = 3,
-             .steps = 10,
-             .loss = 0.1,
-             .grad_norm = 2,
-             .lr = 6e-4,
-             .tokens = 6144,
-             .tokens_per_s = 1e6 / 3,
-             .mfu = 0.5,
-             .ms = 12.25});
-  log.train({.step = 4,
-             .steps = 10,
-             .loss = NAN,
-             .grad_norm = INFINITY,
-             .lr = 0,
-             .tokens = 8192,
-             .tokens_per_s = 1,
-             .mfu = NAN,
-             .ms = 1});
-  EvalReport report = report_at(250, 1024);
-  log.evaluation("val", report);
-  report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
-  report.perplexity = 1.5;
-  report.weights = {"runs/x/step_00001000", 1000, 64000};
-  report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
-  report.tokens_asked = 9000, report.tokens = 4096, report.windows = 2;
-  report.rope_scaling = "yarn";
-  report.position_edges = {0, 1, 2, 1024};
-  report.by_position = {1, NAN, 1.23456789};
-  report.window_losses = {1.0000004, 2.0000006};
-  log.evaluation("eval", report);
-  report = report_at(250, 1024);
-  report.mode = EvalMode::suffix, report.window = 4096, report.targets = 512, report.difference = {512, -0.25, NAN};
-  log.evaluation("eval", report);
+  log.write("train", {{"step", 3}, {"loss", 0.1}, {"tokens_per_s", 1e6 / 3}, {"mfu", NAN}, {"grad_norm", INFINITY}});
   EXPECT_EQ(
       timeless(bytes_of(dir / "m")),
       R"({"type":"start","time":0,"commit":"abc123","command":"./train \"x\"\n","config":)"
       R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
       R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"},"parameters":1234,"flops_per_token":8000.0})"
       "\n"
-      R"({"type":"train","time":0,"step":3,"loss":0.1,"grad_norm":2.0,"lr":0.0006,"tokens":6144,)"
-      R"("tokens_per_s":333333.3333333333,"mfu":0.5,"ms":12.25})"
-      "\n"
-      R"({"type":"train","time":0,"step":4,"loss":null,"grad_norm":null,"lr":0.0,"tokens":8192,"tokens_per_s":1.0,"mfu":null,"ms":1.0})"
-      "\n"
-      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":null,)"
-      R"("bits_per_byte":null,"last_loss":0.0,)"
-      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
-      R"("position_edges":[],"by_position":[],"window_losses":[]})"
-      "\n"
-      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
-      R"("perplexity":1.5,"bits_per_byte":2.0,"last_loss":0.75,)"
-      R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
-      R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
-      R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
-      R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
-      "\n"
-      R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
-      R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
-      R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
-      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
+      R"({"type":"train","time":0,"step":3,"loss":0.1,"tokens_per_s":333333.3333333333,"mfu":null,"grad_norm":null})"
       "\n");
 }
 
@@ -333,7 +275,7 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   TempDir dir;
   auto after = [&](const std::string& before) {
     write_text_file(dir / "m", before);
-    MetricsLog(dir / "m").skip(1, "x", 2);
+    MetricsLog(dir / "m").write("skip", {{"step", 1}, {"reason", "x"}, {"skipped", 2}});
     return timeless(bytes_of(dir / "m"));
   };
   const std::string line = "{\"type\":\"skip\",\"time\":0,\"step\":1,\"reason\":\"x\",\"skipped\":2}\n";
@@ -343,23 +285,23 @@ TEST(Metrics, AppendsAfterDroppingATornLine) {
   EXPECT_EQ(after(""), line);
 }
 
-TEST(Metrics, ALostLineIsReportedByTheCallback) {
+TEST(Metrics, ALostLineSaysItsStep) {
   TempDir dir;
   MetricsLog log(dir / "m");
-  log.failed = [](int64_t step, const std::string& error) { failure("step %ld: %s", step, error.c_str()); };
-  std::string text = ": cannot write " + (dir / "m") + ": File too large";
-  TrainReport report;
-  report.step = 5;
   without_space([&] {
-    EXPECT_EQ(error_of([&] { log.train(report); }), "failure: step 5" + text);
-    EXPECT_EQ(error_of([&] { log.evaluation("val", report_at(6, 2)); }), "failure: step 6" + text);
-    EXPECT_EQ(error_of([&] { log.skip(7, "x", 1); }), "failure: step 7" + text);
+    for (int64_t step : {0, 7}) try {
+        log.write("x", step ? nlohmann::ordered_json{{"step", step}} : nlohmann::ordered_json{{"commit", "c"}});
+        ADD_FAILURE();
+      } catch (const LostLine& error) {
+        EXPECT_EQ(error.step, step);
+        EXPECT_EQ(error.what(), "cannot write " + (dir / "m") + ": File too large");
+      }
   });
 }
 
 TEST(Metrics, WithoutAFileNothingHappens) {
   MetricsLog log;
-  EXPECT_EQ(error_of([&] { log.skip(1, "x", 2); }), "");
+  EXPECT_EQ(error_of([&] { log.write("skip", {{"step", 1}}); }), "");
 }
 
 TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <regex>
 
 #include "eval/evaluate.h"
 #include "eval/generate.h"
@@ -226,6 +227,54 @@ TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   EXPECT_DOUBLE_EQ(two.bits_per_byte, two.loss / std::log(2.0) * (41 + 61) / 600);
   ASSERT_EQ(two.data.size(), 2u);
   EXPECT_EQ(two.data[1].name, "val_2.bin");
+}
+
+TEST(EvalLines, AreAsDocumented) {
+  TempDir dir;
+  MetricsLog log(dir / "m");
+  EvalReport report;
+  report.length = 1024;
+  report.weights.step = 250;
+  write_line(log, "val", report);
+  report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
+  report.perplexity = 1.5;
+  report.weights = {"runs/x/step_00001000", 1000, 64000};
+  report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
+  report.tokens_asked = 9000, report.tokens = 4096, report.windows = 2;
+  report.rope_scaling = "yarn";
+  report.position_edges = {0, 1, 2, 1024};
+  report.by_position = {1, NAN, 1.23456789};
+  report.window_losses = {1.0000004, 2.0000006};
+  write_line(log, "eval", report);
+  report = {};
+  report.length = 1024, report.weights.step = 250;
+  report.mode = EvalMode::suffix, report.window = 4096, report.targets = 512, report.difference = {512, -0.25, NAN};
+  write_line(log, "eval", report);
+  EXPECT_EQ(
+      std::regex_replace(bytes_of(dir / "m"), std::regex(R"re("time":[\d.]+)re"), "\"time\":0"),
+      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":null,)"
+      R"("bits_per_byte":null,"last_loss":0.0,)"
+      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
+      R"("position_edges":[],"by_position":[],"window_losses":[]})"
+      "\n"
+      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
+      R"("perplexity":1.5,"bits_per_byte":2.0,"last_loss":0.75,)"
+      R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
+      R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
+      R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
+      R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
+      "\n"
+      R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
+      R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
+      R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
+      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
+      "\n");
+}
+
+TEST(ShareError, IsThatOfTheMeanOfItsValues) {
+  EXPECT_DOUBLE_EQ(share_error(0.25, 4), std::sqrt((0.75 * 0.75 + 3 * 0.25 * 0.25) / 3 / 4));
+  EXPECT_EQ(share_error(1, 9), 0);
+  EXPECT_TRUE(std::isnan(share_error(1, 1)));
 }
 
 // ---- generation

@@ -1,0 +1,38 @@
+// What all evaluations have in common: what they are asked with, and the loop over their batches.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "checkpoint/metrics.h"
+#include "train_gpt2.h"
+
+// The weights that are evaluated.
+struct Weights {
+  std::string path;              // the folder of the run while it trains, of the checkpoint, of `init`; else "random"
+  int64_t step = 0, tokens = 0;  // the updates they have had, and the tokens of these updates
+};
+
+// Called before every batch, equally often on every rank; must return the same on all: true ends an evaluation without a
+// result. May be empty.
+using Stop = std::function<bool()>;
+
+struct Asking {
+  Model& model;
+  Weights weights;
+  MetricsLog& metrics;
+  Stop stop;
+};
+
+// Divides `count` windows or prompts among the ranks and calls f(first, n) for each batch of this rank, in order; n is
+// `batch`, or less in a last batch. Returns false if `stop` ended it.
+bool for_batches_of_rank(Comm& comm, int64_t count, int batch, const Stop& stop,
+                         const std::function<void(int64_t first, int n)>& f);
+
+// The same for windows of this length, with the rotations of this length and a progress bar of this title.
+bool for_windows_of_rank(Model& model, const std::string& title, int length, int64_t windows, int batch,
+                         const Stop& stop, const std::function<void(int64_t first, int n)>& f);
+
+// Of the mean of `count` values that are 0 or 1: the spread sqrt(p (1 - p)) of one of them, estimated from count - 1
+// degrees of freedom as that of other means is, over the root of their number. NaN for a single value.
+double share_error(double share, double count);

@@ -1,0 +1,97 @@
+#include "training/evaluations.h"
+
+#include <memory>
+#include <numeric>
+
+#include "eval/benchmarks.h"
+#include "eval/diagnostics.h"
+#include "eval/evaluate.h"
+#include "eval/passkey.h"
+
+using Items = std::vector<int>;
+
+static Evaluation losses_by_length(const Flags& flags, const Config& config, const Data& data) {
+  const char* type = flags.is(Mode::eval) ? "eval" : "val";
+  return {.asked = flags.is(Mode::eval),
+          .every = config.eval.every,
+          .items = config.eval.lengths,
+          .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
+          .lengths = config.eval.lengths,
+          .batch = [&data](const Config& config, int length) { return batch_of(config, data.val, length); },
+          .answered = [eval = config.eval](const std::string& metrics,
+                                           int64_t step) { return evaluated_lengths(metrics, step, eval); },
+          .run =
+              [&data, type](const Asking& asking, const Items& lengths) {
+                return evaluate_lengths(asking, data.val, data.val_files, lengths, type);
+              }};
+}
+
+static Evaluation passkey(const Config& config, int rank) {
+  std::shared_ptr<Tokenizer> tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+  std::vector<PasskeyPrompt> prompts = passkey_prompts(*tokenizer, config, config.eval.lengths);
+  if (rank == 0) write_passkey_prompts(*tokenizer, config, prompts);
+  return {.asked = true,
+          .every = 0,
+          .items = config.eval.lengths,
+          .not_finite = "a logit is not finite (bad weights, or overflow on these prompts)",
+          .lengths = config.eval.lengths,
+          .batch = prompt_batch,
+          .by_row = true,
+          .answered = {},
+          .run = [tokenizer, prompts](const Asking& asking, const Items&) {
+            return evaluate_passkey(asking, *tokenizer, prompts);
+          }};
+}
+
+static Evaluation benchmarks(const Flags& flags, const Config& config, const Data& data) {
+  Items numbers(data.benchmarks.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::string samples = flags.is(Mode::tasks) ? config.task.samples : "";
+  return {.asked = flags.is(Mode::tasks),
+          .every = config.task.every,
+          .items = numbers,
+          .not_finite = "a log-likelihood is not finite (bad weights, or overflow on these examples)",
+          .lengths = benchmark_lengths(config, data.benchmarks),
+          .batch = prompt_batch,
+          .answered = [&data](const std::string& metrics,
+                              int64_t step) { return evaluated_benchmarks(metrics, step, data.benchmarks); },
+          .run = [&data, samples](
+                     const Asking& asking,
+                     const Items& items) { return evaluate_benchmarks(asking, data.benchmarks, items, samples); }};
+}
+
+static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data) {
+  return {.asked = flags.is(Mode::diagnostics),
+          .every = config.diagnostics.every,
+          .items = config.eval.lengths,
+          .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
+          .lengths = config.eval.lengths,
+          .batch = diagnostics_batch,
+          .answered = diagnosed_lengths,
+          .run = [&data](const Asking& asking, const Items& lengths) {
+            return diagnose_lengths(asking, data.val, lengths);
+          }};
+}
+
+std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,
+                                         int rank) {
+  std::vector<Evaluation> evaluations;
+  if (evaluates) evaluations.push_back(losses_by_length(flags, config, data));
+  if (flags.is(Mode::passkey)) evaluations.push_back(passkey(config, rank));
+  if (!data.benchmarks.empty()) evaluations.push_back(benchmarks(flags, config, data));
+  if (config.diagnoses) evaluations.push_back(diagnostics(flags, config, data));
+  return evaluations;
+}
+
+std::vector<int> due_items(const Evaluation& evaluation, const Config& config, int64_t step) {
+  return due(evaluation.every, step, config.train.steps) ? evaluation.items : Items{};
+}
+
+std::vector<int> missing_items(const Evaluation& evaluation, const Config& config, const std::string& run,
+                               int64_t step) {
+  Items items = due_items(evaluation, config, step);
+  if (items.empty()) return items;
+  std::set<int> answered = evaluation.answered(run + "/metrics.jsonl", step);
+  std::erase_if(items, [&](int item) { return answered.count(item) > 0; });
+  return items;
+}

@@ -1,0 +1,43 @@
+// The evaluations of a run: by --eval, --passkey, --tasks or --diagnostics, and while it trains. An entry for each holds
+// all that the rest of the program needs to plan its memory, agree on its matrix products, run it, and run it again
+// after an interruption.
+#pragma once
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "eval/asking.h"
+#include "settings/command_line.h"
+#include "training/start.h"
+
+struct Evaluation {
+  bool asked;              // by a flag: the program does this and ends
+  int64_t every;           // steps between two while training; 0: never
+  std::vector<int> items;  // what is evaluated: lengths, or numbers of task.names
+  const char* not_finite;  // the error if a result is not finite
+  // Its batches: `batch` sequences of one of these lengths, computed by losses(), or by row_logits() if by_row.
+  std::vector<int> lengths;
+  std::function<int(const Config&, int length)> batch;
+  bool by_row = false;
+  // The items with a line of this step in a run's metrics.
+  std::function<std::set<int>(const std::string& metrics, int64_t step)> answered;
+  // Prints the results of these items and writes a line for each; returns whether they are finite.
+  std::function<bool(const Asking&, const std::vector<int>& items)> run;
+};
+
+// The evaluations of a run, in their order; evaluates: the losses by length are one. Reads and checks what they need; a
+// user_error if that does not fit the model. Rank 0 writes passkey.examples. `data` must stay where it is.
+std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,
+                                         int rank);
+
+// Whether something is due after this step: it is done after each `every` steps (0: never), and after step `last` if
+// given.
+inline bool due(int64_t every, int64_t step, int64_t last = 0) {
+  return every > 0 && (step % every == 0 || step == last);
+}
+
+// The items that are due at this step of a run; of them, those that have no line in the run's metrics.
+std::vector<int> due_items(const Evaluation& evaluation, const Config& config, int64_t step);
+std::vector<int> missing_items(const Evaluation& evaluation, const Config& config, const std::string& run,
+                               int64_t step);
