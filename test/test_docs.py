@@ -73,6 +73,12 @@ class Pages(unittest.TestCase):
                  for path in re.findall(r"\]\(([^)\s#]+\.md)[)#]", text_of(page))]
     self.assertEqual(found | {"CHANGELOG.md"}, found | set(PAGES))
 
+  def test_prose_is_wrapped(self):
+    for page in PAGES:
+      text = re.sub(r"<!-- table:.*?<!-- /table -->", "", text_of(page), flags=re.DOTALL)  # scripts/readme_tables.py
+      with self.subTest(page=page):
+        self.assertEqual(re.findall(r"^(?!\||    |#).{121,}", text, re.MULTILINE), [])
+
   def test_the_front_page_is_short(self):
     text = text_of("README.md")
     self.assertLessEqual((text.count("\n"), len(text.split())), (180, 1800))
