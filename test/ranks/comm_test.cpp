@@ -147,8 +147,46 @@ TEST(StandIn, RefusesImpossibleCalls) {
   EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
 }
 
-// ---- one rank: on a GPU this is NCCL
+// ---- the calls of the program
 
+// Calls f(comm) at every rank.
+void with_comms(int size, const std::function<void(Comm&)>& f) {
+  for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // here, because threads must not
+  Ranks first;
+  first.size = size;
+  first.address = "127.0.0.1";
+  first.listener = listen_at(first.address, 0, &first.port);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; rank++)
+    threads.emplace_back([&, rank] {
+      Ranks mine = first;
+      mine.rank = rank;
+      Links links(mine);
+      {
+        Comm comm(mine, links);
+        f(comm);
+      }
+      links.end(0, "");
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Comm, ValuesOfTheHostBeyondWhatIsStagedAtOnce) {
+  if (!on_cpu) GTEST_SKIP() << "several ranks on one GPU";
+  with_comms(2, [](Comm& comm) {
+    std::vector<double> sums(20001);
+    for (size_t i = 0; i < sums.size(); i++) sums[i] = double(i) * (comm.first() ? 1 : 1000);
+    comm.all_reduce_sum(sums.data(), sums.size());
+    for (size_t i = 0; i < sums.size(); i++) ASSERT_EQ(sums[i], 1001.0 * double(i)) << i;
+    std::string text(comm.first() ? 200001 : 0, 'x');
+    for (size_t i = 0; i < text.size(); i++) text[i] = char(i % 251);
+    text = comm.broadcast(text);
+    ASSERT_EQ(text.size(), 200001u);
+    for (size_t i = 0; i < text.size(); i++) ASSERT_EQ(text[i], char(i % 251)) << i;
+  });
+}
+
+// One rank: on a GPU this is NCCL.
 TEST(Comm, OneRankLeavesThingsAsTheyAre) {
   Comm& comm = Comm::alone();
   double values[] = {1.5, 2};
@@ -194,32 +232,18 @@ std::vector<std::string> spared_by(int size, const std::string& recompute) {
       "{}", "test",
       {"model.layers=3", "model.heads=2", "model.channels=128", "model.vocab=50", "model.context=8", "batch.micro=1",
        "batch.tokens=" + tokens, "precision=fp32", "data.train=x", "data.val=x", "train.recompute=" + recompute});
-  Ranks first;
-  first.size = size;
-  first.address = "127.0.0.1";
-  first.listener = listen_at(first.address, 0, &first.port);
   std::vector<std::string> said(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; rank++)
-    threads.emplace_back([&, rank] {
-      Ranks mine = first;
-      mine.rank = rank;
-      Links links(mine);
-      {
-        Comm comm(mine, links);
-        auto model = make_model(config, 8, 8, true, comm);
-        std::vector<int> text(8, rank);
-        std::vector<float> losses(8);
-        spared.clear();
-        model->begin_step();
-        for (int micro = 0; micro < 2; micro++) model->forward_backward(text.data(), text.data());
-        model->reduce_and_clip(0);
-        model->losses(losses.data(), text.data(), text.data(), 1, 8);
-        said[rank] = spared;
-      }
-      links.end(0, "");
-    });
-  for (std::thread& thread : threads) thread.join();
+  with_comms(size, [&](Comm& comm) {
+    auto model = make_model(config, 8, 8, true, comm);
+    std::vector<int> text(8, comm.rank());
+    std::vector<float> losses(8);
+    spared.clear();
+    model->begin_step();
+    for (int micro = 0; micro < 2; micro++) model->forward_backward(text.data(), text.data());
+    model->reduce_and_clip(0);
+    model->losses(losses.data(), text.data(), text.data(), 1, 8);
+    said[comm.rank()] = spared;
+  });
   return said;
 }
 
@@ -230,7 +254,6 @@ TEST(Comm, MultiprocessorsAreSparedWhileGradientsAreReduced) {
   entry.forward = noted<'F', &Family<float>::forward, ForwardCall<float>>;
   entry.evaluate = noted<'E', &Family<float>::evaluate, ForwardCall<float>>;
   entry.backward = noted<'B', &Family<float>::backward, BackwardCall<float>>;
-  for (const char* name : {"NCCL_NVLS_ENABLE", "NCCL_ALGO"}) setenv(name, "", 0);  // here, because threads must not
   // The first reduction follows the backward pass of the last layer.
   std::string plain = "F0 F0 F0 B0 B0 B0 F0 F0 F0 B0 B8 B8 E0 E0 E0 ";
   EXPECT_EQ(spared_by(2, "none"), (std::vector<std::string>{plain, plain}));
