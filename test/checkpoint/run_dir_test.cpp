@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -18,6 +19,14 @@
 #include "test/support/temp_dir.h"
 
 namespace fs = std::filesystem;
+
+// The C library's, unless a test lets it fail.
+static int flock_error = 0;
+extern "C" int flock(int descriptor, int operation) noexcept {
+  if (flock_error == 0) return int(syscall(SYS_flock, descriptor, operation));
+  errno = flock_error;
+  return -1;
+}
 
 // ---- folders
 
@@ -219,6 +228,17 @@ TEST_F(Runs, LockKeepsASecondProcessOut) {
   EXPECT_EQ(open_again(), "");
   close(ready[0]);
   close(ready[1]);
+}
+
+TEST_F(Runs, AFileSystemWithoutLocksIsAWarningAndOtherErrorsEnd) {
+  testing::internal::CaptureStderr();
+  flock_error = ENOLCK;
+  EXPECT_EQ(error_of([&] { RunDir run("a", root); }), "");
+  expect_has(testing::internal::GetCapturedStderr(), {"warning: ", run_path, "has no locks (No locks available)"});
+  flock_error = EIO;
+  EXPECT_EQ(error_of([&] { RunDir run("a", root); }),
+            "failure: cannot lock " + run_path + "/.lock: Input/output error");
+  flock_error = 0;
 }
 
 TEST_F(Runs, FoldersThatCannotBeUsed) {
