@@ -362,6 +362,10 @@ TEST(Settings, GatesMatchTheReference) {
                "attention.gate.granularity=" + granularity, "attention.gate.op=" + op, "attention.gate.bias=" + bias},
               position + " " + granularity + " " + op + " bias " + bias);
         }
+    if (position != "output")
+      pools.add({"attention.gate.activation=softplus", "attention.gate.position=" + position,
+                 "attention.gate.granularity=headwise", "attention.gate.bias=false", "model.heads=1"},
+                position + " of one head");
   }
 }
 
