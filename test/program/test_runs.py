@@ -145,6 +145,7 @@ class Training(Workspace):
       self.assertEqual(set(entry), {"type", "step", "loss", "grad_norm", "lr", "tokens", *VOLATILE})
       self.assertTrue(0 < entry["loss"] < 10)
       self.assertTrue(min(entry[key] for key in ("grad_norm", "tokens_per_s", "ms")) > 0)
+      self.assertAlmostEqual(entry["ms"] * entry["tokens_per_s"] / (1e3 * 64), 1, delta=1e-3)
     # Warmup over 2 steps, then a cosine to 0 over the other 2.
     for entry, rate in zip(train, [5e-3, 1e-2, 1e-2, 5e-3]):
       self.assertAlmostEqual(entry["lr"], rate, places=8)
@@ -157,6 +158,13 @@ class Training(Workspace):
     self.assertAlmostEqual(val[0]["loss"], math.log(256), delta=0.2)
     self.assertEqual(self.json_of("runs/tiny/config.json"), start["config"])
     self.assertEqual(self.json_of(self.checkpoint(4, "config.json"))["model_type"], "plusgpt")
+
+  def test_times_are_those_of_a_clock(self):
+    self.ok(train__steps=20, eval__every=0, model__channels=64, batch__tokens=1280)
+    first, *train = self.metrics(kind="train")
+    passed = 1e3 * (train[-1]["time"] - first["time"])
+    for measured in (sum(entry["ms"] for entry in train), sum(1e3 * 1280 / entry["tokens_per_s"] for entry in train)):
+      self.assertTrue(0.2 * passed < measured < passed + 2, (measured, passed))  # the rest is the lines' own
 
   def test_names_and_shapes(self):
     self.ok(train__steps=1, model__position="learned", model__head_dim=12, model__mlp_ratio=2)
