@@ -13,10 +13,11 @@ import common
 
 try:
   import torch
+  import torch.nn.functional as F
   import transformers
   import numpy  # noqa: F401: without it the next would end the tests
   import compare_transformers
-  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel, bias
 except ImportError:
   torch = None
 
@@ -75,6 +76,16 @@ class Modeling(unittest.TestCase):
         self.assertEqual(P.triu(1).abs().max(), 0)
         sums = P.sum(-1)
         self.assertTrue(((sums > least - 1e-5) & (sums < most + 1e-5)).all() and sums.max() > 0, (kind, settings, sums))
+
+  def test_learned_biases(self):
+    """Score ij gets the sum of the logarithms of j + 1 to i, of each sequence and head."""
+    decay = torch.randn(2, T, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for kind, sign in (("fox", 1), ("cable", -1)):
+      c = bias(decay, kind, H, T)
+      for i in range(T):
+        for j in range(i + 1):
+          expected = F.logsigmoid(sign * decay[:, j + 1:i + 1]).sum(1)
+          torch.testing.assert_close(c[:, :, i] - c[:, :, j], expected)
 
   def test_arguments_that_it_does_not_take(self):
     model = model_of("rope")
