@@ -30,19 +30,6 @@ class Interrupted(Runs):
     self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(), codes=(0, -signal.SIGKILL),
                                 errors="^$")  # no checkpoint was found damaged
 
-  def test_every_variant_of_state(self):
-    # Learned positions, a gate beside the projections, a learned sink: every kind of parameter. An epoch ends in step 15.
-    for changes in ({"model__position": "learned", "attention__sink": "learned"},
-                    {"attention__variant": "ssmax", "attention__gate__activation": "sigmoid"},
-                    {"precision": "bf16", "attention__variant": "lssar_softplus_gated"}, {"data__shuffle": False},
-                    {"attention__sink": "learned", "attention__gate__activation": "silu", "attention__layers": ["lssar", "ungated"]},
-                    {"train__recompute": "block"}):
-      with self.subTest(**changes):
-        shutil.rmtree(self.path("runs"), ignore_errors=True)
-        expected = self.straight(step=18, train__steps=18, **changes)
-        self.remove_checkpoints(18, run="straight")
-        self.assertEqual(self.straight("--resume", step=18, train__steps=18, **changes), expected)
-
   def test_another_schedule_keeps_the_optimizers_state(self):
     constant = {"optimizer__schedule": "constant", "optimizer__warmup_steps": 0}
     self.run_ok(name="straight", **constant)

@@ -79,15 +79,6 @@ class Passkey(Workspace, ScriptTest):
                                  r"The grass is green\. .*\nWhat is the pass key\? The pass key is$")
     self.assertEqual(len(set(prompts)), 4)
 
-  def test_several_ranks(self):
-    for precision in ("fp32", "bf16"):
-      lines = []
-      for ranks in (1, 2, 3):
-        self.ok("--passkey", "--lengths", "128,100", "--gpus", str(ranks), name=f"{precision}{ranks}", precision=precision,
-                eval__batch=2, eval__tokens=1000, **COMPACT)
-        lines.append([{**entry, "time": 0} for entry in self.metrics(f"{precision}{ranks}", "passkey")])
-      self.assertEqual(lines[1:], [lines[0]] * 2)
-
   def test_a_window_of_evaluations_is_another_measurement(self):
     for window in (0, 16):
       self.ok("--passkey", "--lengths", "100", eval__window=window, eval__sink_tokens=4 if window else 0, **COMPACT)
@@ -103,15 +94,6 @@ class Passkey(Workspace, ScriptTest):
       self.ok("--passkey", "--lengths", "100", name="evaluated", eval__window=window, **COMPACT)
     for name, forms in (("trained", ["compact"]), ("evaluated", ["compact", "compact, no window"])):
       self.assertEqual(list(passkey.results(metrics.Run(self.path("runs/" + name)))), forms)
-
-  def test_all_ranks_choose_the_same_products(self):
-    self.choosing()
-    found = []
-    for _ in ("cold", "warm"):
-      self.ok("--passkey", "--lengths", "128", "--gpus", "2", name="x", eval__batch=2, **COMPACT)
-      found.append(({**self.metrics("x", "passkey")[-1], "time": 0}, self.choices()))
-    self.assertEqual(*found)
-    self.assertTrue(found[0][1])
 
   def test_shards(self):
     self.script("make", "--length", 100, "--samples", 400, "--repeats", 0.25, "--out", "made", "--name", "x")

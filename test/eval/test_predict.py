@@ -52,37 +52,16 @@ class Runs(Head):
     super().setUp()
     self.changes.update(batch__tokens=128, train__steps=12, checkpoint__every=5)
 
-  def test_training_and_resuming(self):
-    for K, changes in ((1, {}), (3, {"precision": "bf16", "train__label_mean": "sequence"})):
-      changes.update(self.write_values(K))
-      self.run_ok("--overwrite", name="straight", **changes)
-      losses = [line["loss"] for line in self.metrics("straight", "val")]
-      self.assertLess(losses[-1], 0.7 * losses[0])
-      self.assertEqual({line["perplexity"] for line in self.metrics("straight", "val")}, {None})
-      self.run_ok("--overwrite", **changes)
-      self.remove_checkpoints(10, 12)
-      self.run_ok("--resume", **changes)
-      self.assertEqual(self.outcome(12), self.outcome(12, "straight"))
-
-  def test_ranks(self):
-    changes = self.write_values(2)
-    found = {}
-    for ranks in "124":
-      self.run_ok("--gpus", ranks, "--overwrite", name=f"ranks{ranks}", optimizer__lr=1e-3, **changes)
-      found[ranks] = self.predicted("--gpus", ranks, init="runs/ranks1/step_00000012", name="p", eval__batch=2, **changes)
-    windows = (len(SHARDS["val"]) - 1) // 16
-    self.assertEqual(found["1"][1], (windows, 16, 2))
-    self.assertGreater(len(set(found["1"][0])), 100)
-    for ranks in "24":
-      self.assertEqual(found[ranks], found["1"])
-      for mine, other in zip(self.metrics(f"ranks{ranks}", "train"), self.metrics("ranks1", "train")):
-        self.assertLess(abs(mine["loss"] / other["loss"] - 1), 1e-5)
-
   def test_predictions_do_not_depend_on_eval_tokens_or_labels(self):
     changes = self.write_values(2)
     self.run_ok(**changes)
+    before, *_, after = self.metrics(kind="val")
+    self.assertLess(after["loss"], 0.7 * before["loss"])
+    self.assertIsNone(after["perplexity"])
     del changes["data__val_labels"]
     expected = self.predicted("--resume", **changes)
+    self.assertEqual(expected[1], ((len(SHARDS["val"]) - 1) // 16, 16, 2))
+    self.assertGreater(len(set(expected[0])), 100)
     self.assertEqual(self.predicted("--resume", eval__tokens=32, eval__every=0, **changes), expected)
     self.assertEqual(self.predicted("--resume", eval__mode="suffix", eval__lengths=[8, 32], **changes), expected)
     self.assertEqual([name for name in self.files() if ".tmp" in name], [])
@@ -98,7 +77,7 @@ class Runs(Head):
       self.assertEqual([name for name in self.files() if "pred" in name], [])
 
   def test_losses_of_tokens(self):
-    """Those of an evaluation, in their tokens' places: two shards, windows, suffixes, labels, values; on any ranks."""
+    """Those of an evaluation, in their tokens' places: two shards, windows, suffixes, labels, values."""
     self.write_labels(some)
     self.write("val_2.bin", shard(TEXT * 2 + b"x"))
     tokens = {"val.bin": len(SHARDS["val"]), "val_2.bin": 2 * len(TEXT) + 1}
@@ -127,9 +106,6 @@ class Runs(Head):
           first += count
         self.assertEqual(len(sums), line["of"]["tokens"])
         self.assertAlmostEqual(math.fsum(sums) / len(sums), line["loss"], delta=2e-6)
-      # A library of products may choose other kernels for other batches, as OpenBLAS 0.3.20 does.
-      alone, ranks = (self.predicted(*flags, what="--per-token-losses", eval__batch=2, **changes) for flags in ((), ("--gpus", "3")))
-      self.assertEqual(bytes(alone[0]), bytes(ranks[0]))
     self.assertEqual(os.listdir(self.path("runs/tiny")).count("pred.npy"), 0)
     self.bad("--per-token-losses", "absent/x.npy", names=["--per-token-losses"], wrote_nothing=False)
 

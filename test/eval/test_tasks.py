@@ -83,22 +83,6 @@ class Tasks(RankRuns):
     self.assertEqual([after[key] for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr")], [1, 1, 1, 1, 0])
     self.assertGreater(after["margin"], 0.5)
 
-  def test_several_ranks(self):
-    tables = []
-    for ranks in (1, 2, 3):
-      self.run_ok("--tasks", "a,b", "--gpus", str(ranks), name=f"ranks{ranks}", eval__batch=2, eval__tokens=1000)
-      tables.append(self.table(f"ranks{ranks}"))
-    self.assertEqual(tables[1:], [tables[0]] * 2)
-
-  def test_all_ranks_choose_the_same_products(self):
-    self.choosing()
-    found = []
-    for _ in ("cold", "warm"):
-      self.run_ok("--tasks", "a", "--gpus", "2", name="x", eval__batch=2)
-      found.append((self.table("x")[-1], self.choices()))
-    self.assertEqual(*found)
-    self.assertTrue(found[0][1])
-
   def test_ranks_with_other_files_are_refused(self):
     os.mkdir(self.path("other"))
     self.write("other/a.bin", task_file(questions(30, seed=2)))

@@ -1,5 +1,6 @@
 // The whole model: its gradients against finite differences and against the float64 reference, in both precisions; that
-// it can learn; that results do not depend on threads, micro batches or recomputation; snapshots and memory.
+// it can learn; that gradients do not depend on micro batches or recomputation (more of that, without a GPU:
+// test/program/test_invariance.py); snapshots and memory.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -183,24 +184,6 @@ TEST(Model, SmallOnesOverfitOneBatch) {
     settings.weight_decay = 0;
     EXPECT_NEAR(train_steps(*model, batch, 1, 1, settings, 1), std::log(61), 0.1) << precision;
     EXPECT_LT(train_steps(*model, batch, 2, 150, settings, 1), 0.05f) << precision;
-  }
-}
-
-TEST(Model, SameBitsForAnyNumberOfThreads) {
-  for (std::string precision : {"fp32", "bf16"}) {
-    Config config = small_config(precision, {"model.channels=64", "model.context=70", "batch.tokens=280"});
-    TestBatch batch(config);
-    std::vector<float> first;
-    for (int threads : {1, 2, 3, 1}) {
-      set_cpu_threads(threads);
-      auto model = make_model(config, 70, 70, true);
-      model->parameters().init_random(model->config().seed);
-      train_steps(*model, batch, 1, 3, ADAMW, 1);
-      std::vector<float> weights = read_all(*model, Part::parameters);
-      if (first.empty()) first = weights;
-      expect_same_bits(precision, weights, first);
-    }
-    set_cpu_threads(2);
   }
 }
 

@@ -17,7 +17,7 @@ import subprocess
 import time
 from unittest import mock
 
-from support.workspace import CRASH, TRAIN, Workspace, default_signals, read_safetensors, write_safetensors
+from support.workspace import CRASH, TRAIN, Workspace, default_signals, floats, read_safetensors, write_safetensors
 
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "state.json")
 # 13 MB a checkpoint: long enough under way to be met there.
@@ -167,14 +167,24 @@ class RankRuns(Runs):
     super().setUp()
     self.changes.update(batch__tokens=128, optimizer__lr=1e-3)  # low, because training amplifies rounding
 
-  def assert_close(self, run, other, kind, bound=1e-5):
-    """Equal but for the rounding of sums in float32; windows in another order would change losses by percents."""
-    ours, theirs = self.metrics(run, kind), self.metrics(other, kind)
-    self.assertEqual([(line["step"], line.get("length")) for line in ours],
-                     [(line["step"], line.get("length")) for line in theirs])
-    for mine, other in zip(ours, theirs):
-      for key in {"loss", "grad_norm"} & mine.keys():
-        self.assertLess(abs(mine[key] / other[key] - 1), bound, (key, mine, other))
+  def assert_close(self, found, expected, bound, at=""):
+    """Equal but for rounding: of a float, relative to it or to 1; of an array of floats, as bytes, to the largest."""
+    if isinstance(expected, dict):
+      self.assertEqual(found.keys(), expected.keys(), at)
+      for key in expected:
+        self.assert_close(found[key], expected[key], bound, f"{at}.{key}")
+    elif isinstance(expected, list):
+      self.assertEqual(len(found), len(expected), at)
+      for number, pair in enumerate(zip(found, expected)):
+        self.assert_close(*pair, bound, f"{at}[{number}]")
+    elif isinstance(expected, bytes) and bound > 0:
+      found, expected = ([x for x in floats(data) if x == x] for data in (found, expected))
+      self.assertEqual(len(found), len(expected), at)
+      self.assertLessEqual(max(abs(x - y) for x, y in zip(found, expected)), bound * max(map(abs, expected)), at)
+    elif isinstance(expected, float):
+      self.assertLessEqual(abs(found - expected), bound * max(1, abs(expected)), at)
+    else:
+      self.assertEqual(found, expected, at)
 
   def impatient(self, seconds):
     self.set("PLUSGPT_TIMEOUT", seconds)

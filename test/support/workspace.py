@@ -140,9 +140,9 @@ class Workspace(Folder):
     self.set("PLUSGPT_MATMUL", "choose")
     self.set("XDG_CACHE_HOME", self.path("cache"))
 
-  def choices(self):
+  def choices(self, cache="cache"):
     """The lines of that file, split into fields: device, library, shape, algorithm, date."""
-    return [line.split("\t") for line in self.text_of("cache/plusgpt/matmul.txt").splitlines()]
+    return [line.split("\t") for line in self.text_of(cache, "plusgpt/matmul.txt").splitlines()]
 
   def write_config(self, file, /, **changes):
     """CONFIG with changes: a__b=x changes a.b."""
