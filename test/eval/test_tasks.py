@@ -139,14 +139,11 @@ class Tasks(RankRuns):
 
   def test_bad_input(self):
     self.bad("--tasks", "c", names=["task c", r"\./c\.bin", r"task\.dir", "a, b", "prepare_tasks.py"], task__dir=".")
-    self.bad("--tasks", "../a", names=["task ../a", "without its folder", r'task\.dir'], task__dir=".")
     self.bad("--tasks", "a,,b", names=["task : there is no file"], task__dir=".")
     self.bad("--tasks", "a,b,a", names=["task a is named twice"], task__dir=".")
     self.bad("--tasks", "", names=["--tasks", "hellaswag,piqa"])
     self.bad("--tasks", "a", "--eval", names=["--eval", "--tasks"])
-    self.bad("--tasks", "train_000000", names=["train_000000.bin", "does not begin as a task file"], task__dir=".")
     self.bad("--tasks", "a", names=["token", "model.vocab = 100", "tokenizer"], model__vocab=100, task__dir=".")
-    self.bad("--tasks", "a", names=["completion of", "task.max_length = 4"], task__max_length=4, task__dir=".")
     self.bad("--tasks", "a", names=["task.max_length = 17", "learned", "16"], task__max_length=17, model__position="learned")
     self.bad("--tasks", "a", names=["task.samples", "config.json", "exists"], task__samples="config.json", task__dir=".", wrote_nothing=False)
     self.bad("--tasks", "a", names=["task.samples", "absent/x"], task__samples="absent/x", task__dir=".", wrote_nothing=False)
