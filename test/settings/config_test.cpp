@@ -27,136 +27,38 @@ using Changes = std::map<std::string, std::string>;
 
 TEST(Config, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(config_json(parse_config("{}", "")), nlohmann::ordered_json::parse(R"({
-  "name": "run",
-  "seed": 1337,
-  "init": "",
-  "precision": "",
-  "threads": 0,
-  "model": {
-    "layers": 12,
-    "heads": 12,
-    "channels": 768,
-    "head_dim": 64,
-    "context": 1024,
-    "vocab": 50257,
-    "mlp_ratio": 4,
-    "position": "rope",
-    "rope_base": 10000,
-    "rope_fraction": 1,
-    "head": {
-      "outputs": 0
-    }
-  },
-  "attention": {
-    "variant": "softmax",
-    "qk_norm": "none",
-    "scale": "rsqrt_d",
-    "kind": "softmax",
-    "power": 15,
-    "offset": 1,
-    "offset_free_rows": 3,
-    "threshold": 1,
-    "output_norm": "none",
-    "sink": "none",
-    "window": 0,
-    "sink_tokens": 0,
-    "bias": "none",
-    "layers": [],
-    "gate": {
-      "activation": "none",
-      "granularity": "elementwise",
-      "op": "multiply",
-      "position": "sdpa",
-      "weight_init": "normal",
-      "bias": true,
-      "bias_init": 0
-    }
-  },
-  "data": {
-    "train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
-    "val": ["data/shards/fineweb10B/fineweb_val_*.bin"],
-    "labels": [],
-    "val_labels": [],
-    "shuffle": true
-  },
-  "batch": {
-    "tokens": 524288,
-    "micro": 0
-  },
-  "optimizer": {
-    "lr": 0.0006,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-08,
-    "weight_decay": 0.1,
-    "grad_clip": 1,
-    "schedule": "cosine",
-    "schedule_start": 0,
-    "warmup_steps": 700,
-    "final_lr_fraction": 0,
-    "decay_fraction": 0.2,
-    "skip_spikes": 0
-  },
-  "train": {
-    "steps": 18865,
-    "tokens": 0,
-    "label_mean": "batch",
-    "recompute": "none",
-    "zero_stage": 1
-  },
-  "eval": {
-    "every": 250,
-    "tokens": 10485760,
-    "mode": "windows",
-    "lengths": [1024],
-    "batch": 0,
-    "rope_scaling": "none",
-    "window": 0,
-    "sink_tokens": 0
-  },
-  "checkpoint": {
-    "every": 5000,
-    "minutes": 30,
-    "keep": 2,
-    "at_end": true
-  },
-  "generate": {
-    "every": 0,
-    "tokens": 64,
-    "prompt": "",
-    "temperature": 1,
-    "top_k": 0,
-    "tokenizer": "gpt2",
-    "tokenizer_dir": "",
-    "stop": ""
-  },
-  "passkey": {
-    "form": "landmark",
-    "trials": 20,
-    "depths": 11,
-    "examples": ""
-  },
-  "task": {
-    "every": 0,
-    "names": [],
-    "dir": "data/tasks",
-    "limit": 0,
-    "max_length": 0,
-    "samples": ""
-  },
-  "diagnostics": {
-    "every": 0,
-    "tokens": 65536,
-    "start": "any"
-  },
-  "plan": {
-    "memory": "",
-    "ranks": 0
-  },
-  "log": {
-    "every": 1,
-    "groups_every": 0
-  }
+  "name": "run", "seed": 1337, "init": "", "precision": "", "threads": 0,
+  "model": {"layers": 12, "heads": 12, "channels": 768, "head_dim": 64, "context": 1024,
+            "vocab": 50257, "mlp_ratio": 4, "position": "rope", "rope_base": 10000,
+            "rope_fraction": 1, "head": {"outputs": 0}},
+  "attention": {"variant": "softmax", "qk_norm": "none", "scale": "rsqrt_d",
+                "kind": "softmax", "power": 15, "offset": 1, "offset_free_rows": 3,
+                "threshold": 1, "output_norm": "none", "sink": "none", "window": 0,
+                "sink_tokens": 0, "bias": "none", "layers": [],
+                "gate": {"activation": "none", "granularity": "elementwise",
+                "op": "multiply", "position": "sdpa", "weight_init": "normal", "bias": true,
+                "bias_init": 0}},
+  "data": {"train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
+           "val": ["data/shards/fineweb10B/fineweb_val_*.bin"], "labels": [],
+           "val_labels": [], "shuffle": true},
+  "batch": {"tokens": 524288, "micro": 0},
+  "optimizer": {"lr": 0.0006, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08,
+                "weight_decay": 0.1, "grad_clip": 1, "schedule": "cosine",
+                "schedule_start": 0, "warmup_steps": 700, "final_lr_fraction": 0,
+                "decay_fraction": 0.2, "skip_spikes": 0},
+  "train": {"steps": 18865, "tokens": 0, "label_mean": "batch", "recompute": "none",
+            "zero_stage": 1},
+  "eval": {"every": 250, "tokens": 10485760, "mode": "windows", "lengths": [1024],
+           "batch": 0, "rope_scaling": "none", "window": 0, "sink_tokens": 0},
+  "checkpoint": {"every": 5000, "minutes": 30, "keep": 2, "at_end": true},
+  "generate": {"every": 0, "tokens": 64, "prompt": "", "temperature": 1, "top_k": 0,
+               "tokenizer": "gpt2", "tokenizer_dir": "", "stop": ""},
+  "passkey": {"form": "landmark", "trials": 20, "depths": 11, "examples": ""},
+  "task": {"every": 0, "names": [], "dir": "data/tasks", "limit": 0, "max_length": 0,
+           "samples": ""},
+  "diagnostics": {"every": 0, "tokens": 65536, "start": "any"},
+  "plan": {"memory": "", "ranks": 0},
+  "log": {"every": 1, "groups_every": 0}
 })"));
 }
 
