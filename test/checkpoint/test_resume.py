@@ -18,13 +18,16 @@ from support.workspace import CRASH, TEXT, TRAIN, default_signals, shard
 
 class Interrupted(Runs):
   def test_killed_while_saving(self):
-    expected = self.straight(**LARGE)
-    self.kill_while_saving(**LARGE)
-    done = self.run_ok("--resume", **LARGE)
-    self.assertIn("runs/tiny/step_00000010", done.stdout)
-    self.assertEqual(self.steps(), [10, 20, 30, 40])
-    self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
-    self.assertEqual(self.outcome(), expected)
+    for ranks in "12":
+      with self.subTest(ranks=ranks):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        expected = self.straight("--gpus", ranks, **LARGE)
+        self.kill_while_saving("--gpus", ranks, **LARGE)
+        done = self.run_ok("--resume", "--gpus", ranks, **LARGE)
+        self.assertIn("runs/tiny/step_00000010", done.stdout)
+        self.assertEqual(self.steps(), [10, 20, 30, 40])
+        self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
+        self.assertEqual(self.outcome(), expected)
 
   def test_killed_at_random_moments(self):
     self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(), codes=(0, -signal.SIGKILL),
@@ -231,13 +234,15 @@ class Interrupted(Runs):
                      [self.digest(self.path("before/tiny/step_00000040/model.safetensors"))] * 2)
 
   def test_beginnings_and_ends(self):
-    done = self.run_ok("--resume")
-    self.assertRegex(done.stdout, "no checkpoint yet")
-    before = self.run_digests()
-    done = self.run_ok("--resume")
-    self.assertRegex(done.stdout, "finished")
-    self.assertEqual(before, self.run_digests())
-    self.run_bad(names=["runs/tiny", "--resume", "--overwrite"])
+    for flags in ("--gpus", "2"), ():
+      shutil.rmtree(self.path("runs"), ignore_errors=True)
+      done = self.run_ok("--resume", *flags)
+      self.assertRegex(done.stdout, "no checkpoint yet")
+      before = self.run_digests()
+      done = self.run_ok("--resume", *flags)
+      self.assertRegex(done.stdout, "finished")
+      self.assertEqual(before, self.run_digests())
+      self.run_bad(*flags, names=["runs/tiny", "--resume", "--overwrite"])
     self.run_bad("--resume", "--overwrite", names=["--resume", "--overwrite"])
     self.run_bad("--resume", "runs/absent", names=["runs/absent"])
     self.run_bad("--resume", "val.bin", names=["val.bin"])
@@ -380,7 +385,7 @@ class Damage(Runs):
           else:
             self.write(f"runs/tiny/step_00000040/{name}", rest)
           done = self.run_ok("--resume", checkpoint__keep=2)
-          self.assertIn("step_00000040", done.stderr)
+          self.assertEqual(done.stderr.count("skipped the damaged checkpoint runs/tiny/step_00000040"), 1)
           self.assertIn(name, done.stderr)
           self.assertIn("runs/tiny/step_00000030", done.stdout)
           self.assertEqual(self.outcome(), expected)
