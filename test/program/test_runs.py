@@ -197,17 +197,6 @@ class Training(Workspace):
     self.ok(train__steps=None, train__tokens=130)
     self.assertEqual(len(self.metrics(kind="train")), 3)
 
-  def test_warmup_longer_than_the_run_is_a_warning(self):
-    done = self.ok(optimizer__warmup_steps=100)
-    self.assertRegex(done.stdout + done.stderr, "(?i)warmup")
-
-  def test_comments_and_lists(self):
-    self.ok(_about="a comment", model___why={"any": ["thing"]}, data__train=["train_000001.bin", "train_000000.bin"])
-
-  def test_lists_in_set(self):
-    self.ok("--set", "eval.lengths=8,16", "--set", "data.train=train_000000.bin,train_000001.bin")
-    self.assertEqual({entry["length"] for entry in self.metrics(kind="val")}, {8, 16})
-
   def test_without_evaluation_or_checkpoint(self):
     self.ok(eval__every=0, checkpoint__at_end=False)
     self.assertEqual(self.metrics(kind="val"), [])
@@ -526,18 +515,6 @@ class Sweeps(Workspace):
       self.assertNotEqual(whole["32"], window["32"])
     trained = [name for name in os.listdir(self.path("runs")) if os.path.exists(self.path(f"runs/{name}/config.json"))]
     self.assertEqual((len(trained), len([name for name in os.listdir(self.path("runs")) if "." not in name])), (1, 4))
-
-  def test_repeats_no_run_and_takes_none_for_another(self):
-    table = self.sweep("--results", "results.json")
-    self.assertEqual(self.sweep(train=self.asked_only()), table)
-    self.assertNotEqual(self.sweep("--set", "optimizer.lr=0.1"), table)
-    self.assertEqual(self.sweep(train=self.asked_only()), table)
-    losses = [entry["losses"]["16"] for entry in self.json_of("results.json")["runs"]
-              if entry["labels"] == {"attention.variant": "softmax"}]
-    self.assertRegex(table.splitlines()[2], r"\| softmax \| %.3f ± " % statistics.mean(losses))
-    self.sweep("--config", "absent.json", code=2)
-    self.sweep("--results", "absent/results.json", code=2)
-    self.sweep("--set", "optimizer.lr=0.2", train="absent/train", code=2)
 
   def test_a_rate_that_diverges(self):
     self.sweep_file(axes={"optimizer.lr": [100, 0.01], "optimizer.weight_decay": [0, 0.1]}, chart="lr", seeds=[1],
