@@ -386,24 +386,18 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     self.assert_error("there is no GPU here")
     self.assertFalse(os.path.exists(self.out))
 
-  def test_a_sanitizer_that_finds_nothing(self):
-    self.program("compute-sanitizer", self.clean)
-    self.session("sanitize")
-    self.assertRegex(self.output, r"\| sanitize \| \d+ s \| done \| 18 of 18 runs without a finding \|\n$")
-    self.assertEqual(self.files(), ["sanitize.log"])
-
-  def test_a_sanitizer_that_finds_something(self):
+  def test_what_a_sanitizer_says(self):
     finds = 'case "$*" in *racecheck*kernels* | *racecheck*hopper*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
-    self.program("compute-sanitizer", finds + self.clean)
-    self.session("sanitize", code=1)
-    self.assertIn("FAILED | racecheck test_hopper: FOUND RACECHECK SUMMARY: 1 hazard (proves nothing by itself: ", self.output)
-    self.assertIn("; racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 16 of 18 runs", self.output)
-
-  def test_a_sanitizer_that_refuses_the_device(self):
-    self.program("compute-sanitizer", 'echo "========= Error: Device not supported"; exit 1')
-    self.session("sanitize", code=1)
-    refusal = r"(?:mem|race|sync)check was refused: =* Error: Device not supported"
-    self.assertEqual(len(re.findall(refusal, self.output)), 3)
+    refuses = 'echo "========= Error: Device not supported"; exit 1'
+    for script, code, said, times in (
+        (self.clean, 0, r"\| sanitize \| \d+ s \| done \| 18 of 18 runs without a finding \|\n$", 1),
+        (finds + self.clean, 1, r"FAILED \| racecheck test_hopper: FOUND RACECHECK SUMMARY: 1 hazard \(proves nothing by "
+                                "itself: .*; racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 16 of 18 runs", 1),
+        (refuses, 1, r"(?:mem|race|sync)check was refused: =* Error: Device not supported", 3)):
+      self.program("compute-sanitizer", script)
+      self.session("sanitize", code=code)
+      self.assertEqual(len(re.findall(said, self.output)), times, self.output)
+      self.assertEqual(self.files(), ["sanitize.log"])
 
   def test_a_rehearsal_of_the_first_ten_minutes(self):
     train = os.environ.get("TRAIN") or os.path.join(ROOT, "train")
