@@ -57,7 +57,8 @@ template <class Real> struct Activations {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
     GatePosition gate_position = config.attention.gate.position;
-    bool keep = training && config.train.recompute != "block", keep_gelu = keep && config.train.recompute != "gelu";
+    bool keep = training && config.train.recompute != Recompute::block,
+         keep_gelu = keep && config.train.recompute != Recompute::gelu;
     layers.assign(m.layers, {});
     std::vector<AttentionSettings> attention;
     for (int l = 0; l < m.layers; l++) {
@@ -145,7 +146,7 @@ template <class Real> struct Buffers {
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), context = m.context;
-    bool rotates = m.position == "rope";
+    bool rotates = m.position == Position::rope;
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");
     size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);

@@ -130,10 +130,10 @@ static void check_settings(Settings& settings, const Flags& flags, const Ranks& 
   if (elsewhere && !flags.is(Mode::dry_run))
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config.plan.memory.c_str(),
                source_tag(source_of(config, {"plan.memory"})).c_str());
-  if (elsewhere && config.precision.empty()) config.precision = "bf16";
+  if (elsewhere && config.precision == Precision::automatic) config.precision = Precision::bf16;
   for (int length : {config.model.context, std::numeric_limits<int>::max()})
     for (int l = 0; l < config.model.layers; l++)
-      attention_check(config.layer(l, length).attention, config.model.head_dim, config.precision == "fp32",
+      attention_check(config.layer(l, length).attention, config.model.head_dim, config.precision == Precision::fp32,
                       config.diagnoses, !planned_for_cpu(config));
   if (elsewhere) return;
   if (flags.generates() || (mode.whole_run && config.generate.every > 0))  // not at the first sample, hours later
@@ -168,7 +168,7 @@ static Inputs open_inputs(const Flags& flags, Settings& settings, const Ranks& r
     inputs.prompts = read_prompts(flags.value, *inputs.tokenizer, config);
   }
   if (flags.mode->writes_file) check_output(flags.mode->flag, flags.value, data);
-  std::printf("%s, %s, %s, %s parameters\n", inputs.device.name.c_str(), config.precision.c_str(),
+  std::printf("%s, %s, %s, %s parameters\n", inputs.device.name.c_str(), precision_names[int(config.precision)],
               attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
   if (flags.mode->makes_steps) inputs.windows = training_windows(config, data.train);
   return inputs;
@@ -267,7 +267,7 @@ static void make_steps(Model& model, const Flags& flags, const Settings& setting
                                   .shuffle = config.data.shuffle,
                                   .seed = config.seed,
                                   .outputs = config.model.head.outputs,
-                                  .by_sequence = config.train.label_mean == "sequence"});
+                                  .by_sequence = config.train.label_mean == LabelMean::sequence});
   if (beginning.from) loader.seek(step);
   if (flags.is(Mode::dump_gradients)) dump_gradients(model, loader, flags.value);
   else if (flags.is(Mode::dry_run)) dry_run(model, loader, *inputs.data, !beginning.from);

@@ -82,7 +82,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
   return {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
-      {WPE, "wpe.weight", {m.position == "learned" ? m.context : 0, C}, normal, true, false},
+      {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
       {LN1_W, "ln_1.weight", {C}, one, false, true},
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
       {QKV_W, "attn.c_attn.weight", {C, 3 * A}, normal, true, true, {C, Q}},
@@ -136,7 +136,7 @@ double flops_per_token(const Config& config) {
 
 MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks) {
   MemoryPlan plan;  // of arrays that are never allocated: such a plan only counts
-  bool rounds = config.precision == "bf16";
+  bool rounds = config.precision == Precision::bf16;
   ParameterStore(parameter_layout(config, ranks, training), rounds, Comm::alone(), nullptr).plan(plan, training);
   if (rounds) Buffers<bf16>().plan(plan, config, micro, eval_rows, eval_length, training);
   else Buffers<float>().plan(plan, config, micro, eval_rows, eval_length, training);
@@ -420,8 +420,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
     auto [Z, G, Q] = a.columns;
-    if (config_.train.recompute == "block") compute_activations(a, act, l, B, T, true);
-    else if (config_.train.recompute == "gelu") gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+    if (config_.train.recompute == Recompute::block) compute_activations(a, act, l, B, T, true);
+    else if (config_.train.recompute == Recompute::gelu) gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
     // 11 and GELU: dx is the gradient of a sum, so of both its terms
     linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, 0, a.fc);
@@ -607,6 +607,7 @@ void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, cons
 }
 
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {
-  if (config.precision == "bf16") return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training, comm);
+  if (config.precision == Precision::bf16)
+    return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training, comm);
   return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training, comm);
 }

@@ -26,7 +26,7 @@ static Config load(const std::string& path, std::vector<std::string> sets, const
                    const DeviceInfo& device) {
   sets.push_back("attention.variant=" + variant);
   Config config = load_config(path, sets);
-  if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
+  if (config.precision == Precision::automatic) config.precision = device.is_gpu ? Precision::bf16 : Precision::fp32;
   if (config.threads > 0) set_cpu_threads(config.threads);
   int fits = 64, T = config.model.context;
   double budget = 0.9 * double(device.free_memory);
@@ -88,15 +88,15 @@ static Json measure(const std::string& path, const std::string& variant, const C
   }
 
   double tokens_per_s = double(config.batch.tokens) / median.ms * 1e3, flops = flops_per_token(config);
-  bool is_bf16 = config.precision == "bf16", data_sheet = is_bf16 && device.peak_bf16_flops > 0;
+  bool is_bf16 = config.precision == Precision::bf16, data_sheet = is_bf16 && device.peak_bf16_flops > 0;
   double peak = data_sheet ? device.peak_bf16_flops : is_bf16 ? ceilings.bf16 : ceilings.fp32;
   double gaps = median.ms - kernels;
   static const double event = seconds([] {}).median * 1e6;  // us that two events are apart with nothing between
   MemoryPlan memory = plan_memory(config, config.batch.micro, config.model.context, config.model.context, true);
 
   printf("## %s, %s, %s: %.1f ms a step of %ld tokens (%.1f to %.1f), %.0f tokens/s, %.1f%% of %s %.0f GFLOP/s\n\n",
-         path.c_str(), variant.c_str(), config.precision.c_str(), median.ms, config.batch.tokens, steps.front().ms,
-         steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
+         path.c_str(), variant.c_str(), precision_names[int(config.precision)], median.ms, config.batch.tokens,
+         steps.front().ms, steps.back().ms, tokens_per_s, 100 * tokens_per_s * flops / peak,
          data_sheet ? "the data sheet's" : "the measured", peak * 1e-9);
   printf("| kernel | calls a step | ms a step | share |\n|---|---|---|---|\n");
   Json phases = Json::object(), categories = Json::object(), profile = Json::array();
@@ -122,7 +122,7 @@ static Json measure(const std::string& path, const std::string& variant, const C
   fflush(stdout);
   return {{"config", path},
           {"variant", variant},
-          {"precision", config.precision},
+          {"precision", precision_names[int(config.precision)]},
           {"micro", config.batch.micro},
           {"context", config.model.context},
           {"tokens", config.batch.tokens},

@@ -75,7 +75,7 @@ static bool is_gpt2(const Config& config) {
     return a.kind != Kind::softmax || a.qk_norm != QkNorm::none || a.scale != Scale::rsqrt_d || a.sink != Sink::none ||
            a.window > 0 || a.bias != Bias::none || a.gate.exists();
   };
-  return m.position == "learned" && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
+  return m.position == Position::learned && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
          m.head.outputs == 0;
 }
 
@@ -83,7 +83,7 @@ std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" :
 
 std::map<std::string, std::string> tokenizer_files(const Config& config) {
   const std::string& dir = config.generate.tokenizer_dir;
-  if (config.generate.tokenizer != "gpt2" || dir.empty()) return {};
+  if (config.generate.tokenizer != TokenizerKind::gpt2 || dir.empty()) return {};
   std::string problem;
   std::error_code ignored;
   if (!std::filesystem::is_directory(dir, ignored)) {
@@ -112,7 +112,7 @@ std::string model_config_json(const Config& config) {
   using nlohmann::ordered_json;
   const Config::Model& m = config.model;
   constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; of others nothing is known
-  bool gpt2 = config.generate.tokenizer == "gpt2" && vocabulary_fits(END_OF_TEXT + 1, m.vocab);
+  bool gpt2 = config.generate.tokenizer == TokenizerKind::gpt2 && vocabulary_fits(END_OF_TEXT + 1, m.vocab);
   ordered_json end_of_text = gpt2 ? ordered_json(END_OF_TEXT) : ordered_json(), root;
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};

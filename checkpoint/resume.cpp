@@ -156,7 +156,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
     changes.push_back(
         format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
                "changes the learning rates of steps already made",
-               before.train.steps, now.train.steps, now.optimizer.schedule.c_str()));
+               before.train.steps, now.train.steps, schedule_names[int(now.optimizer.schedule)]));
   }
   std::string anew = schedule_alone && !changes.empty()
                          ? format(

@@ -1,6 +1,5 @@
 #include "data/tokenizer.h"
 
-#include "base/error.h"
 #include "data/gpt2_bpe.h"
 #include "data/utf8.h"
 
@@ -29,10 +28,9 @@ class ByteTokenizer : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::string& dir) {
-  if (kind == "bytes") return std::make_unique<ByteTokenizer>();
-  if (kind == "gpt2") return std::make_unique<Gpt2Tokenizer>(dir);
-  user_error("generate.tokenizer = \"%s\" is unknown (gpt2, bytes)", kind.c_str());
+std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir) {
+  if (kind == TokenizerKind::bytes) return std::make_unique<ByteTokenizer>();
+  return std::make_unique<Gpt2Tokenizer>(dir);
 }
 
 std::string valid_utf8(const std::string& text) {

@@ -23,8 +23,10 @@ class Tokenizer {
 // Whether a model of `vocab` tokens may be one of this tokenizer's: it may have a few more, for alignment.
 inline bool vocabulary_fits(int tokens, int vocab) { return vocab >= tokens && vocab <= tokens + tokens / 32; }
 
-// kind: "bytes" or "gpt2"; dir: the folder with GPT-2's vocabulary files. A user_error if one is missing or damaged.
-std::unique_ptr<Tokenizer> open_tokenizer(const std::string& kind, const std::string& dir);
+enum class TokenizerKind { gpt2, bytes };
+inline constexpr const char* tokenizer_kind_names[] = {"gpt2", "bytes"};
+// dir: the folder with GPT-2's vocabulary files. A user_error if one is missing or damaged.
+std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir);
 
 // The text with every byte that belongs to no UTF-8 character replaced by U+FFFD, as terminals and JSON need it.
 std::string valid_utf8(const std::string& text);

@@ -20,7 +20,7 @@ class Sequences {
  public:
   Sequences(const Config& config, const std::vector<Shard>& shards, int length)
       : length_(length),
-        documents_(config.diagnostics.start == "document"),
+        documents_(config.diagnostics.start == WindowStart::document),
         reader_(shards, documents_ ? 1 : length, config.model.vocab, "data.val"),
         count_(std::min(config.diagnostics.tokens / length, reader_.windows())) {
     if (!documents_) return;
@@ -264,7 +264,7 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
           {"tokens", weights.tokens},
           {"length", length},
           {"sequences", sequences},
-          {"start", config.diagnostics.start},
+          {"start", window_start_names[int(config.diagnostics.start)]},
           {"weights", weights.path},
           {"first_token", rounded(mean(layers, "first"))},
           {"sink_rate", rounded(100 * sinks / (double(sequences) * count * config.model.heads))},

@@ -138,7 +138,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
       const int* target = &targets[first_counted];
       double found = double(counted - std::count(target, target + counted, -1));
       if (found == 0) continue;
-      double weight = config.train.label_mean == "sequence" ? counted / found : 1;
+      double weight = config.train.label_mean == LabelMean::sequence ? counted / found : 1;
       for (int t = 0; t < counted; t++) by_position[t] += weight * loss[t], weights[t] += target[t] >= 0 ? weight : 0;
       by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / found;
       labels[window + row] = found;

@@ -38,7 +38,7 @@ void check_vocabulary(const Tokenizer& tokenizer, const Config& config) {
   user_error(
       "config: generate.tokenizer = \"%s\" has %d tokens, but model.vocab = %d; choose the tokenizer with which the "
       "training data was made",
-      config.generate.tokenizer.c_str(), tokens, vocab);
+      tokenizer_kind_names[int(config.generate.tokenizer)], tokens, vocab);
 }
 
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt) {
@@ -117,7 +117,7 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
                  where.c_str());
     FilePrompt prompt{prompt_tokens(tokenizer, config, fields["prompt"]), ""};
     size_t tokens = prompt.tokens.size() + size_t(config.generate.tokens), context = size_t(config.model.context);
-    if (config.model.position == "learned" && tokens > context)
+    if (config.model.position == Position::learned && tokens > context)
       user_error(
           "--generate-file: %s: a prompt of %zu tokens and generate.tokens = %d are beyond the %zu positions that "
           "model.position = \"learned\" has (model.context); shorten the prompt, or use a model with \"rope\" or "

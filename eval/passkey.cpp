@@ -62,9 +62,9 @@ static std::string compact_text(const std::string& key, int first_sentence, int 
   return line + (fill > 0 ? filler(fill - 1, first_sentence) + " " : "") + "What is the key? The key is " + key + ".";
 }
 
-PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form, int length, double depth,
+PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, PasskeyForm form, int length, double depth,
                              const std::string& key, int first_sentence, int fill, bool control) {
-  bool landmark = form == "landmark";
+  bool landmark = form == PasskeyForm::landmark;
   auto text = [&](int n) {
     return landmark ? landmark_text(key, depth, n, control) : compact_text(key, first_sentence, n, control);
   };
@@ -77,7 +77,8 @@ PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form
     user_error(
         "--passkey: length %d is too short for passkey.form = \"%s\": with the key %s and no filler, a prompt has %d "
         "tokens; give --lengths longer ones%s",
-        length, form.c_str(), key.c_str(), least + length - room, landmark ? ", or set passkey.form=compact" : "");
+        length, passkey_form_names[int(form)], key.c_str(), least + length - room,
+        landmark ? ", or set passkey.form=compact" : "");
   int most = landmark ? room : room - int(depth * (room - least));
   if (fill < 0) prompt.fill = most_within(most, tokens_of);
   std::string whole = text(prompt.fill);
@@ -94,12 +95,12 @@ PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form
 std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Config& config,
                                            const std::vector<int>& lengths) {
   const Config::Passkey& settings = config.passkey;
-  bool landmark = settings.form == "landmark";
-  if (landmark && config.generate.tokenizer != "gpt2")
+  bool landmark = settings.form == PasskeyForm::landmark;
+  if (landmark && config.generate.tokenizer != TokenizerKind::gpt2)
     user_error(
         "config: passkey.form = \"landmark\" is a prompt in GPT-2 tokens, but generate.tokenizer = \"%s\"; set "
         "passkey.form=compact, or generate.tokenizer and generate.tokenizer_dir for a model of GPT-2 tokens%s",
-        config.generate.tokenizer.c_str(),
+        tokenizer_kind_names[int(config.generate.tokenizer)],
         source_tag(source_of(config, {"passkey.form", "generate.tokenizer"})).c_str());
   check_vocabulary(tokenizer, config);
   std::vector<PasskeyPrompt> prompts;
@@ -110,7 +111,8 @@ std::vector<PasskeyPrompt> passkey_prompts(const Tokenizer& tokenizer, const Con
       std::map<std::pair<int, size_t>, int> fills;  // what fits depends on how many tokens the key has, not on which
       for (int trial = 0; trial < settings.trials; trial++) {
         Checksum seed;
-        std::string drawn_for = format("%s %d %.6f %d %d", settings.form.c_str(), length, depth, control, trial);
+        std::string drawn_for =
+            format("%s %d %.6f %d %d", passkey_form_names[int(settings.form)], length, depth, control, trial);
         seed.add(drawn_for.data(), drawn_for.size());
         std::mt19937_64 random(seed.value());
         std::string key = landmark ? std::to_string(1 + random() % 50000) : format("%05d", int(random() % 100000));
@@ -131,7 +133,7 @@ void write_passkey_prompts(const Tokenizer& tokenizer, const Config& config,
   for (const PasskeyPrompt& prompt : prompts) {
     if (prompt.control) continue;
     auto begin = prompt.tokens.begin() + (tokenizer.end_of_text() >= 0);
-    text += nlohmann::ordered_json{{"form", config.passkey.form},
+    text += nlohmann::ordered_json{{"form", passkey_form_names[int(config.passkey.form)]},
                                    {"length", prompt.length},
                                    {"depth", prompt.depth},
                                    {"key", prompt.key},
@@ -221,7 +223,7 @@ static double mean(const std::vector<double>& values) {
 static PasskeyReport report_of(const Config::Passkey& settings, const std::vector<PasskeyPrompt>& prompts,
                                const std::vector<PasskeyScore>& scores) {
   PasskeyReport report;
-  report.form = settings.form;
+  report.form = passkey_form_names[int(settings.form)];
   report.length = prompts[0].length;
   report.trials = settings.trials;
   for (size_t first = 0; first < prompts.size(); first += settings.trials) {
@@ -271,7 +273,7 @@ bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const st
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
   if (model.comm().first()) bar = std::make_unique<ProgressBar>("passkey", all);
   std::printf("passkey, %s, step %ld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
-              settings.form.c_str(), asking.weights.step);
+              passkey_form_names[int(settings.form)], asking.weights.step);
   for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
   std::printf(" |   all +-     |   nll   rank | control\n");
   bool finite = true;

@@ -35,7 +35,7 @@ struct PasskeyPrompt {
 
 // first_sentence: of the filler after compact's key, 0 to 4. fill: as above; -1: as much as fits. A user_error if the
 // prompt does not fit the length even without filler.
-PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, const std::string& form, int length, double depth,
+PasskeyPrompt passkey_prompt(const Tokenizer& tokenizer, PasskeyForm form, int length, double depth,
                              const std::string& key, int first_sentence, int fill = -1, bool control = false);
 
 // The prompts of passkey.trials trials at each of passkey.depths depths, then as many controls, for each length in

@@ -54,7 +54,9 @@ static const struct {
      {"attention.window > 0, or eval.window",
       // The words belong to the model, but an evaluation may leave the windows out.
       [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0 || !c.trains; }}},
-    {"rotated", "unrotated", {"model.position = \"rope\"", [](const Config& c) { return c.model.position == "rope"; }}},
+    {"rotated",
+     "unrotated",
+     {"model.position = \"rope\"", [](const Config& c) { return c.model.position == Position::rope; }}},
     {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
 
 constexpr int LARGEST_WINDOW = 16777216;  // as the table allows
@@ -82,7 +84,7 @@ LayerEntry layer_entry(const std::string& entry) {
 }
 
 Config::Layer Config::layer(int l, int length) const {
-  Layer layer = {attention_at(length), model.position == "rope"};
+  Layer layer = {attention_at(length), model.position == Position::rope};
   AttentionSettings& a = layer.attention;
   LayerEntry entry = layer_entry(layers.empty() ? "" : layers[size_t(l) % layers.size()]);
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
@@ -184,7 +186,7 @@ static const Rule RULES[] = {
      return c.model.channels % 8 == 0 ? "" : "must be a multiple of 8";
    }},
   {"model.head_dim", {"model.position", "model.channels", "model.heads"}, [](const Config& c) -> std::string {
-     if (c.model.position != "rope" || c.model.head_dim % 2 == 0 || c.model.channels % 8 != 0) return "";
+     if (c.model.position != Position::rope || c.model.head_dim % 2 == 0 || c.model.channels % 8 != 0) return "";
      return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
    }},
   {"attention.sink", {"attention.kind", "attention.variant", "attention.layers"}, [](const Config& c) -> std::string {
@@ -222,15 +224,15 @@ static const Rule RULES[] = {
      return rule + (by_file ? "; it comes from the file's name: give another with --set name=..." : "");
    }},
   {"eval.rope_scaling", {"model.position"}, [](const Config& c) -> std::string {
-     if (c.eval.rope_scaling == RopeScaling::none || c.model.position == "rope") return "";
-     return format("needs model.position = \"rope\", not \"%s\"", c.model.position.c_str());
+     if (c.eval.rope_scaling == RopeScaling::none || c.model.position == Position::rope) return "";
+     return format("needs model.position = \"rope\", not \"%s\"", position_names[int(c.model.position)]);
    }},
   {"eval.rope_scaling", {"model.head_dim"}, [](const Config& c) -> std::string {
      if (c.eval.rope_scaling != RopeScaling::ntk || c.model.head_dim > 2) return "";
      return format("needs model.head_dim > 2, not %d", c.model.head_dim);
    }},
   {"task.max_length", {"model.position", "model.context"}, [](const Config& c) -> std::string {
-     if (c.model.position != "learned" || c.task.max_length <= c.model.context) return "";
+     if (c.model.position != Position::learned || c.task.max_length <= c.model.context) return "";
      return format("is beyond the %d positions that model.position = \"learned\" has (model.context); only \"rope\" and "
                    "\"none\" go further", c.model.context);
    }},
@@ -387,7 +389,7 @@ void check_lengths(const Config& config, const std::vector<int>& lengths, const 
     if (std::count(lengths.begin(), lengths.end(), length) > 1)
       user_error("%s names %d twice; remove one of the two%s", name.c_str(), length, tag.c_str());
     if (length < 1) user_error("%s = %d must be positive%s", name.c_str(), length, tag.c_str());
-    if (config.model.position == "learned" && length > config.model.context)
+    if (config.model.position == Position::learned && length > config.model.context)
       user_error(
           "%s = %d is beyond the %d positions that model.position = \"learned\" has (model.context); "
           "only \"rope\" and \"none\" go further%s",

@@ -1,8 +1,7 @@
 // The settings of a run: read from JSON and --set, checked, completed.
 // Defaults are the initialisers below; the table in table.cpp says what each key means and allows, and drives reading,
-// --set, --print-config, the resolved JSON and --help. String choices were validated against the table; any other value
-// is a bug. 0 or "" marked "auto" is filled in where the comment says. An error in a configuration is a user_error that
-// names key, value, what is allowed, and file.
+// --set, --print-config, the resolved JSON and --help. 0 or "" marked "auto" is filled in where the comment says. An
+// error in a configuration is a user_error that names key, value, what is allowed, and file.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,16 +11,32 @@
 #include <vector>
 
 #include "attention/settings.h"
+#include "data/tokenizer.h"
 
+// Each followed by its names, as those of attention/settings.h; the name "": filled in.
+enum class Precision { automatic, fp32, bf16 };  // automatic: bf16 on a GPU, fp32 on the CPU, by prepare_device()
+inline constexpr const char* precision_names[] = {"", "fp32", "bf16"};
+enum class Position { rope, learned, none };
+inline constexpr const char* position_names[] = {"rope", "learned", "none"};
+enum class Schedule { cosine, linear, wsd, constant };
+inline constexpr const char* schedule_names[] = {"cosine", "linear", "wsd", "constant"};
+enum class LabelMean { batch, sequence };
+inline constexpr const char* label_mean_names[] = {"batch", "sequence"};
+enum class Recompute { none, gelu, block };
+inline constexpr const char* recompute_names[] = {"none", "gelu", "block"};
+enum class PasskeyForm { landmark, compact };
+inline constexpr const char* passkey_form_names[] = {"landmark", "compact"};
+enum class WindowStart { any, document };
+inline constexpr const char* window_start_names[] = {"any", "document"};
 enum class EvalMode { windows, suffix };
 inline constexpr const char* eval_mode_names[] = {"windows", "suffix"};
 
 struct Config {
   std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
-  std::string init;       // folder with model.safetensors to start from; "" = fresh
-  std::string precision;  // fp32 | bf16; "" = auto (bf16 on a GPU, fp32 on the CPU), by prepare_device()
-  int threads = 0;        // CPU only; 0 = auto: cores / ranks
+  std::string init;  // folder with model.safetensors to start from; "" = fresh
+  Precision precision = Precision::automatic;
+  int threads = 0;  // CPU only; 0 = auto: cores / ranks
 
   struct Model {
     int layers = 12;
@@ -31,7 +46,7 @@ struct Config {
     int context = 1024;
     int vocab = 50257;
     double mlp_ratio = 4.0;
-    std::string position = "rope";  // rope | learned | none
+    Position position = Position::rope;
     double rope_base = 10000;
     double rope_fraction = 1;  // p-RoPE
     struct Head {
@@ -79,8 +94,8 @@ struct Config {
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
-    double grad_clip = 1.0;           // 0 = off
-    std::string schedule = "cosine";  // cosine | linear | wsd | constant
+    double grad_clip = 1.0;  // 0 = off
+    Schedule schedule = Schedule::cosine;
     int64_t schedule_start = 0;
     int64_t warmup_steps = 700;
     double final_lr_fraction = 0;
@@ -89,11 +104,11 @@ struct Config {
   } optimizer;
 
   struct Train {
-    std::string label_mean = "batch";  // batch | sequence
-    int64_t steps = 18865;             // after loading always the number of steps, also where `tokens` was given
+    LabelMean label_mean = LabelMean::batch;
+    int64_t steps = 18865;  // after loading always the number of steps, also where `tokens` was given
     int64_t tokens = 0;
-    std::string recompute = "none";  // none | gelu | block
-    int zero_stage = 1;              // 0 | 1
+    Recompute recompute = Recompute::none;
+    int zero_stage = 1;  // 0 | 1
   } train;
 
   struct Eval {
@@ -124,13 +139,13 @@ struct Config {
     std::string prompt;
     double temperature = 1.0;
     int top_k = 0;
-    std::string tokenizer = "gpt2";  // gpt2 | bytes
+    TokenizerKind tokenizer = TokenizerKind::gpt2;
     std::string tokenizer_dir;
     std::string stop;  // "" = none
   } generate;
 
   struct Passkey {
-    std::string form = "landmark";  // landmark | compact
+    PasskeyForm form = PasskeyForm::landmark;
     int trials = 20;
     int depths = 11;
     std::string examples;  // "" = none
@@ -148,7 +163,7 @@ struct Config {
   struct Diagnostics {
     int64_t every = 0;  // 0 = never
     int64_t tokens = 65536;
-    std::string start = "any";  // any | document
+    WindowStart start = WindowStart::any;
   } diagnostics;
 
   struct Plan {

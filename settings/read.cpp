@@ -70,24 +70,7 @@ std::string text_problem(const json& value) {
   return "";
 }
 
-std::string choice_problem(const json& value, const std::vector<std::string>& names) {
-  std::string list;
-  for (auto& name : names) append_item(list, name);
-  if (!value.is_string()) return "must be one of " + list;
-  return "is unknown (" + list + ")" +
-         (value == "softmax1" ? "; softmax1 is attention.sink = \"one\""
-                              : did_you_mean(value.get<std::string>(), names));
-}
-
-// Where a value is among names. The value is on the left: nlohmann compares from there in every version.
-auto find_name(const auto& names, const json& value) {
-  return std::find_if(names.begin(), names.end(), [&](auto& name) { return value == name; });
-}
-
-std::string assign(const ConfigRow& row, std::string& target, const json& value) {
-  auto names = choices(row.allowed);
-  bool automatic = row.automatic && value == "";
-  if (!names.empty() && !automatic && find_name(names, value) == names.end()) return choice_problem(value, names);
+std::string assign(const ConfigRow&, std::string& target, const json& value) {
   if (std::string problem = text_problem(value); !problem.empty()) return problem;
   target = value.get<std::string>();
   return "";
@@ -95,16 +78,20 @@ std::string assign(const ConfigRow& row, std::string& target, const json& value)
 
 std::string assign(const ConfigRow& row, const Choice& target, const json& value) {
   if (target.number && value.is_number()) {
-    std::string range = row.allowed.substr(row.allowed.find('['));
-    if (!interval(range).contains(value.get<double>())) return "must be a name or a number in " + range;
+    if (!interval(row.allowed).contains(value.get<double>()))
+      return std::string("must be a name or a number in ") + row.allowed;
     *target.number = value.get<double>();
     target.set(target.names.size());
     return "";
   }
-  auto name = find_name(target.names, value);
-  if (name == target.names.end()) return choice_problem(value, choices(row.allowed));
-  target.set(size_t(name - target.names.begin()));
-  return "";
+  // The value is on the left: nlohmann compares from there in every version.
+  auto name = std::ranges::find_if(target.names, [&](const char* name) { return value == name; });
+  if (name != target.names.end()) return target.set(size_t(name - target.names.begin())), "";
+  std::string list = allowed_text(row, ", ");
+  if (!value.is_string()) return "must be one of " + list;
+  return "is unknown (" + list + ")" +
+         (value == "softmax1" ? "; softmax1 is attention.sink = \"one\""
+                              : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()}));
 }
 
 std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {
@@ -123,7 +110,7 @@ std::string assign(const ConfigRow& row, std::vector<int>& target, const json& v
   for (auto& item : value.is_array() ? value : json::array({value})) {
     int x = 0;
     std::string problem = assign_integer(row, x, item);
-    if (!problem.empty() || x == 0) return "must be a list of integers in " + row.allowed;
+    if (!problem.empty() || x == 0) return std::string("must be a list of integers in ") + row.allowed;
     items.push_back(x);
   }
   target = items;
@@ -389,7 +376,8 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
   Config scratch;
   ConfigRow row = config_row(scratch, "eval.lengths");
   json value = value_of(row, text);
-  std::string problem = value.empty() ? "must be a list of integers in " + row.allowed : assign(row, value);
+  std::string problem =
+      value.empty() ? std::string("must be a list of integers in ") + row.allowed : assign(row, value);
   if (!problem.empty()) user_error("%s %s %s, as in 1024,2048", what, shortened(text).c_str(), problem.c_str());
   return scratch.eval.lengths;
 }

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/error.h"
 #include "settings/config.h"
 
 inline double learning_rate(const Config& config, int64_t step) {
@@ -18,13 +17,10 @@ inline double learning_rate(const Config& config, int64_t step) {
   auto s = static_cast<double>(step);
   double x = (s - warmup) / std::max(1.0, steps - warmup);  // 0 after the warmup, 1 at the step after the last
   double f = o.final_lr_fraction;
-  if (o.schedule == "constant") return o.lr;
-  if (o.schedule == "linear") return o.lr * (1 - (1 - f) * x);
-  if (o.schedule == "cosine") return o.lr * (f + (1 - f) * (1 + std::cos(3.14159265358979323846 * x)) / 2);
-  if (o.schedule == "wsd") {
-    double decay = o.decay_fraction * steps;  // steps, the last of the run
-    double into = s - (steps - decay);
-    return into <= 0 ? o.lr : o.lr * (1 - (1 - f) * into / decay);
-  }
-  failure("optimizer.schedule = \"%s\" is in the configuration table but has no formula", o.schedule.c_str());
+  if (o.schedule == Schedule::constant) return o.lr;
+  if (o.schedule == Schedule::linear) return o.lr * (1 - (1 - f) * x);
+  if (o.schedule == Schedule::cosine) return o.lr * (f + (1 - f) * (1 + std::cos(3.14159265358979323846 * x)) / 2);
+  double decay = o.decay_fraction * steps;  // Schedule::wsd: steps, the last of the run
+  double into = s - (steps - decay);
+  return into <= 0 ? o.lr : o.lr * (1 - (1 - f) * into / decay);
 }

@@ -56,7 +56,7 @@ static const char* type_name(const ConfigRow& row) {
   return std::visit(Overloaded{
                         [](bool*) { return "true/false"; },
                         [](double*) { return "number"; },
-                        [&](std::string*) { return row.allowed.empty() ? "text" : "choice"; },
+                        [](std::string*) { return "text"; },
                         [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
                         [](std::vector<std::string>*) { return "text/list"; },
                         [](std::vector<int>*) { return "integers"; },
@@ -78,8 +78,9 @@ std::string config_help() {
   for (auto& row : config_rows(defaults)) {
     text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
     text += ", default " + default_of(row);
-    if (!row.allowed.empty() && row.allowed.size() < 90) text += "; " + row.allowed;
-    if (row.automatic && row.allowed.starts_with("[") && !std::holds_alternative<std::vector<int>*>(row.value))
+    std::string allowed = allowed_text(row);
+    if (!allowed.empty() && allowed.size() < 90) text += "; " + allowed;
+    if (row.automatic && allowed.starts_with("[") && !std::holds_alternative<std::vector<int>*>(row.value))
       text += ", or 0 for that default";
   }
   text += "\n\nVariants (attention.variant) and what they change; a key given beside the variant wins:\n\n";

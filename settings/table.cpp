@@ -17,11 +17,11 @@ static Choice choice(Enum& field, const char* const (&names)[N], double* number 
           number};
 }
 
-// "a | b | c", or "a | b | c | a number in INTERVAL"
-static std::string alternatives(const Choice& choice, const std::string& interval) {
-  std::string list;
-  for (const char* name : choice.names) append_item(list, name, " | ");
-  return choice.number ? list + " | a number in " + interval : list;
+static Choice choice_of_variants(std::string& variant) {
+  std::vector<const char*> names;
+  for (const Variant& each : variants()) names.push_back(each.name);
+  return {names, [&variant, names] { return size_t(std::ranges::find(names, variant) - names.begin()); },
+          [&variant, names](size_t index) { variant = names[index]; }, nullptr};
 }
 
 static bool some_layer_is(const Config& c, Kind kind) {
@@ -59,7 +59,8 @@ static const Needs
     SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
                [](const Config& c) { return c.generate.every > 0; }, true},
     TOP_K = {"generate.temperature > 0", [](const Config& c) { return c.generate.temperature > 0; }},
-    GPT2_TOKENS = {"generate.tokenizer = \"gpt2\"", [](const Config& c) { return c.generate.tokenizer == "gpt2"; }},
+    GPT2_TOKENS = {"generate.tokenizer = \"gpt2\"",
+                   [](const Config& c) { return c.generate.tokenizer == TokenizerKind::gpt2; }},
     SAVES = {"checkpoint.every > 0", [](const Config& c) { return c.checkpoint.every > 0; }},
     TASKS = {"task.every > 0 (--tasks names its own)", [](const Config& c) { return c.task.every > 0; }, true},
     LONGER = {"a length beyond model.context in eval.lengths, or in --lengths",
@@ -99,8 +100,9 @@ static const Needs
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     PLAN = {"plan.memory", [](const Config& c) { return c.plan.elsewhere(); }},
-    WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == "wsd"; }},
-    DECAY = {"a schedule other than \"constant\"", [](const Config& c) { return c.optimizer.schedule != "constant"; }};
+    WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == Schedule::wsd; }},
+    DECAY = {"a schedule other than \"constant\"",
+             [](const Config& c) { return c.optimizer.schedule != Schedule::constant; }};
 
 static ConfigRow only_with(const Needs& needs, ConfigRow row) {
   row.needs = &needs;
@@ -115,15 +117,14 @@ std::vector<ConfigRow> config_rows(Config& c) {
   const char* no = nullptr;
   constexpr AtResume may_change = AtResume::free, compared = AtResume::compared;
   constexpr bool of_a_rank = true;
-  std::string variant_names;
-  for (auto& variant : variants()) append_item(variant_names, variant.name, " | ");
-  std::vector<ConfigRow> rows = {
+  return {
     {"name", &c.name, "", "the file's name, without .json", "the run's name: output goes to runs/NAME; no slash",
      may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "seed of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
      "folder with a model.safetensors to start from; empty starts afresh", compared, of_a_rank},
-    {"precision", &c.precision, "fp32 | bf16", "bf16 on a GPU, fp32 on the CPU", "precision of activations and matrix products"},
+    {"precision", choice(c.precision, precision_names), "", "bf16 on a GPU, fp32 on the CPU",
+     "precision of activations and matrix products"},
     {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
 
     {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
@@ -133,14 +134,14 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"model.context", &m.context, "[1, 16777216]", no, "tokens of a training sequence"},
     {"model.vocab", &m.vocab, "[1, 65536]", no, "tokens of the vocabulary"},
     {"model.mlp_ratio", &m.mlp_ratio, "(0, 64]", no, "MLP width = round(mlp_ratio x channels), a multiple of 8"},
-    {"model.position", &m.position, "rope | learned | none", no, "how positions are encoded"},
+    {"model.position", choice(m.position, position_names), "", no, "how positions are encoded"},
     only_with(ROPE_BASE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
     only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
                      "share of the frequencies that rotate, the highest (p-RoPE); the others do not"}),
     {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
      "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
-    {"attention.variant", &c.variant, variant_names, no, "sets the keys below to this variant's values"},
+    {"attention.variant", choice_of_variants(c.variant), "", no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "factor of a row's scores"},
@@ -194,7 +195,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"optimizer.eps", &o.eps, "[1e-30, 1]", no, "AdamW's epsilon"},
     {"optimizer.weight_decay", &o.weight_decay, "[0, 1000]", no, "decay of matrices and embeddings"},
     {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
-    {"optimizer.schedule", &o.schedule, "cosine | linear | wsd | constant", no, "learning rate after the warmup"},
+    {"optimizer.schedule", choice(o.schedule, schedule_names), "", no, "learning rate after the warmup"},
     {"optimizer.schedule_start", &o.schedule_start, "[0, 1e9]", no,
      "with --resume from this step: these optimizer settings from here on, the schedule begun anew; the moments stay"},
     {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
@@ -205,9 +206,9 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", compared},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,
      "instead of steps: train on at least this many; 0 = not used", compared},
-    only_with(LABELS, {"train.label_mean", &c.train.label_mean, "batch | sequence", no,
+    only_with(LABELS, {"train.label_mean", choice(c.train.label_mean, label_mean_names), "", no,
                        "the loss is the mean over all labels, or over the means of sequences that have any"}),
-    {"train.recompute", &c.train.recompute, "none | gelu | block", no,
+    {"train.recompute", choice(c.train.recompute, recompute_names), "", no,
      "what the backward pass computes again to save memory", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
      "1: each rank keeps its share of the optimizer's state", may_change},
@@ -240,13 +241,14 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "temperature of sampling; 0 = always the most likely token", may_change},
     only_with(TOP_K, {"generate.top_k", &c.generate.top_k, "[0, 65536]", no,
                       "sample from this many of the most likely tokens; 0 = all", may_change}),
-    {"generate.tokenizer", &c.generate.tokenizer, "gpt2 | bytes", no, "converts text to tokens and back", may_change},
+    {"generate.tokenizer", choice(c.generate.tokenizer, tokenizer_kind_names), "", no,
+     "converts text to tokens and back", may_change},
     only_with(GPT2_TOKENS, {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
                             "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank}),
     {"generate.stop", &c.generate.stop, "", no, "text that ends a completion of --generate-file; empty: none", may_change},
 
-    {"passkey.form", &c.passkey.form, "landmark | compact", no, "form of the prompts of --passkey (eval/passkey.h)",
-     may_change},
+    {"passkey.form", choice(c.passkey.form, passkey_form_names), "", no,
+     "form of the prompts of --passkey (eval/passkey.h)", may_change},
     {"passkey.trials", &c.passkey.trials, "[1, 1000000]", no, "keys at each length and depth", may_change},
     {"passkey.depths", &c.passkey.depths, "[2, 1001]", no, "depths of the key, evenly from 0 to 1", may_change},
     {"passkey.examples", &c.passkey.examples, "", no, "file to write the prompts to, as JSON lines; empty: none",
@@ -266,7 +268,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "steps between diagnostics of attention (--diagnostics); 0 = never", may_change},
     {"diagnostics.tokens", &c.diagnostics.tokens, "[1, 1e15]", no, "validation tokens of diagnostics, at each length",
      may_change},
-    {"diagnostics.start", &c.diagnostics.start, "any | document", no,
+    {"diagnostics.start", choice(c.diagnostics.start, window_start_names), "", no,
      "where their windows begin: anywhere, as in training, or at a 50256, GPT-2's separator of documents", may_change},
 
     {"plan.memory", &c.plan.memory, "", no,
@@ -279,9 +281,6 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,
      "steps between norms of gradients, weights and updates by group of parameters; 0 = never", may_change},
   };
-  for (ConfigRow& row : rows)
-    if (auto* names = std::get_if<Choice>(&row.value)) row.allowed = alternatives(*names, row.allowed);
-  return rows;
 }
 // clang-format on
 
@@ -348,14 +347,13 @@ bool is_automatic(const ConfigRow& row) {
   return value == 0 || value == "" || value == json::array();
 }
 
-std::vector<std::string> choices(const std::string& allowed) {
-  std::vector<std::string> names;
-  for (size_t begin = 0; begin < allowed.size();) {
-    size_t end = std::min(allowed.find(" | ", begin), allowed.size());
-    names.push_back(allowed.substr(begin, end - begin));
-    begin = end + 3;
-  }
-  return names;
+std::string allowed_text(const ConfigRow& row, const char* separator) {
+  auto* choice = std::get_if<Choice>(&row.value);
+  if (!choice) return row.allowed;
+  std::string list;
+  for (const char* name : choice->names)
+    if (*name) append_item(list, name, separator);
+  return choice->number ? list + separator + "a number in " + row.allowed : list;
 }
 
 Interval interval(const std::string& allowed) {

@@ -39,7 +39,7 @@ struct ConfigRow {
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
                Choice>
       value;
-  std::string allowed;    // numbers: an interval as "[0, 1)"; names: "a | b | c"; "" for free text and true/false
+  const char* allowed;    // numbers: an interval as "[0, 1)"; else ""
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
   AtResume at_resume = AtResume::refused;
@@ -74,8 +74,7 @@ constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is
 nlohmann::json value_json(const ConfigRow& row);
 std::string value_text(const ConfigRow& row);  // value_json() as text: 12, "softmax", [1024,2048]
 bool is_automatic(const ConfigRow& row);       // 0, "" or [], where that has a meaning
-// The names in an `allowed` text: {"a", "b", "c"}.
-std::vector<std::string> choices(const std::string& allowed);
+std::string allowed_text(const ConfigRow& row, const char* separator = " | ");  // "[0, 1)", "a | b | c", or ""
 struct Interval {
   double low, high;
   bool low_open, high_open;

@@ -18,7 +18,7 @@ INCLUDES = {
   "emulation/ptx": set(),
   "attention": {"base", "kernels"},
   "data": {"base"},
-  "settings": {"base", "attention"},
+  "settings": {"base", "attention", "data"},
   "ranks": {"base", "kernels"},
   "model": {"kernels", "attention", "settings", "ranks"},
   "checkpoint": {"base", "data", "settings", "model"},
@@ -147,10 +147,10 @@ class Rules(unittest.TestCase):
 
   def test_names_stand_in_the_order_of_their_enumerators(self):
     headers = dict(sources(".h"))
-    text = headers["attention/settings.h"] + headers["attention/attention.h"]
+    text = "".join(headers[name] for name in ("attention/settings.h", "attention/attention.h", "settings/config.h", "data/tokenizer.h"))
     enums = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): re.findall(r"\w+", items)
              for name, items in re.findall(r"enum class (\w+) \{([^}]*)\}", text)}
-    names = {name: re.findall(r'"(\w+)"', items) for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
+    names = {name: [item or "automatic" for item in re.findall(r'"(\w*)"', items)] for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     self.assertEqual(names, enums)
     self.assertIn("lssar", names["kind"])
     # Each kind's formula for PyTorch, by its name.

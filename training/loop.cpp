@@ -81,7 +81,7 @@ class Training {
         spikes_(config_.optimizer.skip_spikes, state_.spikes),
         first_(state_.step),
         saved_(comm_.broadcast(newest_step(path_))),
-        peak_flops_(config_.precision == "bf16" ? device.peak_bf16_flops * comm_.size() : 0) {}
+        peak_flops_(config_.precision == Precision::bf16 ? device.peak_bf16_flops * comm_.size() : 0) {}
 
   void run();
 

@@ -74,7 +74,8 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
     if (config.eval.batch > 0) fix += ", a smaller eval.batch";
     user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
                table.c_str(), fix.c_str(),
-               training && config.train.recompute != "block" ? ", or train.recompute=block" : "", config.file.c_str());
+               training && config.train.recompute != Recompute::block ? ", or train.recompute=block" : "",
+               config.file.c_str());
   }
   std::printf("memory\n%s", table.c_str());
   return plan;
@@ -90,6 +91,6 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   std::printf(
       "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
       "were read, no step was run\n",
-      device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", config.precision.c_str(),
+      device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
       parameter_count(config), flops_per_token(config) / 1e9);
 }

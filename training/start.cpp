@@ -21,7 +21,7 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   choose_device(ranks);
   DeviceInfo device = device_info();
   if (on_cpu) device.free_memory /= size_t(ranks.size);  // the ranks share it
-  if (config.precision.empty()) config.precision = device.is_gpu ? "bf16" : "fp32";
+  if (config.precision == Precision::automatic) config.precision = device.is_gpu ? Precision::bf16 : Precision::fp32;
   if (ranks.rank == 0) use_product_cache(device, remeasure);
   int cores = int(std::thread::hardware_concurrency());
   set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));

@@ -39,7 +39,7 @@ template <class T> class LastRows {
         shape_{1, length, 1, D},
         s_{config.attention, config.model.context},
         qkv_(queries_with_a_key<T>(shape_)) {
-    if (config.model.position == "rope") rope_ = rope_table(length, D, config.model.rope_base);
+    if (config.model.position == Position::rope) rope_ = rope_table(length, D, config.model.rope_base);
     if (s_.bias == Bias::none) return;
     auto logits = random_normal<float>(length, 2);
     double sum = 0;

@@ -360,7 +360,7 @@ TEST_F(SameRun, AllowedChanges) {
   now.checkpoint.keep = 99;
   now.generate.temperature = 0;
   now.log.every = 5;
-  now.train.recompute = "block";
+  now.train.recompute = Recompute::block;
   now.batch.micro = 0;  // the checkpoint's
   val.clear();          // not evaluated now
   EXPECT_EQ(error(), "");
@@ -397,18 +397,19 @@ TEST_F(SameRun, RefusedChanges) {
 }
 
 TEST_F(SameRun, StepsMayChangeIfTheScheduleSoFarStays) {
-  for (auto& [schedule, steps, fine] : std::vector<std::tuple<const char*, int64_t, bool>>{{"constant", 1000, true},
-                                                                                           {"constant", 20, true},
-                                                                                           {"cosine", 1000, false},
-                                                                                           {"linear", 101, false},
-                                                                                           {"wsd", 1000, true},
-                                                                                           {"wsd", 26, true},
-                                                                                           {"wsd", 22, false}}) {
+  for (auto& [schedule, steps, fine] :
+       std::vector<std::tuple<Schedule, int64_t, bool>>{{Schedule::constant, 1000, true},
+                                                        {Schedule::constant, 20, true},
+                                                        {Schedule::cosine, 1000, false},
+                                                        {Schedule::linear, 101, false},
+                                                        {Schedule::wsd, 1000, true},
+                                                        {Schedule::wsd, 26, true},
+                                                        {Schedule::wsd, 22, false}}) {
     now = small_config();
     now.optimizer.schedule = schedule;
     began_with(now);
     now.train.steps = steps;
-    EXPECT_EQ(error().empty(), fine) << schedule << " " << steps << error();
+    EXPECT_EQ(error().empty(), fine) << int(schedule) << " " << steps << error();
     EXPECT_EQ(has(error(), format("train.steps: 100 in the checkpoint, %ld now", steps)), !fine);
   }
   now = small_config();
@@ -416,7 +417,7 @@ TEST_F(SameRun, StepsMayChangeIfTheScheduleSoFarStays) {
   began_with(now);
   now.train.steps = 1000;
   EXPECT_EQ(error(), "");
-  now.optimizer.schedule = "constant";
+  now.optimizer.schedule = Schedule::constant;
   began_with(now);
   now.train.steps = 19;
   EXPECT_TRUE(has(error(), "train.steps = 19, but runs/a/step_00000020 has made 20 steps already")) << error();

@@ -310,7 +310,7 @@ TEST(Generation, SamplingFollowsTheDistribution) {
 TEST(Generation, SameSeedSameTextBeyondTheContext) {
   Config config = small_config("fp32", {"model.vocab=256", "generate.tokens=30", "generate.prompt=ab"});
   auto model = evaluated_model(config, 11, 11, 9);
-  auto tokenizer = open_tokenizer("bytes", "");
+  auto tokenizer = open_tokenizer(TokenizerKind::bytes, "");
   auto text = [&](uint64_t seed) {
     std::string all;
     generate(*model, *tokenizer, config.generate, seed, [&](const std::string& piece) { all += piece; });

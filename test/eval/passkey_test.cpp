@@ -71,7 +71,7 @@ TEST(PasskeyPrompts, LandmarkIsThePublishedText) {
   for (int length : {64, 100, 333, 2048})
     for (double depth : {0.0, 0.25, 0.5, 1.0})
       for (std::string key : {"7", "417", "50000"}) {
-        PasskeyPrompt prompt = passkey_prompt(tokenizer, "landmark", length, depth, key, 0);
+        PasskeyPrompt prompt = passkey_prompt(tokenizer, PasskeyForm::landmark, length, depth, key, 0);
         size_t before = size_t(depth * prompt.fill);
         EXPECT_EQ(
             text_of(tokenizer, prompt),
@@ -82,19 +82,20 @@ TEST(PasskeyPrompts, LandmarkIsThePublishedText) {
         EXPECT_EQ(prompt.tokens[0], 0);  // the separator
         EXPECT_LE(int(prompt.tokens.size()), length);
         EXPECT_GT(int(prompt.tokens.size()), length - 3);  // a character more can begin a token and cut another
-        EXPECT_EQ(passkey_prompt(tokenizer, "landmark", length, depth, key, 0, prompt.fill).tokens, prompt.tokens);
-        PasskeyPrompt control = passkey_prompt(tokenizer, "landmark", length, depth, key, 0, -1, true);
+        EXPECT_EQ(passkey_prompt(tokenizer, PasskeyForm::landmark, length, depth, key, 0, prompt.fill).tokens,
+                  prompt.tokens);
+        PasskeyPrompt control = passkey_prompt(tokenizer, PasskeyForm::landmark, length, depth, key, 0, -1, true);
         std::string text = text_of(tokenizer, control);
         EXPECT_EQ(text.find(key), text.size() - key.size() - 1);  // the answer alone
       }
 }
 
 TEST(PasskeyPrompts, CompactHasItsLengthAndItsDepth) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   for (int length : {68, 69, 128, 500})
     for (double depth : {0.0, 0.25, 0.5, 1.0})
       for (int first : {0, 1, 4}) {
-        PasskeyPrompt prompt = passkey_prompt(*bytes, "compact", length, depth, "00417", first);
+        PasskeyPrompt prompt = passkey_prompt(*bytes, PasskeyForm::compact, length, depth, "00417", first);
         int filler = length - 68, before = int(depth * filler), after = filler - before;
         const size_t starts[] = {0, 20, 37, 56, 68};  // of the sentences
         size_t cut = (starts[first] + 90 * 10 - before) % 90;
@@ -105,13 +106,13 @@ TEST(PasskeyPrompts, CompactHasItsLengthAndItsDepth) {
         EXPECT_EQ(prompt.answer, length - 7);
         EXPECT_EQ(prompt.key_tokens, 6);
         EXPECT_EQ(prompt.distance, 8 + after + 27);  // " 00417. ", the filler, the question
-        PasskeyPrompt control = passkey_prompt(*bytes, "compact", length, depth, "00417", first, -1, true);
+        PasskeyPrompt control = passkey_prompt(*bytes, PasskeyForm::compact, length, depth, "00417", first, -1, true);
         EXPECT_EQ(text_of(*bytes, control).find("00417"), size_t(length - 6));  // the answer alone
         EXPECT_EQ(control.distance, 0);
       }
   Words words;
   for (double depth : {0.0, 0.3, 1.0}) {
-    PasskeyPrompt prompt = passkey_prompt(words, "compact", 200, depth, "00417", 2);
+    PasskeyPrompt prompt = passkey_prompt(words, PasskeyForm::compact, 200, depth, "00417", 2);
     std::string text = text_of(words, prompt);
     EXPECT_EQ(prompt.tokens.size(), 200u);
     // Without filler it has 22 tokens: the separator, 10 of the line with the key, 11 of the question and the answer.
@@ -121,7 +122,7 @@ TEST(PasskeyPrompts, CompactHasItsLengthAndItsDepth) {
 }
 
 TEST(PasskeyPrompts, DependOnTheCellAndTheTrialAlone) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   auto prompts = [&](std::vector<std::string> sets, std::vector<int> lengths) {
     std::map<std::tuple<int, double, bool>, std::vector<std::vector<int>>> cells;
     for (auto& prompt : passkey_prompts(*bytes, byte_config(sets), lengths))
@@ -146,7 +147,7 @@ TEST(PasskeyPrompts, AreFilledAsIfEachWereMadeAlone) {
   Config config = byte_config({"model.vocab=65536", "generate.tokenizer=gpt2", "passkey.form=landmark"});
   std::set<int> sizes;
   for (const PasskeyPrompt& prompt : passkey_prompts(words, config, {150})) {
-    EXPECT_EQ(passkey_prompt(words, "landmark", 150, prompt.depth, prompt.key, 0, -1, prompt.control).tokens,
+    EXPECT_EQ(passkey_prompt(words, PasskeyForm::landmark, 150, prompt.depth, prompt.key, 0, -1, prompt.control).tokens,
               prompt.tokens);
     EXPECT_TRUE(std::stoi(prompt.key) >= 1 && std::stoi(prompt.key) <= 50000);
     sizes.insert(prompt.key_tokens);
@@ -155,10 +156,10 @@ TEST(PasskeyPrompts, AreFilledAsIfEachWereMadeAlone) {
 }
 
 TEST(PasskeyPrompts, BadInput) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   expect_user_error([&] { passkey_prompts(*bytes, byte_config({}), {128, 67}); }, {"67", "compact", "68", "--lengths"});
   Config config = byte_config();
-  config.passkey.form = "landmark";
+  config.passkey.form = PasskeyForm::landmark;
   expect_user_error([&] { passkey_prompts(*bytes, config, {512}); }, {"landmark", "generate.tokenizer", "bytes"});
   expect_user_error([&] { passkey_prompts(*bytes, byte_config({"model.vocab=100"}), {128}); }, {"model.vocab = 100"});
 }
@@ -166,7 +167,7 @@ TEST(PasskeyPrompts, BadInput) {
 // ---- scores
 
 TEST(PasskeyScores, OfKnownLogits) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   const int V = 256, key[] = {'4', '8'};
   auto score = [&](std::vector<std::map<int, float>> rows) {
     std::vector<float> logits;
@@ -198,7 +199,7 @@ TEST(PasskeyScores, OfKnownLogits) {
 }
 
 TEST(PasskeyScores, OfAModelAreItsLossesAndRanks) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   const int L = 100;
   for (std::string batch : {"1", "4", "100"}) {
     Config config =
@@ -231,13 +232,14 @@ TEST(PasskeyScores, OfAModelAreItsLossesAndRanks) {
 
 // A model that says what it wants at each position, whatever the tokens: its answers are right or wrong by the prompts.
 TEST(PasskeyScores, ExactIsWhatGreedyDecodingAnswers) {
-  auto bytes = open_tokenizer("bytes", "");
+  auto bytes = open_tokenizer(TokenizerKind::bytes, "");
   const int L = 80, C = 24;
   int right = 0, wrong = 0;
   for (int trial = 0; trial < 50; trial++) {
     std::string said = trial % 5 == 4 ? " 482137 " : trial % 5 == 3 ? " 48 213. " : " 48213. ";
     const char* keys[] = {"48213", "48214", "98213", "48213", "48213"};
-    PasskeyPrompt prompt = passkey_prompt(*bytes, "compact", L, (trial / 5) / 9.0, keys[trial % 5], trial % 3);
+    PasskeyPrompt prompt =
+        passkey_prompt(*bytes, PasskeyForm::compact, L, (trial / 5) / 9.0, keys[trial % 5], trial % 3);
     Config config = byte_config({"model.context=90", "model.position=learned", "batch.tokens=90", "batch.micro=1"});
     config.generate.prompt = bytes->decode({prompt.tokens.begin(), prompt.tokens.begin() + prompt.answer});
     config.generate.tokens = 8;

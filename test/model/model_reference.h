@@ -197,7 +197,7 @@ template <class P> class ReferenceModel {
   RopeScaling scaling() const { return config_.eval.rope_scaling; }
   double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
   std::vector<float2> rope(int T, int l) const {
-    if (config_.model.position != "rope" || says(l, "unrotated")) return {};
+    if (config_.model.position != Position::rope || says(l, "unrotated")) return {};
     auto table = rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
     for (size_t i = 0; i < table.size(); i++)
       if (i % (D / 2) >= std::round(config_.model.rope_fraction * (D / 2))) table[i] = {1, 0};

@@ -206,7 +206,7 @@ TEST(Config, ValuesOfEveryType) {
                           "x.json");
   EXPECT_EQ(c.name, "a b");
   EXPECT_EQ(c.seed, 18446744073709551615u);
-  EXPECT_EQ(c.precision, "bf16");
+  EXPECT_EQ(c.precision, Precision::bf16);
   EXPECT_EQ(c.model.context, 1000);
   EXPECT_EQ(c.model.mlp_width(), 1536);
   EXPECT_EQ(c.attention.scale, Scale::number);
