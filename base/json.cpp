@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/utf8.h"
 
 using nlohmann::json;
 
@@ -25,15 +26,6 @@ std::string json_number(double x) {
   auto style = plain ? std::chars_format::fixed : std::chars_format::scientific;
   auto end = std::to_chars(digits, digits + sizeof digits, x, style).ptr;
   return std::string(digits, end);
-}
-
-bool is_utf8(std::string_view text) {
-  try {
-    json(text).dump();
-    return true;
-  } catch (const json::exception&) {
-    return false;
-  }
 }
 
 // Writes the place as "line 3, column 14" (columns count characters), and the line with a caret below it, both

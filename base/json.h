@@ -23,4 +23,3 @@ void for_each_json_line(const std::string& path,
 
 std::string json_quote(std::string_view text);  // "text" in quotes, escaped; bytes that are not UTF-8 become U+FFFD
 std::string json_number(double x);              // the shortest text that reads back to x; null for NaN and infinities
-bool is_utf8(std::string_view text);

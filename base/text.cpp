@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 std::vector<std::string> split(const std::string& list, char separator) {
   std::vector<std::string> parts;
@@ -39,8 +40,6 @@ std::string printable(std::string_view text) {
   }
   return shown;
 }
-
-bool is_utf8_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 std::string shortened(std::string text, size_t bytes) {
   if (text.size() <= bytes) return text;

@@ -22,4 +22,3 @@ std::string shortened(std::string text, size_t bytes = 80);
 // Control characters are what a terminal may obey: those of ASCII, and U+0080 to U+009F.
 bool has_control_characters(std::string_view text);
 std::string printable(std::string_view text);  // with them, but \n, as \x1b
-bool is_utf8_continuation(char c);             // a byte of a character other than its first

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/gpt2_bpe.h"
-#include "data/utf8.h"
 
 // The last place where GPT-2's text can be cut without changing its tokens: before white space that follows something
 // else. A piece ends there, and none looks back. 0 if there is no such place.
@@ -16,7 +16,7 @@ static size_t safe_cut(std::string_view text) {
     if (before == text.npos) return 0;
     size_t cut = before + 1;
     size_t character = before;  // where the one before the cut begins
-    while (character > 0 && cut - character < 4 && (text[character] & 0xc0) == 0x80) character--;
+    while (character > 0 && cut - character < 4 && is_utf8_continuation(text[character])) character--;
     // White space of other kinds makes one piece with this one. A byte that is not UTF-8 is never in one with others.
     if (utf8_length(text, character) != cut - character ||
         split_gpt2(text.substr(character, cut + 1 - character)).size() > 1)

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 #ifndef HAVE_PCRE2
 #define HAVE_PCRE2 0
@@ -277,6 +277,6 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
 
 std::string Gpt2Tokenizer::decode(const std::vector<int>& tokens) const {
   std::string text;
-  for (int token : tokens) text += token >= 0 && token < vocab() ? bytes_of_[token] : "\xef\xbf\xbd";
+  for (int token : tokens) text += token >= 0 && token < vocab() ? bytes_of_[token] : UTF8_REPLACEMENT;
   return text;
 }

@@ -1,11 +1,9 @@
 #include "data/tokenizer.h"
 
+#include "base/utf8.h"
 #include "data/gpt2_bpe.h"
-#include "data/utf8.h"
 
 namespace {
-
-const char* const replacement = "\xef\xbf\xbd";  // U+FFFD
 
 class ByteTokenizer : public Tokenizer {
  public:
@@ -18,7 +16,7 @@ class ByteTokenizer : public Tokenizer {
     std::string text;
     for (int token : tokens) {
       if (token >= 0 && token < 256) text += char(token);
-      else text += replacement;
+      else text += UTF8_REPLACEMENT;
     }
     return text;
   }
@@ -31,15 +29,4 @@ class ByteTokenizer : public Tokenizer {
 std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir) {
   if (kind == TokenizerKind::bytes) return std::make_unique<ByteTokenizer>();
   return std::make_unique<Gpt2Tokenizer>(dir);
-}
-
-std::string valid_utf8(const std::string& text) {
-  std::string valid;
-  for (size_t i = 0; i < text.size();) {
-    size_t length = utf8_length(text, i);
-    if (length) valid.append(text, i, length);
-    else valid += replacement;
-    i += length ? length : 1;
-  }
-  return valid;
 }

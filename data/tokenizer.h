@@ -4,7 +4,7 @@
 //          "<|endoftext|>" is the one special token (50256), as in Hugging Face's tokenizers. Text is split by PCRE2's
 //          Unicode classes; a build without PCRE2 decodes, but refuses to encode (other than empty text).
 // encode() takes any bytes, and decode(encode(text)) == text; a run of bytes that is not UTF-8 is a piece of its own.
-// decode() returns raw bytes, which may begin or end within a character: see valid_utf8(). A token that is not in the
+// decode() returns raw bytes, which may begin or end within a character: see base/utf8.h. A token that is not in the
 // vocabulary (the model's may be larger, for alignment) becomes U+FFFD. All methods are const and thread-safe.
 #pragma once
 #include <memory>
@@ -27,6 +27,3 @@ enum class TokenizerKind { gpt2, bytes };
 inline constexpr const char* tokenizer_kind_names[] = {"gpt2", "bytes"};
 // dir: the folder with GPT-2's vocabulary files. A user_error if one is missing or damaged.
 std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir);
-
-// The text with every byte that belongs to no UTF-8 character replaced by U+FFFD, as terminals and JSON need it.
-std::string valid_utf8(const std::string& text);

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "base/utf8.h"
 
 int sample(const float* logits, int count, double temperature, int top_k, double uniform) {
   if (temperature == 0) return int(std::max_element(logits, logits + count) - logits);
@@ -79,17 +80,9 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
   for (int i = 0; i < settings.tokens && !(stop && stop()); i++) {
     extend(model, tokens, model.config().model.context, settings, random);
     text += tokenizer.decode({tokens.back()});
-    // Hold back an incomplete character: up to 3 bytes whose lead byte announces more.
-    size_t lead = text.size();
-    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
-      unsigned char byte = text[text.size() - back];
-      if ((byte & 0xC0) == 0x80) continue;
-      if (byte >= 0xC0 && back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u)) lead = text.size() - back;
-      break;
-    }
-    if (i + 1 == settings.tokens) lead = text.size();
-    print(text.substr(0, lead));
-    text.erase(0, lead);
+    size_t whole = i + 1 == settings.tokens ? text.size() : utf8_complete(text);
+    print(text.substr(0, whole));
+    text.erase(0, whole);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "settings/table.h"
 
 void refuse(const std::string& source, const char* fmt, ...) {

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "data/tokenizer.h"
 #include "eval/diagnostics.h"
 #include "eval/evaluate.h"

@@ -21,6 +21,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "test/support/temp_dir.h"
 
 // ---- json

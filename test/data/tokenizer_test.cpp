@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/utf8.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
-#include "data/utf8.h"
 #include "test/support/temp_dir.h"
 
 namespace {

@@ -23,6 +23,35 @@ inline size_t utf8_length(std::string_view text, size_t at) {
   return 0;
 }
 
+inline bool is_utf8(std::string_view text) {
+  size_t at = 0;
+  while (size_t length = utf8_length(text, at)) at += length;
+  return at == text.size();
+}
+
+inline bool is_utf8_continuation(char c) { return (c & 0xc0) == 0x80; }  // a byte of a character other than its first
+
+// The text with every byte that belongs to no character replaced by U+FFFD, as terminals and JSON need it.
+inline constexpr const char* UTF8_REPLACEMENT = "\xef\xbf\xbd";
+inline std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  for (size_t i = 0, length; i < text.size(); i += length ? length : 1) {
+    length = utf8_length(text, i);
+    valid += length ? text.substr(i, length) : UTF8_REPLACEMENT;
+  }
+  return valid;
+}
+
+// The text's bytes without an incomplete character at its end: up to 3, the first of which announces more.
+inline size_t utf8_complete(std::string_view text) {
+  for (size_t back = 1; back <= 3 && back <= text.size(); back++) {
+    auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (is_utf8_continuation(text[text.size() - back])) continue;
+    return text.size() - (byte >= 0xc0 && back < (byte >= 0xf0 ? 4u : byte >= 0xe0 ? 3u : 2u) ? back : 0);
+  }
+  return text.size();
+}
+
 inline void utf8_append(std::string& text, unsigned code_point) {  // code_point: below U+10000, not a surrogate
   if (code_point < 0x80) {
     text += char(code_point);
