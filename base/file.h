@@ -14,6 +14,7 @@ enum class Pipes { refused, taken };
 class File {
  public:
   File() = default;
+  File(int fd, const std::string& path) : fd(fd), path_(path) {}  // takes an open descriptor
   // what: begins the error text, as "config"
   static File open_to_read(const std::string& path, const char* what, Pipes pipes = Pipes::refused);
   static File create(const std::string& path);          // empties a file that exists
@@ -39,7 +40,6 @@ class File {
   void close();  // reports errors that some file systems find only now, which the destructor cannot
 
  private:
-  File(int fd, const std::string& path) : fd(fd), path_(path) {}
   int fd = -1;
   std::string path_;
 };

@@ -14,13 +14,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without conversion");
 static_assert(sizeof(off_t) == 8, "shards may be larger than 2 GB");
-
-OpenFile::~OpenFile() { ::close(fd); }
 
 namespace {
 
@@ -46,7 +43,7 @@ const Format token_shard = {"token shard", "tokens", 20240520, make_shards},
 int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {
   int64_t done = 0;
   while (done < bytes) {
-    ssize_t n = ::pread(shard.file->fd, static_cast<char*>(out) + done, bytes - done, offset + done);
+    ssize_t n = ::pread(shard.file->descriptor(), static_cast<char*>(out) + done, bytes - done, offset + done);
     if (n == 0) break;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0)
@@ -166,7 +163,7 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
   if (fd < 0 && errno == EMFILE)
     user_error("%s: %s cannot be opened: too many open files; raise the limit (ulimit -n) or use larger shards", k, p);
   if (fd < 0) user_error("%s: %s cannot be opened: %s; check its permissions", k, p, std::strerror(errno));
-  Shard shard{path, key, 0, std::make_shared<OpenFile>(fd)};
+  Shard shard{path, key, 0, std::make_shared<const File>(fd, path)};
   if (::fstat(fd, &status) != 0) failure("%s: fstat failed: %s", p, std::strerror(errno));
 
   int32_t header[HEADER_BYTES / sizeof(int32_t)];

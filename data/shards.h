@@ -20,19 +20,13 @@
 #include <string>
 #include <vector>
 
-struct OpenFile {  // closes its descriptor with the last Shard that refers to it
-  explicit OpenFile(int descriptor) : fd(descriptor) {}
-  ~OpenFile();
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  const int fd;
-};
+#include "base/file.h"
 
 struct Shard {
   std::string path;
   std::string key;  // of the setting that names it, for errors
   int64_t tokens = 0;
-  std::shared_ptr<const OpenFile> file;      // opened once, so the file that was validated is the one that is read
+  std::shared_ptr<const File> file;          // opened once, so the file that was validated is the one that is read
   int64_t text_bytes = 0;                    // from X.json; 0: unknown
   std::shared_ptr<const Shard> labels = {};  // the label file, if it has one; `tokens` is there the number of labels
   int outputs = 0;                           // of a label file: K, or 0 for tokens
