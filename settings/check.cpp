@@ -1,6 +1,5 @@
 // Derived values, and the rules between keys.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -32,106 +31,6 @@ std::string source_of(const Config& c, const std::vector<const char*>& keys) {
   for (const char* key : keys)
     if (auto origin = c.origins.find(key); origin != c.origins.end() && origin->second == "--set") return "--set";
   return c.file;
-}
-
-int Config::Model::mlp_width() const { return static_cast<int>(std::lround(mlp_ratio * channels)); }
-
-int Config::Eval::window(int length) const {
-  return mode == EvalMode::suffix ? *std::max_element(lengths.begin(), lengths.end()) : length;
-}
-
-int Config::Eval::targets(int length) const {
-  return mode == EvalMode::suffix ? std::min(1024, *std::min_element(lengths.begin(), lengths.end())) : length;
-}
-
-// The words of attention.layers beside the kinds' names; the first of two is what holds without either. Where the
-// configuration lacks what they are about, neither says anything. A window's number of keys may follow "window".
-static const struct {
-  const char *usual, *other;
-  Needs needs;
-} LAYER_WORDS[] = {
-    {"window",
-     "full",
-     {"attention.window > 0, or eval.window",
-      // The words belong to the model, but an evaluation may leave the windows out.
-      [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0 || !c.trains; }}},
-    {"rotated",
-     "unrotated",
-     {"model.position = \"rope\"", [](const Config& c) { return c.model.position == Position::rope; }}},
-    {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
-
-constexpr int LARGEST_WINDOW = 16777216;  // as the table allows
-
-static int own_window(const std::string& word) {  // N of "windowN"; 0: it is none
-  const std::string begin = "window";
-  if (!word.starts_with(begin)) return 0;
-  const char* end = word.data() + word.size();
-  int keys = 0;
-  if (std::from_chars(word.data() + begin.size(), end, keys).ptr != end) return 0;
-  return keys >= 1 && keys <= LARGEST_WINDOW ? keys : 0;
-}
-
-LayerEntry layer_entry(const std::string& entry) {
-  LayerEntry parts;
-  for (const std::string& piece : split(entry, '_')) {
-    int window = own_window(piece);
-    if (window) parts.window = window;
-    bool is_word = window > 0 || std::ranges::count(bias_names, piece);
-    for (auto& pair : LAYER_WORDS) is_word = is_word || piece == pair.usual || piece == pair.other;
-    if (is_word) parts.words.push_back(piece);
-    else append_item(parts.kind, piece, "_");
-  }
-  return parts;
-}
-
-Config::Layer Config::layer(int l, int length) const {
-  Layer layer = {attention_at(length), model.position == Position::rope};
-  AttentionSettings& a = layer.attention;
-  LayerEntry entry = layer_entry(layers.empty() ? "" : layers[size_t(l) % layers.size()]);
-  for (size_t kind = 0; kind < std::size(kind_names); kind++)
-    if (entry.kind == kind_names[kind]) a.kind = Kind(kind);
-  if (entry.window) a.window = entry.window, a.sink_tokens = attention.sink_tokens;  // at every length
-  for (const std::string& word : entry.words) {
-    for (size_t bias = 0; bias < std::size(bias_names); bias++)
-      if (word == bias_names[bias]) a.bias = Bias(bias);
-    if (word == "full") a.window = a.sink_tokens = 0;
-    if (word == "unrotated") layer.rotated = false;
-    if (word == "ungated") a.gate.activation = GateActivation::none;
-  }
-  if (a.kind != Kind::softmax) a.sink = Sink::none;
-  return layer;
-}
-
-// What is wrong with an entry of attention.layers, or "".
-static std::string layer_problem(const Config& c, const std::string& entry) {
-  std::vector<std::string> names(std::begin(kind_names), std::end(kind_names));
-  std::string kinds, biases, pairs, without_effect, named = "has " + json_quote(shortened(entry)) + ": ";
-  for (const char* kind : kind_names) append_item(kinds, kind);
-  for (const char* bias : bias_names) append_item(biases, bias);
-  auto [words, kind, window] = layer_entry(entry);
-  // Beside a layer with its own window, full says something.
-  bool some_own = std::ranges::any_of(c.layers, [](const auto& other) { return layer_entry(other).window > 0; });
-  auto has = [&](const std::string& text) { return ("_" + entry + "_").find("_" + text + "_") != std::string::npos; };
-  bool wrong = has("") || (!kind.empty() && !(std::ranges::count(names, kind) && has(kind)));
-  auto is_bias = [](const std::string& word) { return std::ranges::count(bias_names, word) > 0; };
-  wrong = wrong || std::ranges::count_if(words, is_bias) > 1;
-  names.insert(names.end(), std::begin(bias_names), std::end(bias_names));
-  for (auto& [usual, other, needs] : LAYER_WORDS) {
-    auto is_usual = [&name = usual](const std::string& word) { return word.starts_with(name); };
-    auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
-    bool met = needs.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));
-    wrong = wrong || given > 1;
-    append_item(pairs, format("%s or %s", usual, other));
-    if (given && !met && without_effect.empty())
-      without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, needs.what);
-    names.insert(names.end(), {usual, other});
-  }
-  if (!wrong) return without_effect.empty() ? "" : named + without_effect;
-  std::string hint = did_you_mean(kind, names);
-  for (const std::string& piece : split(kind, '_'))
-    if (hint.empty() && !std::ranges::count(names, piece)) hint = did_you_mean(piece, names);
-  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), a bias (" + biases +
-         "), " + pairs + format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
 }
 
 static void complete(Config& c) {
@@ -319,19 +218,20 @@ static void check_batch(const Config& c, int ranks) {
 }
 
 // Warns about what was set but has no effect.
-static void warn_without_effect(Config& c, bool trains) {
+static void warn_without_effect(Config& c) {
   auto warn = [&](const std::string& what, const std::string& needs, std::vector<const char*> keys) {
     c.warnings.push_back(what + " has no effect: it needs " + needs + source_tag(source_of(c, keys)));
   };
   for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c))
-    if (const Needs* needs = config_row(c, change.key).needs; needs && !needs->met(c) && (trains || !needs->or_a_flag))
+    if (const Needs* needs = config_row(c, change.key).needs;
+        needs && !needs->met(c) && (c.trains || !needs->or_a_flag))
       warn(format("config: %s = %s", change.key.c_str(), change.is.c_str()), needs->what, {change.key.c_str()});
   if (size_t reached = size_t(c.model.layers); c.layers.size() > reached)
     warn("config: attention.layers: the pattern from " + shortened(json_quote(c.layers[reached])) + " on",
          format("model.layers > %zu", reached), {"attention.layers", "model.layers"});
   int longest = std::max(c.model.context, *std::max_element(c.eval.lengths.begin(), c.eval.lengths.end()));
   std::set<int> hides_nothing;  // windows
-  for (int l = 0; l < c.model.layers && trains; l++)
+  for (int l = 0; l < c.model.layers && c.trains; l++)
     if (int window = c.layer(l).attention.window; window >= longest) hides_nothing.insert(window);
   for (int window : hides_nothing) {
     const char* key = window == c.attention.window ? "attention.window" : "attention.layers";
@@ -340,15 +240,14 @@ static void warn_without_effect(Config& c, bool trains) {
   }
 }
 
-void complete_and_check(Config& c, bool trains) {
-  c.trains = trains;
+void complete_and_check(Config& c) {
   complete(c);
-  warn_without_effect(c, trains);
+  warn_without_effect(c);
   Mistakes mistakes;
   for (const Rule& rule : RULES) mistakes.attempt([&] { check_rule(c, rule); });
   mistakes.attempt([&] { check_mlp_width(c); });
   mistakes.attempt([&] { check_batch(c, 1); });
-  if (trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
+  if (c.trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
   mistakes.report();
   if (int64_t steps = c.train.steps - c.optimizer.schedule_start; c.optimizer.warmup_steps > steps && steps > 0)
     c.warnings.push_back(format(

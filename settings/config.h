@@ -3,6 +3,8 @@
 // --set, --print-config, the resolved JSON and --help. 0 or "" marked "auto" is filled in where the comment says. An
 // error in a configuration is a user_error that names key, value, what is allowed, and file.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -52,7 +54,7 @@ struct Config {
     struct Head {
       int outputs = 0;  // K; 0 = the output layer of a language model
     } head;
-    int mlp_width() const;  // round(mlp_ratio * channels)
+    int mlp_width() const { return int(std::lround(mlp_ratio * channels)); }
   } model;
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
@@ -122,8 +124,12 @@ struct Config {
     int sink_tokens = 0;
     // At each of `lengths`, the model sees the last `length` tokens of windows of this many, and the last
     // targets(length) of their targets count.
-    int window(int length) const;
-    int targets(int length) const;
+    int window(int length) const {
+      return mode == EvalMode::suffix ? *std::max_element(lengths.begin(), lengths.end()) : length;
+    }
+    int targets(int length) const {
+      return mode == EvalMode::suffix ? std::min(1024, *std::min_element(lengths.begin(), lengths.end())) : length;
+    }
   } eval;
 
   struct Checkpoint {

@@ -361,11 +361,12 @@ Config config_from_json(const json& root, const std::string& file, const std::ve
   if (!root.is_object()) refuse(file, "the file must hold one JSON object: {...}");
   Config config;
   config.file = file;
+  config.trains = trains;
   Reader reader(config, file);
   reader.read_object(root, "");
   for (auto& set : sets) reader.read_set(set);
   reader.apply();
-  complete_and_check(config, trains);
+  complete_and_check(config);
   return config;
 }
 

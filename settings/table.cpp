@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -32,10 +31,8 @@ static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists();
 static bool has_window(const Config::Layer& l) { return l.attention.window > 0; }
 static bool rotates(const Config::Layer& l) { return l.rotated; }
 
-// Whether what `change` sets reaches a layer, or attention.layers hides it from all of them.
-static bool reaches_a_layer(Config c, void (*change)(AttentionSettings&), bool (*shows)(const Config::Layer&)) {
-  change(c.attention);
-  return c.some_layer(shows);
+static bool says_bias(const LayerEntry& e) {
+  return std::ranges::any_of(bias_names, [&](const char* name) { return e.has(name); });
 }
 
 // clang-format off
@@ -71,26 +68,15 @@ static const Needs
     LONGER_ROPE = {"layers that rotate, and a length beyond model.context in eval.lengths, or in --lengths",
                    [](const Config& c) { return LONGER.met(c) && ROPE.met(c); }, true},
     KIND = {"a layer whose kind attention.layers does not say",
-            [](const Config& c) {
-              constexpr Kind none{std::size(kind_names)};
-              return reaches_a_layer(c, [](auto& a) { a.kind = none; }, [](auto& l) { return l.attention.kind == none; });
-            }},
+            [](const Config& c) { return some_entry_lacks(c, [](const LayerEntry& e) { return !e.kind.empty(); }); }},
     BIAS = {"a layer whose bias attention.layers does not say",
-            [](const Config& c) {
-              constexpr Bias none{std::size(bias_names)};
-              return reaches_a_layer(
-                  c, [](auto& a) { a.bias = none; }, [](auto& l) { return l.attention.bias == none; });
-            }},
+            [](const Config& c) { return some_entry_lacks(c, says_bias); }},
     KEY_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers",
                   [](const Config& c) {
-                    constexpr int any = std::numeric_limits<int>::max();
-                    return reaches_a_layer(
-                        c, [](auto& a) { a.window = any; }, [](auto& l) { return l.attention.window == any; });
+                    return some_entry_lacks(c, [](const LayerEntry& e) { return e.window > 0 || e.has("full"); });
                   }},
     NOT_UNGATED = {"a layer that is not \"ungated\"",
-                   [](const Config& c) {
-                     return reaches_a_layer(c, [](auto& a) { a.gate.activation = GateActivation::sigmoid; }, has_gate);
-                   }},
+                   [](const Config& c) { return some_entry_lacks(c, [](auto& e) { return e.has("ungated"); }); }},
     WINDOW = {"layers with a window", [](const Config& c) { return c.some_layer(has_window); }},
     EVAL_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers, and a length beyond "
                    "model.context in eval.lengths, or in --lengths",

@@ -2,6 +2,7 @@
 // initialiser; everything else that concerns one key alone is in the row. Below it is what read.cpp, check.cpp and
 // show.cpp share.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -66,8 +67,12 @@ struct LayerEntry {
   std::vector<std::string> words;
   std::string kind;  // "" if none is named
   int window = 0;    // N of the word windowN; 0 without one
+  bool has(const char* word) const { return std::ranges::count(words, word) > 0; }
 };
 LayerEntry layer_entry(const std::string& entry);
+std::string layer_problem(const Config& config, const std::string& entry);  // what is wrong with an entry, or ""
+// Whether the entry of some layer does not say this; true without attention.layers.
+bool some_entry_lacks(const Config& config, bool (*says)(const LayerEntry&));
 
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
 
@@ -105,4 +110,4 @@ Config plain_variant(const std::string& name);  // the defaults, with what this 
 
 // Values that follow from others, then the rules between keys. `config` is as it was read: origins name the keys that
 // were given.
-void complete_and_check(Config& config, bool trains);
+void complete_and_check(Config& config);
