@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int FORMAT = 2;                     // 1, which can be read too, has no checksums of the data
+constexpr int FORMAT = 2;
 constexpr size_t MAX_STATE_BYTES = 64 << 20;  // names of shards and measured choices: a few hundred KB at most
 const char* const MODEL_FILE = "model.safetensors";
 const char* const CONFIG_FILE = "config.json";
@@ -111,12 +111,12 @@ int64_t natural(const json& object, const char* key) {
   return value.get<int64_t>();
 }
 
-std::vector<DataFile> data_files(const json& object, const char* key, bool checksums) {
+std::vector<DataFile> data_files(const json& object, const char* key) {
   std::vector<DataFile> files;
   for (auto& item : member(object, key, &json::is_array)) {
     if (!item.is_object()) throw Damage(std::string("state.json has no valid \"") + key + "\"");
     files.push_back({member(item, "name", &json::is_string).get<std::string>(), natural(item, "tokens"),
-                     checksums ? member(item, "xxh64", &json::is_string).get<std::string>() : ""});
+                     member(item, "xxh64", &json::is_string).get<std::string>()});
   }
   return files;
 }
@@ -132,17 +132,17 @@ std::vector<double> numbers(const json& object, const char* key) {
 // path: of state.json. A user_error if this program does not accept the settings: the file itself is intact.
 RunState parsed_state(const json& root, const std::string& path) {
   int64_t found = natural(root, "format");
-  if (found != FORMAT && found != 1)
-    user_error("checkpoint: state.json has format %ld, but this program reads 1 and %d; use the version that wrote it",
-               found, FORMAT);
+  if (found != FORMAT)
+    user_error("checkpoint: state.json has format %ld, but this program reads %d; use the version that wrote it", found,
+               FORMAT);
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
   state.step = natural(root, "step");
   state.tokens = natural(root, "tokens");
   state.next_window = natural(data, "next_window");
   state.windows = natural(data, "windows");
-  state.train = data_files(data, "train", found > 1);
-  state.val = data_files(data, "val", found > 1);
+  state.train = data_files(data, "train");
+  state.val = data_files(data, "val");
   state.spikes.loss = numbers(spikes, "loss");  // one by one: if one of a list throws, g++ 11 leaks those before it
   state.spikes.grad_norm = numbers(spikes, "grad_norm");
   state.spikes.skipped = natural(spikes, "skipped");

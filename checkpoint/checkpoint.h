@@ -26,7 +26,7 @@
 struct DataFile {  // a shard: its name without folders, because data may move
   std::string name;
   int64_t tokens = 0;
-  std::string xxh64;  // sampled_checksum(); "" in checkpoints of format 1
+  std::string xxh64;  // sampled_checksum()
   bool operator==(const DataFile&) const = default;
 };
 // [{"name": ..., "tokens": N, "xxh64": ...}, ...]

@@ -64,18 +64,11 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
         "command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
         "(--resume %s/%s --set name=...), or start over with --overwrite",
         place.run.c_str(), place.run.c_str(), old[0].c_str());
-  if (!found) return found;
-  if (!found->state.train.empty() && found->state.train[0].xxh64.empty())
-    warn(
-        "%s has format 1, without checksums of the data: only names and lengths of the "
-        "shards are compared",
-        found->path.c_str());
   return found;
 }
 
 std::string described(const DataFile& file) {
-  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens,
-                file.xxh64.empty() ? "no checksum" : file.xxh64.c_str());
+  return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
 }
 
 // Appends a description of the first difference between the lists.
@@ -85,11 +78,7 @@ static void compare_files(std::vector<std::string>& changes, const char* key, co
     return i < files.size() ? described(files[i]) : std::string("no further shard");
   };
   for (size_t i = 0; i < std::max(before.size(), now.size()); i++) {
-    if (i < before.size() && i < now.size()) {
-      DataFile same = now[i];
-      if (before[i].xxh64.empty()) same.xxh64.clear();
-      if (before[i] == same) continue;
-    }
+    if (i < before.size() && i < now.size() && before[i] == now[i]) continue;
     changes.push_back(format("%s, shard %zu: %s in the checkpoint, %s now", key, i + 1, text(before, i).c_str(),
                              text(now, i).c_str()));
     return;

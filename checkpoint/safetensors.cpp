@@ -111,11 +111,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
       continue;
     }
     if (!value.is_object()) user_error("safetensors: __metadata__ is not an object  [%s]", path.c_str());
-    for (auto& [key, text] : value.items()) {
+    for (auto& [key, text] : value.items())
       if (!text.is_string())
         user_error("safetensors: __metadata__ %s is not text  [%s]", tensor_name(key).c_str(), path.c_str());
-      metadata_[key] = text.get<std::string>();
-    }
   }
   // In the order of the data each tensor must begin where the previous one ends: no byte is shared or left over.
   std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {

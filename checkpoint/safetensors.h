@@ -40,7 +40,6 @@ class SafetensorsReader {
   explicit SafetensorsReader(const std::string& path);
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the order of their data
   const TensorInfo* find(const std::string& name) const;               // nullptr if there is no such tensor
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return file_.path(); }
   // out[0 .. count - 1] = elements first .. first + count - 1 of the tensor, which must be one of tensors(). A
   // user_error if its type is not F32, F16 or BF16.
@@ -50,7 +49,6 @@ class SafetensorsReader {
   File file_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t> index_;
-  std::map<std::string, std::string> metadata_;
 };
 
 class SafetensorsWriter {

@@ -137,8 +137,7 @@ Data open_data(const Flags& flags, Config& config, bool evaluates) {
 
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {
   std::set<std::pair<int64_t, std::string>> trained;  // by content: a copy has another name
-  for (const DataFile& file : train)
-    if (!file.xxh64.empty()) trained.insert({file.tokens, file.xxh64});
+  for (const DataFile& file : train) trained.insert({file.tokens, file.xxh64});
   int64_t tokens = 0;
   std::string both;
   for (size_t i = 0; i < data.val.size(); i++) {

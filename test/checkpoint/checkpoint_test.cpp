@@ -184,25 +184,10 @@ TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
   EXPECT_EQ(error_of([&] { damage(folder); }),
             "user: config: model.layer is unknown; did you mean \"model.layers\"?  [" + folder + "/state.json]");
   bad = good;
-  bad["format"] = 3;
+  bad["format"] = 1;
   write_state(folder, bad);
   EXPECT_EQ(error_of([&] { damage(folder); }),
-            "user: checkpoint: state.json has format 3, but this program reads 1 and 2; use the version that wrote it");
-}
-
-TEST_F(Checkpoints, OfFormat1HaveNoChecksumsOfTheData) {
-  std::string folder = write(20);
-  json old = state_of(folder);
-  old["format"] = 1;
-  for (auto* list : {"train", "val"})
-    for (json& file : old["data"][list]) file.erase("xxh64");
-  write_state(folder, old);
-  Checkpoint read;
-  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
-  RunState now = content(20).state;
-  ASSERT_EQ(read.state.train.size(), now.train.size());
-  EXPECT_EQ(read.state.train[0].name, now.train[0].name);
-  EXPECT_EQ(read.state.train[0].xxh64, "");
+            "user: checkpoint: state.json has format 1, but this program reads 2; use the version that wrote it");
 }
 
 TEST_F(Checkpoints, NothingMakesTheReaderCrash) {
@@ -364,13 +349,6 @@ TEST_F(SameRun, AllowedChanges) {
   now.batch.micro = 0;  // the checkpoint's
   val.clear();          // not evaluated now
   EXPECT_EQ(error(), "");
-}
-
-TEST_F(SameRun, WithoutChecksumsNamesAndLengthsAreCompared) {
-  checkpoint.state.train[1].xxh64 = checkpoint.state.val[0].xxh64 = "";
-  EXPECT_EQ(error(), "");
-  train[1].tokens = 301;
-  EXPECT_TRUE(has(error(), "of 300 tokens (no checksum) in the checkpoint, "));
 }
 
 TEST_F(SameRun, RefusedChanges) {
