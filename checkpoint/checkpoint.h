@@ -7,7 +7,7 @@
 //   state.json             RunState, then size and XXH64 of these files, and last the XXH64 of everything before it
 // No random generator has a state to save: the initial weights are a function of the seed, the data order of (seed,
 // epoch), samples of the seed. So the step and the position in the data are enough.
-// The folder is written under another name, synced and renamed (RunDir), so a step_N that exists was complete once.
+// RunDir publishes the folder, so a step_N that exists was complete once.
 // Reading trusts nothing: a folder is intact if its files have the checksums with which they were written.
 // modeling_plusgpt.py and the tokenizer, which no run reads, may be changed or missing.
 #pragma once

@@ -254,7 +254,6 @@ std::string RunDir::begin_step(int64_t step) {
 
 std::string RunDir::publish_step(int64_t step) {
   std::string folder = path_ + "/.tmp_" + step_folder_name(step), target = path_ + "/" + step_folder_name(step);
-  for (auto& name : names_in(folder)) sync_path(folder + "/" + name);
   sync_path(folder);
   rename(folder, target);
   sync_path(path_);

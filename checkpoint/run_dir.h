@@ -1,8 +1,25 @@
-// The folder of a run, runs/NAME: its lock, and how step folders appear and disappear.
-//   RunDir run(name);  run.start_fresh(overwrite);
-//   std::string folder = run.begin_step(1000);  ... files are written into the folder ...
-//   run.publish_step(1000);        // runs/NAME/step_00001000 appears, complete and on the disk, by one rename
-// Step folders are complete by construction: while one is written or deleted it is called .tmp_*, never step_*.
+// The folder of a run, runs/NAME, and all names in it (a number _2, _3, ... follows where a name is taken):
+//   name                 made by                       read by                     removed by
+//   .lock                RunDir()                      RunDir()                    nothing
+//   config.json          begin_run()                   ./train runs/NAME, scripts  begin_run() replaces it
+//   metrics.jsonl        MetricsLog                    training_lines(), scripts   start_fresh()
+//   old_metrics.jsonl    start_fresh()                 nothing                     nothing
+//   step_N               publish_step()                read_checkpoint(), init     keep_newest(), start_fresh()
+//   bad_step_N           set_aside()                   nothing                     start_fresh(overwrite)
+//   old_steps            put_away_after()              --resume and init by name   start_fresh(overwrite)
+//   .tmp_step_N          begin_step()                  nothing                     publish_step() renames it
+//   .tmp_removed_step_N  keep_newest(), start_fresh()  nothing                     the same call
+//   .tmp_old_steps       put_away_after()              nothing                     the same call renames it
+// Invariants:
+//   1. A step_N is complete and on the disk, and stays as it is until it is renamed: what writes its files syncs them,
+//      then its folder is synced, then it gets its name, by one rename, then runs/NAME is synced.
+//   2. Only the holder of .lock makes, renames or removes names. Others may read: read_checkpoint() holds a shared lock
+//      of a step_N, and keep_newest() leaves such a one.
+//   3. Before step_N appears, metrics.jsonl is on the disk up to step N. Before rewind_metrics() cuts it back to that,
+//      later step folders have moved to old_steps with a copy of it.
+//   4. A .tmp_*, also that of a PendingFile, belongs to a call that runs; RunDir() removes those that an interrupted
+//      process left.
+//   5. --resume takes a step_N of its run. What is in bad_step_N and old_steps is used only if the user names it.
 #pragma once
 #include <cstdint>
 #include <set>
@@ -28,9 +45,8 @@ std::vector<std::string> old_folders(const std::string& run_path);        // nam
 
 class RunDir {
  public:
-  // Creates runs/NAME below the working directory and locks it until this object is destroyed or the process ends;
-  // removes .tmp_*, which an interrupted process left, or warns if it cannot. A run that another process has locked, or
-  // a folder that cannot be written, is a user_error.
+  // Creates runs/NAME below the working directory and locks it until this object is destroyed or the process ends. A
+  // run that another process has locked, or a folder that cannot be written, is a user_error.
   explicit RunDir(const std::string& name, const std::string& root = "runs");
   const std::string& path() const { return path_; }
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
@@ -41,7 +57,7 @@ class RunDir {
   void start_fresh(bool overwrite);
 
   std::string begin_step(int64_t step);    // an empty folder for the step's files; an older attempt's is removed
-  std::string publish_step(int64_t step);  // syncs the files and renames the folder; returns the step folder
+  std::string publish_step(int64_t step);  // syncs and renames the folder; returns the step folder
   // Removes the other checkpoints, except those that another process reads and those that neither this object wrote nor
   // its constructor found. Warns of the last and of what it cannot remove.
   void keep_newest(size_t count);
