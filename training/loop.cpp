@@ -14,7 +14,6 @@
 #include "kernels/matmul.cuh"
 #include "ranks/requests.h"
 #include "settings/schedule.h"
-#include "training/console.h"
 #include "training/dead_gradients.h"
 #include "training/divergence.h"
 #include "training/groups.h"
@@ -169,48 +168,53 @@ Step Training::make_step() {
   return step;
 }
 
+std::string console_line(const nlohmann::ordered_json& fields, int64_t steps, double eta_seconds) {
+  auto number = [&](const char* key) { return fields[key].get<double>(); };
+  double ms = number("ms"), mfu = number("mfu");
+  std::string line =
+      format("step %4ld/%ld | loss %s | norm %s | lr %.2e | ", fields["step"].get<int64_t>(), steps,
+             cell_text("%.4f", number("loss")).c_str(), cell_text("%.2f", number("grad_norm")).c_str(), number("lr"));
+  line += format(ms < 9.95 ? "%.1f ms | " : "%.0f ms | ", ms) + count_text(number("tokens_per_s")) + " tok/s";
+  if (std::isfinite(mfu)) line += format(" | mfu %.1f%%", 100 * mfu);
+  return line + " | eta " + duration_text(eta_seconds);
+}
+
 // After state_.step has counted the step.
 void Training::report(const Step& step) {
+  int64_t number = state_.step, steps = config_.train.steps;
   double tokens_per_s = double(config_.batch.tokens) / (step.ms / 1e3);
-  TrainReport report{.step = state_.step,
-                     .steps = config_.train.steps,
-                     .loss = step.result.loss,
-                     .grad_norm = step.result.grad_norm,
-                     .lr = learning_rate(config_, state_.step - 1),
-                     .tokens = state_.step * config_.batch.tokens,
-                     .tokens_per_s = tokens_per_s,
-                     .mfu = peak_flops_ > 0 ? flops_per_token(config_) * tokens_per_s / peak_flops_ : NAN,
-                     .ms = step.ms};
-  metrics_.write("train", {{"step", report.step},
-                           {"loss", report.loss},
-                           {"grad_norm", report.grad_norm},
-                           {"lr", report.lr},
-                           {"tokens", report.tokens},
-                           {"tokens_per_s", report.tokens_per_s},
-                           {"mfu", report.mfu},
-                           {"ms", report.ms}});
+  nlohmann::ordered_json fields = {
+      {"step", number},
+      {"loss", step.result.loss},
+      {"grad_norm", step.result.grad_norm},
+      {"lr", learning_rate(config_, number - 1)},
+      {"tokens", number * config_.batch.tokens},
+      {"tokens_per_s", tokens_per_s},
+      {"mfu", peak_flops_ > 0 ? flops_per_token(config_) * tokens_per_s / peak_flops_ : NAN},
+      {"ms", step.ms}};
+  metrics_.write("train", fields);
   eta_.add(step.ms);
-  if (step.outcome == Outcome::updated && due(config_.log.groups_every, report.step))
-    write_group_norms(model_, adamw_settings(config_, report.step - 1), metrics_);
+  if (step.outcome == Outcome::updated && due(config_.log.groups_every, number))
+    write_group_norms(model_, adamw_settings(config_, number - 1), metrics_);
   if (step.outcome == Outcome::diverged) {
     background_.wait();
-    report_divergence(model_, path_, report.step, step.result);
+    report_divergence(model_, path_, number, step.result);
   }
   int64_t skipped = spikes_.history().skipped;
   if (step.outcome == Outcome::skipped)
-    metrics_.write("skip", {{"step", report.step}, {"reason", step.skipped}, {"skipped", skipped}});
+    metrics_.write("skip", {{"step", number}, {"reason", step.skipped}, {"skipped", skipped}});
   bool spike = step.outcome == Outcome::skipped && step.labelled;
-  if (report.step % config_.log.every == 0 || report.step == report.steps || spike) {
-    std::printf("%s\n", console_line(report, eta_.seconds(report.steps - report.step)).c_str());
+  if (number % config_.log.every == 0 || number == steps || spike) {
+    std::printf("%s\n", console_line(fields, steps, eta_.seconds(steps - number)).c_str());
     if (spike)
-      std::printf("step %ld: update skipped, number %ld of this run: %s\n", report.step, skipped, step.skipped.c_str());
+      std::printf("step %ld: update skipped, number %ld of this run: %s\n", number, skipped, step.skipped.c_str());
     std::fflush(stdout);
   }
   if (!step.labelled && comm_.first() && !std::exchange(warned_, true))
     warn(
         "data.labels: step %ld has no label, so there is nothing to learn from it; such steps are "
         "skipped from now on without a warning; a larger batch.tokens makes them rare",
-        report.step);
+        number);
 }
 
 void Training::run() {
