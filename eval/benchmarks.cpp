@@ -139,10 +139,6 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
 
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length) {
   BenchmarkReport report;
-  report.task = benchmark.name;
-  report.checksum = benchmark.checksum;
-  report.examples = int64_t(benchmark.examples.size());
-  report.max_length = max_length;
   const double* values = likelihoods.data();
   for (const BenchmarkExample& example : benchmark.examples) {
     size_t gold = size_t(example.gold);
@@ -162,7 +158,7 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
     report.margin += per_character(gold) - other;
     values += example.choices.size();
   }
-  double n = double(report.examples);
+  double n = double(benchmark.examples.size());
   for (double* sum :
        {&report.acc, &report.acc_norm, &report.acc_bytes, &report.acc_norm_tokens, &report.margin, &report.chance})
     *sum /= n;
@@ -171,22 +167,22 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
   return report;
 }
 
-static void write_line(MetricsLog& metrics, const BenchmarkReport& r) {
-  metrics.write("task", {{"step", r.weights.step},
-                         {"tokens", r.weights.tokens},
-                         {"task", r.task},
-                         {"n", r.examples},
-                         {"acc", r.acc},
-                         {"acc_norm", r.acc_norm},
-                         {"acc_bytes", r.acc_bytes},
-                         {"acc_norm_tokens", r.acc_norm_tokens},
-                         {"stderr", r.standard_error},
-                         {"margin", r.margin},
-                         {"chance", r.chance},
-                         {"max_length", r.max_length},
-                         {"cut", r.cut},
-                         {"xxh64", r.checksum},
-                         {"weights", r.weights.path}});
+static void write_line(const Asking& asking, const Benchmark& benchmark, const BenchmarkReport& r) {
+  asking.metrics.write("task", {{"step", asking.weights.step},
+                                {"tokens", asking.weights.tokens},
+                                {"task", benchmark.name},
+                                {"n", benchmark.examples.size()},
+                                {"acc", r.acc},
+                                {"acc_norm", r.acc_norm},
+                                {"acc_bytes", r.acc_bytes},
+                                {"acc_norm_tokens", r.acc_norm_tokens},
+                                {"stderr", r.standard_error},
+                                {"margin", r.margin},
+                                {"chance", r.chance},
+                                {"max_length", max_length(asking.model.config())},
+                                {"cut", r.cut},
+                                {"xxh64", benchmark.checksum},
+                                {"weights", asking.weights.path}});
 }
 
 std::set<int> evaluated_benchmarks(const std::string& metrics, int64_t step, const std::vector<Benchmark>& benchmarks) {
@@ -212,15 +208,14 @@ bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& ben
     std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, asking.stop);
     if (!likelihoods) break;
     BenchmarkReport r = benchmark_report(benchmark, *likelihoods, max_length(model.config()));
-    r.weights = asking.weights;
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
-    table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8ld", r.task.c_str(), percent(r.acc).c_str(),
+    table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8zu", benchmark.name.c_str(), percent(r.acc).c_str(),
                     percent(r.standard_error).c_str(), percent(r.acc_norm).c_str(), percent(r.acc_bytes).c_str(),
                     percent(r.acc_norm_tokens).c_str(), percent(r.chance).c_str(), cell_text("%7.4f", r.margin).c_str(),
-                    r.examples);
+                    benchmark.examples.size());
     if (r.cut) table += format(", %ld %s with a shortened context", r.cut, plural(double(r.cut), "completion").c_str());
     table += "\n";
-    write_line(asking.metrics, r);
+    write_line(asking, benchmark, r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
     if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *likelihoods));
   }

@@ -18,10 +18,6 @@
 
 // What one benchmark measured: the accuracies above.
 struct BenchmarkReport {
-  Weights weights;
-  std::string task, checksum;  // of its file
-  int64_t examples = 0;
-  int max_length = 0;
   int64_t cut = 0;  // completions whose context was shortened to fit max_length
   double acc = 0, acc_norm = 0, acc_bytes = 0, acc_norm_tokens = 0;  // shares; NaN where the file lacks the lengths
   double standard_error = 0;                                         // of acc; NaN for a single example
@@ -41,7 +37,7 @@ std::vector<int> benchmark_lengths(const Config& config, const std::vector<Bench
 std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark,
                                                          const Stop& stop = {});
 
-// From the log-likelihoods; the caller fills in the weights. Accuracies by what the file does not say are NaN.
+// From the log-likelihoods. Accuracies by what the file does not say are NaN.
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length);
 
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the

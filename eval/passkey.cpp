@@ -198,76 +198,60 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
   return scores;
 }
 
-namespace {
-
-// What --passkey measured at one length. The lists are by depth of the key.
-struct PasskeyReport {
-  Weights weights;
-  std::string form;                              // landmark | compact
-  int length = 0;                                // tokens
-  int window = 0, sink_tokens = 0;               // of attention at this length; written if there is one
-  int trials = 0;                                // at each depth
-  std::vector<double> depths, exact, nll, rank;  // means over the trials
-  std::vector<double> distance;                  // mean tokens from the last mention of the key to the answer
-  double control = 0;                            // the share of exact answers without the line with the key
-  double standard_error = 0;                     // of the mean of exact over all depths
-};
-
-}  // namespace
-
 static double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
-// Of all prompts of one length.
-static PasskeyReport report_of(const Config::Passkey& settings, const std::vector<PasskeyPrompt>& prompts,
-                               const std::vector<PasskeyScore>& scores) {
-  PasskeyReport report;
-  report.form = passkey_form_names[int(settings.form)];
-  report.length = prompts[0].length;
-  report.trials = settings.trials;
-  for (size_t first = 0; first < prompts.size(); first += settings.trials) {
+// Prints and writes the means over the trials with all prompts of one length, by depth of the key.
+static void report(const Asking& asking, const std::vector<PasskeyPrompt>& prompts,
+                   const std::vector<PasskeyScore>& scores) {
+  const Config& config = asking.model.config();
+  int length = prompts[0].length, trials = config.passkey.trials;
+  std::vector<double> depths, exact, nll, rank, distance;  // the last: tokens from the last mention of the key
+  double control = 0;                                      // exact answers without the line with the key
+  for (size_t first = 0; first < prompts.size(); first += trials) {
     PasskeyScore sum;
-    double distance = 0;
-    for (size_t i = first; i < first + settings.trials; i++) {
+    double tokens = 0;
+    for (size_t i = first; i < first + trials; i++) {
       sum.exact += scores[i].exact, sum.nll += scores[i].nll, sum.rank += scores[i].rank;
-      distance += prompts[i].distance;
+      tokens += prompts[i].distance;
     }
     if (prompts[first].control) {
-      report.control = sum.exact / settings.trials;
+      control = sum.exact / trials;
       continue;
     }
-    report.depths.push_back(prompts[first].depth);
-    report.exact.push_back(sum.exact / settings.trials);
-    report.nll.push_back(sum.nll / settings.trials);
-    report.rank.push_back(sum.rank / settings.trials);
-    report.distance.push_back(distance / settings.trials);
+    depths.push_back(prompts[first].depth);
+    exact.push_back(sum.exact / trials);
+    nll.push_back(sum.nll / trials);
+    rank.push_back(sum.rank / trials);
+    distance.push_back(tokens / trials);
   }
-  report.standard_error = share_error(mean(report.exact), double(settings.depths) * settings.trials);
-  return report;
-}
-
-static void write_line(MetricsLog& metrics, const PasskeyReport& r) {
-  nlohmann::ordered_json fields = {{"step", r.weights.step},
-                                   {"form", r.form},
-                                   {"length", r.length},
-                                   {"trials", r.trials},
-                                   {"depths", r.depths},
-                                   {"exact", r.exact},
-                                   {"nll", r.nll},
-                                   {"rank", r.rank},
-                                   {"distance", r.distance},
-                                   {"control", r.control},
-                                   {"stderr", r.standard_error},
-                                   {"weights", r.weights.path}};
-  if (r.window) fields.update({{"window", r.window}, {"sink_tokens", r.sink_tokens}});
-  metrics.write("passkey", fields);
+  double error = share_error(mean(exact), double(depths.size()) * trials);
+  std::printf("%7d |", length);
+  for (double share : exact) std::printf(" %4.0f", 100 * share);
+  std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(exact), 100 * error, mean(nll), mean(rank),
+              100 * control);
+  std::fflush(stdout);
+  nlohmann::ordered_json fields = {{"step", asking.weights.step},
+                                   {"form", passkey_form_names[int(config.passkey.form)]},
+                                   {"length", length},
+                                   {"trials", trials},
+                                   {"depths", depths},
+                                   {"exact", exact},
+                                   {"nll", nll},
+                                   {"rank", rank},
+                                   {"distance", distance},
+                                   {"control", control},
+                                   {"stderr", error},
+                                   {"weights", asking.weights.path}};
+  AttentionSettings attention = config.attention_at(length);
+  if (attention.window) fields.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
+  asking.metrics.write("passkey", fields);
 }
 
 bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts) {
   Model& model = asking.model;
-  const Config& config = model.config();
-  const Config::Passkey& settings = config.passkey;
+  const Config::Passkey& settings = model.config().passkey;
   std::unique_ptr<ProgressBar> bar;
   int64_t all = 0, before = 0;  // tokens
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
@@ -286,16 +270,7 @@ bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const st
         model, tokenizer, here, [&](size_t done) { bar ? bar->update(before + int64_t(done) * length) : void(); });
     before += int64_t(of_length) * length;
     if (bar) bar->clear();
-    PasskeyReport report = report_of(settings, here, scores);
-    report.weights = asking.weights;
-    AttentionSettings attention = config.attention_at(length);
-    report.window = attention.window, report.sink_tokens = attention.sink_tokens;
-    std::printf("%7d |", length);
-    for (double exact : report.exact) std::printf(" %4.0f", 100 * exact);
-    std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(report.exact), 100 * report.standard_error,
-                mean(report.nll), mean(report.rank), 100 * report.control);
-    std::fflush(stdout);
-    write_line(asking.metrics, report);
+    report(asking, here, scores);
     for (size_t i = 0; i < here.size(); i++) {
       finite = finite && std::isfinite(scores[i].nll);
       if (here[i].control) continue;
