@@ -2,11 +2,12 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "checkpoint/resume.h"
 #include "settings/table.h"
 
@@ -15,7 +16,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
   const char* products = std::getenv("PLUSGPT_MATMUL");
   auto given = [](bool flag) { return flag ? "given" : "not given"; };
   Facts facts = {{"version of the program", version},
-                 {"the variable PLUSGPT_MATMUL", products ? products : "not set"},
+                 {"the variable PLUSGPT_MATMUL", products ? valid_utf8(products) : "not set"},
                  {"--resume", flags.resuming ? json_quote(flags.resume) : given(false)},
                  {"--overwrite", given(flags.overwrite)},
                  {"--lengths", json_quote(flags.lengths)},
@@ -27,7 +28,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
     if (!row.of_a_rank) facts[row.key] = value_text(row);
   for (auto& [key, files] : {std::pair("data.train", &train), std::pair("data.val", &val)})
     for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
-  for (const Benchmark& benchmark : benchmarks) facts["task " + benchmark.name] = benchmark.checksum;
+  for (const Benchmark& benchmark : benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;
   return facts;
 }
 
@@ -59,23 +60,9 @@ static std::string differences(const Facts& first, const Facts& here) {
   return count > 10 ? list + format("\n  and %d more", count - 10) : list;
 }
 
-// The form in which ranks send facts: no key or value contains a newline.
-static std::string text_of(const Facts& facts) {
-  std::string text;
-  for (auto& [key, value] : facts) text += key + '\n' + value + '\n';
-  return text;
-}
-
-static Facts facts_in(const std::string& text) {
-  std::istringstream lines(text);
-  Facts facts;
-  for (std::string key, value; std::getline(lines, key) && std::getline(lines, value);) facts[key] = value;
-  return facts;
-}
-
 void check_agreement(Comm& comm, const Facts& facts) {
   if (comm.size() == 1) return;
-  std::string list = differences(facts_in(comm.broadcast(text_of(facts))), facts);
+  std::string list = differences(nlohmann::json::parse(comm.broadcast(nlohmann::json(facts).dump())), facts);
   if (!list.empty())
     user_error(
         "ranks: this rank was started differently from rank 0; give every rank the same program, flags, "
