@@ -21,13 +21,11 @@ static ncclResult_t settled(ncclResult_t result, ncclComm_t comm) {
   return result;
 }
 
-// If a rank has died, NCCL reports an error too. The links find out at once which it was and end the process, so this
-// waits a little before it reports the error itself, as they do if NCCL reports it to them. (A machine that disappears
-// is noticed after 30 seconds. It is not waited for, because with any other cause nothing would be said that long.)
+// If a rank has died, NCCL reports an error too. The links find out at once which it was and end the process.
 static void check(ncclResult_t result, ncclComm_t comm, const char* what) {
   result = settled(result, comm);
   if (result == ncclSuccess) return;
-  std::this_thread::sleep_for(std::chrono::seconds(on_cpu ? 0 : 5));
+  std::this_thread::sleep_for(std::chrono::seconds(on_cpu ? 0 : waits::NCCL_ERROR));
   failure("NCCL: %s failed: %s (%s); NCCL_DEBUG=INFO says more", what, ncclGetErrorString(result),
           ncclGetLastError(comm));
 }

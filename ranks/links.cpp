@@ -66,14 +66,14 @@ void limit_waiting(int socket, int seconds) {  // 0: no limit
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-// Breaks the connection to a machine that has disappeared, within 30 seconds.
+// Breaks the connection to a machine that has disappeared.
 void keep_alive(int socket) {
   auto set = [&](int level, int option, int value) { setsockopt(socket, level, option, &value, sizeof value); };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30000);
+  set(IPPROTO_TCP, TCP_KEEPCNT, (waits::LOST_MACHINE - 10) / 5);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * waits::LOST_MACHINE);
   set(IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
@@ -89,7 +89,7 @@ int listen_at(const std::string& address, int port, int* chosen) {
   bool local = address == "127.0.0.1" || address == "localhost", local_6 = address == "::1";
   sockaddr_in at_4 = {};
   at_4.sin_family = AF_INET;
-  at_4.sin_port = htons(static_cast<uint16_t>(port));
+  at_4.sin_port = htons(uint16_t(port));
   at_4.sin_addr.s_addr = htonl(local ? INADDR_LOOPBACK : INADDR_ANY);
   sockaddr_in6 at_6 = {};
   at_6.sin6_family = AF_INET6;
@@ -220,7 +220,7 @@ int Links::end(int code, const std::string& text) {
   }
   if (rank_ != 0) {
     send(peers_[0], FAILED, char('0' + code) + text);
-    std::this_thread::sleep_for(std::chrono::seconds(10));  // rank 0's answer ends this process
+    std::this_thread::sleep_for(std::chrono::seconds(waits::UNANSWERED));
     std::fprintf(stderr, "rank %d: %s\n", rank_, text.c_str());
     return code;
   }
@@ -262,7 +262,7 @@ void Links::run() {
     count_silence(std::min<std::chrono::duration<double>>(now - before, between).count());
     before = now;
     std::lock_guard lock(health_lock_);
-    if (std::string trouble = health_ ? health_() : ""; !trouble.empty()) stop_run(1, trouble, 5);
+    if (std::string trouble = health_ ? health_() : ""; !trouble.empty()) stop_run(1, trouble, waits::NCCL_ERROR);
   }
 }
 
@@ -270,12 +270,12 @@ void Links::count_silence(double seconds) {
   for (Peer& peer : peers_) {
     peer.silence += seconds;
     if (peer.silence < timeout_ || done_) continue;
-    if (!peer.ended) died(peer, format("no heartbeat for %d seconds; was it stopped?", timeout_), 0);
+    if (!peer.ended) died(peer, format("no heartbeat for %d seconds; was it stopped?", timeout_), waits::SILENT_RANK);
     stop_run(1,
              format("rank %d has ended its program and rank %d has not; start all ranks with the same flags and "
                     "configuration",
                     peer.rank, rank_),
-             0);
+             waits::SILENT_RANK);
   }
 }
 
@@ -293,7 +293,7 @@ void Links::read_from(Peer& peer) {
   char bytes[4096];
   ssize_t got = ::recv(peer.socket, bytes, sizeof bytes, MSG_DONTWAIT);
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  if (got <= 0) died(peer, got < 0 ? std::strerror(errno) : "its connection was closed", 1);
+  if (got <= 0) died(peer, got < 0 ? std::strerror(errno) : "its connection was closed", waits::LOST_RANK);
   peer.silence = 0;
   peer.received.append(bytes, size_t(got));
   for (;;) {
@@ -314,14 +314,12 @@ void Links::handle(Peer& peer, char kind, const std::string& text) {
   int code = text.empty() || text[0] < '1' || text[0] > '2' ? 1 : text[0] - '0';
   if (kind == ID && rank_ != 0) shared_.set_value(text);
   else if (kind == DONE) peer.ended = true;
-  // Most errors happen at all ranks. Rank 0 gets two seconds to meet the error itself, and prints it once for all.
   else if (kind == FAILED && rank_ == 0)
-    stop_run(code, format("rank %d: %s", peer.rank, text.empty() ? "" : text.substr(1).c_str()), 2);
+    stop_run(code, format("rank %d: %s", peer.rank, text.empty() ? "" : text.substr(1).c_str()), waits::FAILED_RANK);
   else if (kind == STOP && rank_ != 0) _exit(code);
 }
 
-// Ends the process and with it the run, after some seconds in which others may do so with a better text: the parent of
-// the ranks, which has seen how one of them died (spawn.h), or this process's main thread, if it meets the same error.
+// Ends the process and with it the run, after this wait.
 void Links::stop_run(int code, const std::string& text, int seconds) {
   std::this_thread::sleep_for(std::chrono::seconds(seconds));
   while (ending_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(1));  // the main thread is ending it

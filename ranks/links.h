@@ -20,7 +20,7 @@
 //     each machine prints it.
 //   - A rank has ended with code 0, but the rank at the other end of the link has not by the end of the timeout: they
 //     were started differently, and the run ends with 1.
-// The connections to a machine that disappears break within 30 seconds. A process that is stopped does not count the
+// The connections to a machine that disappears break within LOST_MACHINE. A process that is stopped does not count the
 // others' silence while it is stopped, so a whole job can be stopped and continued.
 #pragma once
 #include <atomic>
@@ -33,6 +33,20 @@
 
 #include "ranks/ranks.h"
 
+// Several processes notice that a run is broken, and the one that knows most should say why. Each of the others waits
+// this many seconds, in which that one ends it, before it prints what it knows and ends the run itself.
+namespace waits {
+constexpr int SILENT_RANK = 0;    // a rank without heartbeats: nobody knows more
+constexpr int LOST_RANK = 1;      // a broken connection: the parent of --gpus has seen how that rank ended
+constexpr int FAILED_RANK = 2;    // another rank's error: rank 0 meets most errors itself, and prints them once
+constexpr int NCCL_ERROR = 5;     // most follow from the end of a rank, which the links report
+constexpr int PARENT = 5;         // a rank's exit code: rank 0 prints that rank's error
+constexpr int UNANSWERED = 10;    // this rank's error: rank 0 prints it, and ends this rank
+constexpr int LOST_MACHINE = 30;  // TCP waits that long for an answer; NCCL's error is printed before that
+static_assert(SILENT_RANK < LOST_RANK && LOST_RANK < FAILED_RANK && FAILED_RANK < NCCL_ERROR && FAILED_RANK < PARENT &&
+              NCCL_ERROR < UNANSWERED && PARENT < UNANSWERED && NCCL_ERROR < LOST_MACHINE);
+}  // namespace waits
+
 class Links {
  public:
   explicit Links(const Ranks& ranks);  // returns once this rank is connected, at rank 0 once all are; else a failure
@@ -44,7 +58,7 @@ class Links {
   void watch(std::function<std::string()> health);
 
   // The end of this rank's program: code 0, or the code and text of an error. Rank 0 prints the text (another rank does
-  // only if rank 0 does not answer within 10 seconds). Returns `code` if the process has not ended by then. Ranks that
+  // only if rank 0 does not answer). Returns `code` if the process has not ended by then. Ranks that
   // end with 0 must do so within the timeout of each other.
   int end(int code, const std::string& text);
 

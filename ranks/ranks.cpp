@@ -65,7 +65,7 @@ constexpr const char* OTHER_SIZES[] = {"WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD
 // MPICH and Intel MPI name no job. But all ranks of a machine are in one session, or each leads one: this is the number
 // of its leader's parent.
 std::string parent_of_session() {
-  std::ifstream file(format("/proc/%d/stat", static_cast<int>(::getsid(0))));
+  std::ifstream file(format("/proc/%d/stat", int(::getsid(0))));
   std::string stat, parent;
   std::getline(file, stat, ')');  // the name, which may hold spaces; then " S PARENT"
   file >> stat >> parent;

@@ -19,8 +19,6 @@
 
 namespace {
 
-constexpr int64_t GRACE_MS = 5000;  // for rank 0 to print another rank's error and exit
-
 class Parent {
  public:
   explicit Parent(std::vector<pid_t> children) : children_(std::move(children)), running_(children_.size()) {}
@@ -54,12 +52,12 @@ class Parent {
         if (rank == 0 && signal == forwarded_) end_by(signal);  // it was not training yet, so the signal ended it
         end(1, format("rank %zu (process %d) was ended by signal %d (%s), which ends the whole run; --resume "
                       "continues training",
-                      rank, static_cast<int>(child), signal, strsignal(signal)));
+                      rank, int(child), signal, strsignal(signal)));
       }
       int code = WEXITSTATUS(status);
       if (code > 128) stopped_by_ = code - 128;
       else if (code != 0 && rank == 0) end(code, "");  // it has printed its error
-      else if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + GRACE_MS;
+      else if (code != 0 && code_ == 0) code_ = code, deadline_ = milliseconds_now() + 1000 * waits::PARENT;
     }
     if (running_ == 0 && code_ == 0 && stopped_by_ != 0) end_by(stopped_by_);
     if (running_ == 0) end(code_, "");
