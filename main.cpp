@@ -21,58 +21,18 @@
 #include "checkpoint/state.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
+#include "eval/benchmarks.h"
 #include "eval/generate.h"
 #include "eval/predict.h"
-#include "eval/benchmarks.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
 #include "training/dead_gradients.h"
+#include "training/evaluations.h"
 #include "training/loop.h"
 #include "training/plan.h"
 #include "training/products.h"
-#include "training/evaluations.h"
 #include "training/start.h"
 #include "version.h"
-
-// Starts the run's metrics with a line that names this program, its settings and the device. A rank without a folder
-// writes nothing.
-static MetricsLog begun_metrics(const RunDir* run, const Flags& flags, Model& model, const DeviceInfo& device) {
-  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
-  int ranks = model.comm().size();
-  std::string name = ranks > 1 ? format("%d x %s", ranks, device.name.c_str()) : device.name;
-  metrics.start(PLUSGPT_VERSION, flags.command, config_json(model.config()), name,
-                {{"backend", on_cpu ? "cpu" : "cuda"}}, parameter_count(model.config()),
-                flops_per_token(model.config()));
-  return metrics;
-}
-
-// The first step that has labels.
-static StepResult one_step(Model& model, Loader& loader) {
-  std::optional<StepResult> computed;
-  int64_t steps = model.config().train.steps;
-  for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(model, loader);
-  if (!computed) user_error("data.labels: %ld steps (train.steps) have no label; use other labels", steps);
-  StepResult result = *computed;
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    failure("this step's loss is %g and its gradient norm %g: training cannot start from here", result.loss,
-            result.grad_norm);
-  return result;
-}
-
-static void dry_run(Model& model, Loader& loader, const Data& data, bool fresh) {
-  if (model.comm().first()) check_all_tokens(model.config(), data);
-  StepResult result = one_step(model, loader);
-  if (fresh) warn_of_zero_gradients(model);
-  std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
-}
-
-static void dump_gradients(Model& model, Loader& loader, const std::string& file) {
-  StepResult result = one_step(model, loader);
-  save_gradients(model, file);
-  std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, file.c_str());
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 // Standard output; all that is printed from here on goes to standard error instead.
 static std::FILE* taken_stdout() {
@@ -93,224 +53,251 @@ static void check_output(const char* flag, const std::string& path, const Data& 
           user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), read->key.c_str());
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The stages of a run. Each ends with everything checked that it can check, so errors come early and in this order.
+// What one start of the program does. run() is the page to read; each of its stages ends with everything checked that
+// it can check, so errors come early and in this order.
+class Program {
+ public:
+  Program(const Flags& flags, const Ranks& ranks, Links* links) : flags_(flags), ranks_(ranks), links_(links) {}
+  void run();
 
-// 1. The settings, and what the program does between the steps or instead of them.
-struct Settings {
-  Config config;
-  bool evaluates = false;                        // the losses by length
-  std::map<std::string, std::string> tokenizer;  // of rank 0; read now: its folder may be gone at the first checkpoint
+ private:
+  bool is(Mode mode) const { return flags_.is(mode); }
+  void read_settings();
+  void check_settings();
+  void open_inputs();
+  void agree_on_beginning();
+  bool finished();
+  void make_model();
+  void run_mode();
+  void make_steps();
+  void ask();
+  StepResult one_step(Loader& loader);
+  void train_run(Loader& loader);
+  MetricsLog begun_metrics(const RunDir* run);
+
+  Flags flags_;
+  const ModeRow& mode_ = *flags_.mode;
+  const bool training_ = mode_.makes_steps;
+  Ranks ranks_;
+  Links* links_;  // nullptr: one rank
+  std::FILE* answers_ = nullptr;
+  // of read_settings() and check_settings():
+  Config config_;
+  bool evaluates_ = false;                        // the losses by length
+  std::map<std::string, std::string> tokenizer_;  // of rank 0; read now: its folder may be gone at the first checkpoint
+  // of open_inputs():
+  DeviceInfo device_;
+  Data data_;
+  std::vector<Evaluation> evaluations_;
+  std::unique_ptr<Tokenizer> prompt_tokenizer_;  // of --generate-file
+  std::vector<FilePrompt> prompts_;
+  std::unique_ptr<WindowReader> windows_;  // of data.train
+  // of agree_on_beginning():
+  std::unique_ptr<Comm> several_;
+  Comm& comm() { return several_ ? *several_ : Comm::alone(); }
+  Beginning beginning_;
+  // of make_model():
+  std::unique_ptr<Model> model_;
+  int64_t step_ = 0;  // of its weights
 };
 
-static Settings read_settings(const Flags& flags, const Ranks& ranks) {
-  Settings settings;
-  settings.config = load_config(flags);
-  Config& config = settings.config;
-  for (const std::string& warning : config.warnings)
-    if (ranks.rank == 0) warn("%s", warning.c_str());
-  if (flags.is(Mode::generate)) config.generate.prompt = flags.value;
-  if (flags.is(Mode::tasks)) config.task.names = split(flags.value, ',');
-  return settings;
+void Program::run() {
+  if (is(Mode::generate_file) && ranks_.rank == 0) answers_ = taken_stdout();
+  read_settings();
+  if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
+  check_settings();
+  if (config_.plan.elsewhere()) return plan_elsewhere(config_, evaluates_, ranks_.size);
+  if (is(Mode::train) || mode_.all_of_val) watch_signals();
+  open_inputs();
+  agree_on_beginning();
+  if (is(Mode::train) && finished())
+    return void(
+        std::printf("%s is finished: all %ld steps are done\n", beginning_.place.run.c_str(), config_.train.steps));
+  make_model();
+  run_mode();
 }
 
-static void check_settings(Settings& settings, const Flags& flags, const Ranks& ranks) {
-  const ModeRow& mode = *flags.mode;
-  Config& config = settings.config;
-  if (mode.head == (config.model.head.outputs > 0 ? HeadNeeded::tokens : HeadNeeded::outputs))
-    user_error("config: model.head.outputs = %d: %s  [%s]", config.model.head.outputs,
-               mode.head == HeadNeeded::outputs ? "--predict needs a model with outputs"
-                                                : "--passkey, --tasks and --generate need a model of tokens",
-               config.file.c_str());
-  if (flags.is(Mode::predict)) config.eval.lengths = {config.model.context};
-  if (mode.all_of_val) config.eval.tokens = std::numeric_limits<int64_t>::max();
-  settings.evaluates = mode.losses || (mode.whole_run && config.eval.every > 0);
-  config.diagnoses = flags.is(Mode::diagnostics) || (mode.whole_run && config.diagnostics.every > 0);
-  bool elsewhere = config.plan.elsewhere();
-  if (elsewhere && !flags.is(Mode::dry_run))
-    user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config.plan.memory.c_str(),
-               source_tag(source_of(config, {"plan.memory"})).c_str());
-  if (elsewhere && config.precision == Precision::automatic) config.precision = Precision::bf16;
-  for (int length : {config.model.context, std::numeric_limits<int>::max()})
-    for (int l = 0; l < config.model.layers; l++)
-      attention_check(config.layer(l, length).attention, config.model.head_dim, config.precision == Precision::fp32,
-                      config.diagnoses, !planned_for_cpu(config));
+void Program::read_settings() {
+  take_run_folder(flags_);
+  config_ = load_config(flags_);
+  for (const std::string& warning : config_.warnings)
+    if (ranks_.rank == 0) warn("%s", warning.c_str());
+  if (is(Mode::generate)) config_.generate.prompt = flags_.value;
+  if (is(Mode::tasks)) config_.task.names = split(flags_.value, ',');
+}
+
+void Program::check_settings() {
+  if (mode_.head == (config_.model.head.outputs > 0 ? HeadNeeded::tokens : HeadNeeded::outputs))
+    user_error("config: model.head.outputs = %d: %s  [%s]", config_.model.head.outputs,
+               mode_.head == HeadNeeded::outputs ? "--predict needs a model with outputs"
+                                                 : "--passkey, --tasks and --generate need a model of tokens",
+               config_.file.c_str());
+  if (is(Mode::predict)) config_.eval.lengths = {config_.model.context};
+  if (mode_.all_of_val) config_.eval.tokens = std::numeric_limits<int64_t>::max();
+  evaluates_ = mode_.losses || (mode_.whole_run && config_.eval.every > 0);
+  config_.diagnoses = is(Mode::diagnostics) || (mode_.whole_run && config_.diagnostics.every > 0);
+  bool elsewhere = config_.plan.elsewhere();
+  if (elsewhere && !is(Mode::dry_run))
+    user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config_.plan.memory.c_str(),
+               source_tag(source_of(config_, {"plan.memory"})).c_str());
+  if (elsewhere && config_.precision == Precision::automatic) config_.precision = Precision::bf16;
+  for (int length : {config_.model.context, std::numeric_limits<int>::max()})
+    for (int l = 0; l < config_.model.layers; l++)
+      attention_check(config_.layer(l, length).attention, config_.model.head_dim, config_.precision == Precision::fp32,
+                      config_.diagnoses, !planned_for_cpu(config_));
   if (elsewhere) return;
-  if (flags.generates() || (mode.whole_run && config.generate.every > 0))  // not at the first sample, hours later
-    prompt_tokens(*open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir), config,
-                  config.generate.prompt);
-  if (flags.is(Mode::train) && ranks.rank == 0) settings.tokenizer = tokenizer_files(config);
+  if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
+    prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
+                  config_.generate.prompt);
+  if (is(Mode::train) && ranks_.rank == 0) tokenizer_ = tokenizer_files(config_);
 }
 
-// 2. The device and the data.
-struct Inputs {
-  DeviceInfo device;
-  std::unique_ptr<Data> data;  // at an address that stays
-  std::vector<Evaluation> evaluations;
-  std::unique_ptr<Tokenizer> tokenizer;  // of --generate-file
-  std::vector<FilePrompt> prompts;
-  std::unique_ptr<WindowReader> windows;  // of data.train
-};
-
-static Inputs open_inputs(const Flags& flags, Settings& settings, const Ranks& ranks) {
-  Config& config = settings.config;
-  Inputs inputs;
-  inputs.device = prepare_device(config, ranks, flags.remeasure);
-  inputs.data = std::make_unique<Data>(open_data(flags, config, settings.evaluates));
-  Data& data = *inputs.data;
-  for (const std::string& warning : read_text_bytes(data.val))
-    if (ranks.rank == 0) warn("%s", warning.c_str());
-  if (flags.is(Mode::tasks) || (flags.mode->whole_run && config.task.every > 0))
-    data.benchmarks = open_benchmarks(config);
-  inputs.evaluations = open_evaluations(flags, config, data, settings.evaluates, ranks.rank);
-  if (flags.is(Mode::generate_file)) {
-    inputs.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-    inputs.prompts = read_prompts(flags.value, *inputs.tokenizer, config);
+// The device and the data.
+void Program::open_inputs() {
+  device_ = prepare_device(config_, ranks_, flags_.remeasure);
+  data_ = open_data(flags_, config_, evaluates_);
+  for (const std::string& warning : read_text_bytes(data_.val))
+    if (ranks_.rank == 0) warn("%s", warning.c_str());
+  if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
+  evaluations_ = open_evaluations(flags_, config_, data_, evaluates_, ranks_.rank);
+  if (is(Mode::generate_file)) {
+    prompt_tokenizer_ = open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir);
+    prompts_ = read_prompts(flags_.value, *prompt_tokenizer_, config_);
   }
-  if (flags.mode->writes_file) check_output(flags.mode->flag, flags.value, data);
-  std::printf("%s, %s, %s, %s parameters\n", inputs.device.name.c_str(), precision_names[int(config.precision)],
-              attention_text(config).c_str(), count_text(double(parameter_count(config))).c_str());
-  if (flags.mode->makes_steps) inputs.windows = training_windows(config, data.train);
-  return inputs;
+  if (mode_.writes_file) check_output(mode_.flag, flags_.value, data_);
+  std::printf("%s, %s, %s, %s parameters\n", device_.name.c_str(), precision_names[int(config_.precision)],
+              attention_text(config_).c_str(), count_text(double(parameter_count(config_))).c_str());
+  if (training_) windows_ = training_windows(config_, data_.train);
 }
 
-// 3. The ranks agree on all this, and on where they begin.
-static Beginning agree_on_beginning(Comm& comm, const Flags& flags, const Settings& settings, const Inputs& inputs) {
-  const Config& config = settings.config;
-  const Data& data = *inputs.data;
-  bool training = flags.mode->makes_steps;
-  bool several = comm.size() > 1;
+// The ranks agree on all this, and on where they begin.
+void Program::agree_on_beginning() {
+  if (links_) several_ = std::make_unique<Comm>(ranks_, *links_);
+  bool several = comm().size() > 1;
   if (several)
-    check_agreement(comm, facts_of(PLUSGPT_VERSION, flags, config, data.train_files, data.val_files, data.benchmarks));
-  Beginning beginning = find_beginning(flags, config, comm);
-  const std::optional<Checkpoint>& from = beginning.from;
-  if (several && !from) check_agreement(comm, init_facts(config));
-  if (!from && training && config.optimizer.schedule_start > 0)
+    check_agreement(comm(),
+                    facts_of(PLUSGPT_VERSION, flags_, config_, data_.train_files, data_.val_files, data_.benchmarks));
+  beginning_ = find_beginning(flags_, config_, comm());
+  const std::optional<Checkpoint>& from = beginning_.from;
+  if (several && !from) check_agreement(comm(), init_facts(config_));
+  if (!from && training_ && config_.optimizer.schedule_start > 0)
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
-               config.optimizer.schedule_start, source_tag(source_of(config, {"optimizer.schedule_start"})).c_str());
-  if (comm.first() && settings.evaluates) report_validation(config, data, from ? from->state.train : data.train_files);
-  if (!from) return beginning;
-  if (training) check_same_run(*from, config, data.train_files, data.val_files);
-  else check_same_model(*from, config, beginning.place.run);
-  return beginning;
+               config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
+  if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
+  if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
+  if (from && !training_) check_same_model(*from, config_, beginning_.place.run);
+  if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
 }
 
 // Whether the run has made all its steps and all their evaluations.
-static bool finished(Comm& comm, const Config& config, const Beginning& beginning,
-                     const std::vector<Evaluation>& evaluations) {
-  int64_t steps = config.train.steps;
+bool Program::finished() {
+  int64_t steps = config_.train.steps;
   auto answered = [&](const Evaluation& evaluation) {
-    return comm.broadcast(missing_items(evaluation, config, beginning.place.run, steps)).empty();
+    return comm().broadcast(missing_items(evaluation, config_, beginning_.place.run, steps)).empty();
   };
-  return beginning.from && beginning.from->state.step == steps &&
-         std::all_of(evaluations.begin(), evaluations.end(), answered);
+  return beginning_.from && beginning_.from->state.step == steps &&
+         std::all_of(evaluations_.begin(), evaluations_.end(), answered);
 }
 
-// 4. The memory plan.
-static Plan plan_memory_of(Settings& settings, const Flags& flags, const Inputs& inputs, const Beginning& beginning,
-                           Comm& comm) {
+// Plans its memory, and loads its weights.
+void Program::make_model() {
+  std::optional<Checkpoint>& from = beginning_.from;
+  if (from && !flags_.remeasure) take_products(*from, device_);
   std::vector<int> lengths;
-  for (const Evaluation& evaluation : inputs.evaluations)
+  for (const Evaluation& evaluation : evaluations_)
     lengths.insert(lengths.end(), evaluation.lengths.begin(), evaluation.lengths.end());
-  if (!inputs.prompts.empty()) lengths.push_back(longest_text(inputs.prompts, settings.config));
-  const std::optional<Checkpoint>& from = beginning.from;
-  Plan plan = plan_run(settings.config, inputs.device, lengths, flags.mode->makes_steps,
-                       from ? from->state.config.batch.micro : 0, comm);
+  if (!prompts_.empty()) lengths.push_back(longest_text(prompts_, config_));
+  Plan plan = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
-  return plan;
+  model_ = ::make_model(config_, plan.eval_rows, plan.eval_length, training_, comm());
+  step_ = initial_state(*model_, from, training_);
+  if (from) from->lock.reset();
 }
 
-// 5. The model, which does what the flags ask for.
-static void ask(Model& model, const Flags& flags, const Inputs& inputs, const Beginning& beginning, int64_t step) {
+void Program::run_mode() {
+  if (is(Mode::generate_file)) return generate_file(*model_, *prompt_tokenizer_, prompts_, answers_);
+  if (is(Mode::generate)) return generate_text(*model_);
+  agree_on_products(*model_, evaluations_, training_);
+  if (is(Mode::predict)) return predict(*model_, data_.val, flags_.value);
+  if (is(Mode::token_losses)) return write_token_losses(*model_, data_.val, flags_.value);
+  training_ ? make_steps() : ask();
+}
+
+// Starts the run's metrics with a line that names this program, its settings and the device. A rank without a folder
+// writes nothing.
+MetricsLog Program::begun_metrics(const RunDir* run) {
+  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
+  int ranks = comm().size();
+  std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
+  metrics.start(PLUSGPT_VERSION, flags_.command, config_json(config_), name, {{"backend", on_cpu ? "cpu" : "cuda"}},
+                parameter_count(config_), flops_per_token(config_));
+  return metrics;
+}
+
+void Program::ask() {
   std::unique_ptr<RunDir> run_dir;
-  if (model.comm().first()) run_dir = std::make_unique<RunDir>(model.config().name);
-  MetricsLog metrics = begun_metrics(run_dir.get(), flags, model, inputs.device);
-  Weights weights{"random", step};
-  if (beginning.from) weights = {beginning.from->path, step, beginning.from->state.tokens};
-  else if (!model.config().init.empty()) weights.path = named_folder(model.config().init).path;
-  for (const Evaluation& evaluation : inputs.evaluations)
-    if (evaluation.asked && !evaluation.run({model, weights, metrics, {}}, evaluation.items))
+  if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
+  MetricsLog metrics = begun_metrics(run_dir.get());
+  Weights weights{"random", step_};
+  if (beginning_.from) weights = {beginning_.from->path, step_, beginning_.from->state.tokens};
+  else if (!config_.init.empty()) weights.path = named_folder(config_.init).path;
+  for (const Evaluation& evaluation : evaluations_)
+    if (evaluation.asked && !evaluation.run({*model_, weights, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);
 }
 
-static void train_run(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
-                      Beginning& beginning, Loader& loader) {
-  const Config& config = model.config();
-  Comm& comm = model.comm();
-  comm.barrier();  // all ranks have read their starting point: rank 0 may remove it now
-  std::unique_ptr<RunDir>& run_dir = beginning.run_dir;
-  if (comm.first()) {
-    model.parameters().allocate_snapshot();
-    if (!run_dir) run_dir = std::make_unique<RunDir>(config.name);
-    begin_run(*run_dir, flags.overwrite, beginning.from, beginning.place, config);
+void Program::make_steps() {
+  Loader loader(*windows_, {.T = config_.model.context,
+                            .micro = config_.batch.micro,
+                            .micro_steps = int(micro_steps(config_, comm().size())),
+                            .rank = comm().rank(),
+                            .ranks = comm().size(),
+                            .shuffle = config_.data.shuffle,
+                            .seed = config_.seed,
+                            .outputs = config_.model.head.outputs,
+                            .by_sequence = config_.train.label_mean == LabelMean::sequence});
+  if (beginning_.from) loader.seek(step_);
+  if (is(Mode::train)) return train_run(loader);
+  if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
+  StepResult result = one_step(loader);
+  if (is(Mode::dump_gradients)) {
+    save_gradients(*model_, flags_.value);
+    std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags_.value.c_str());
+  } else {
+    if (!beginning_.from) warn_of_zero_gradients(*model_);
+    std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
+  }
+}
+
+// The first step that has labels.
+StepResult Program::one_step(Loader& loader) {
+  std::optional<StepResult> computed;
+  int64_t steps = config_.train.steps;
+  for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(*model_, loader);
+  if (!computed) user_error("data.labels: %ld steps (train.steps) have no label; use other labels", steps);
+  if (!std::isfinite(computed->loss) || !std::isfinite(computed->grad_norm))
+    failure("this step's loss is %g and its gradient norm %g: training cannot start from here", computed->loss,
+            computed->grad_norm);
+  return *computed;
+}
+
+void Program::train_run(Loader& loader) {
+  comm().barrier();  // all ranks have read their starting point: rank 0 may remove it now
+  std::unique_ptr<RunDir>& run_dir = beginning_.run_dir;
+  if (comm().first()) {
+    model_->parameters().allocate_snapshot();
+    if (!run_dir) run_dir = std::make_unique<RunDir>(config_.name);
+    begin_run(*run_dir, flags_.overwrite, beginning_.from, beginning_.place, config_);
   }
   RunState state;
-  if (beginning.from) state = beginning.from->state;
-  state.windows = inputs.windows->windows();
-  state.train = inputs.data->train_files;
-  state.val = inputs.data->val_files;
-  state.config = config;
-  state.tokenizer = settings.tokenizer;
-  MetricsLog metrics = begun_metrics(run_dir.get(), flags, model, inputs.device);
-  train(model, inputs.device, loader, inputs.evaluations, run_dir.get(), state, metrics);
-}
-
-static void make_steps(Model& model, const Flags& flags, const Settings& settings, const Inputs& inputs,
-                       Beginning& beginning, int64_t step) {
-  const Config& config = model.config();
-  Comm& comm = model.comm();
-  Loader loader(*inputs.windows, {.T = config.model.context,
-                                  .micro = config.batch.micro,
-                                  .micro_steps = int(micro_steps(config, comm.size())),
-                                  .rank = comm.rank(),
-                                  .ranks = comm.size(),
-                                  .shuffle = config.data.shuffle,
-                                  .seed = config.seed,
-                                  .outputs = config.model.head.outputs,
-                                  .by_sequence = config.train.label_mean == LabelMean::sequence});
-  if (beginning.from) loader.seek(step);
-  if (flags.is(Mode::dump_gradients)) dump_gradients(model, loader, flags.value);
-  else if (flags.is(Mode::dry_run)) dry_run(model, loader, *inputs.data, !beginning.from);
-  else train_run(model, flags, settings, inputs, beginning, loader);
-}
-
-static void run(Flags flags, const Ranks& ranks, Links* links) {
-  std::FILE* answers = flags.is(Mode::generate_file) && ranks.rank == 0 ? taken_stdout() : nullptr;
-  take_run_folder(flags);
-  Settings settings = read_settings(flags, ranks);
-  if (flags.is(Mode::print_config)) {
-    std::fputs(print_config(settings.config).c_str(), stdout);
-    return;
-  }
-  check_settings(settings, flags, ranks);
-  if (settings.config.plan.elsewhere()) return plan_elsewhere(settings.config, settings.evaluates, ranks.size);
-  if (flags.is(Mode::train) || flags.mode->all_of_val) watch_signals();
-
-  Inputs inputs = open_inputs(flags, settings, ranks);
-
-  std::unique_ptr<Comm> several = links ? std::make_unique<Comm>(ranks, *links) : nullptr;
-  Comm& comm = several ? *several : Comm::alone();
-  Beginning beginning = agree_on_beginning(comm, flags, settings, inputs);
-  if (several && !on_cpu) inputs.device = device_info();  // NCCL has taken some memory
-  if (flags.is(Mode::train) && finished(comm, settings.config, beginning, inputs.evaluations)) {
-    std::printf("%s is finished: all %ld steps are done\n", beginning.place.run.c_str(), settings.config.train.steps);
-    return;
-  }
-  if (beginning.from && !flags.remeasure) take_products(*beginning.from, inputs.device);
-
-  Plan plan = plan_memory_of(settings, flags, inputs, beginning, comm);
-
-  bool training = flags.mode->makes_steps;
-  std::unique_ptr<Model> model = make_model(settings.config, plan.eval_rows, plan.eval_length, training, comm);
-  int64_t step = initial_state(*model, beginning.from, training);
-  if (beginning.from) beginning.from->lock.reset();
-  if (flags.is(Mode::generate_file)) return generate_file(*model, *inputs.tokenizer, inputs.prompts, answers);
-  if (flags.is(Mode::generate)) return generate_text(*model);
-  agree_on_products(*model, inputs.evaluations, training);
-  if (flags.is(Mode::predict)) return predict(*model, inputs.data->val, flags.value);
-  if (flags.is(Mode::token_losses)) return write_token_losses(*model, inputs.data->val, flags.value);
-  if (training) make_steps(*model, flags, settings, inputs, beginning, step);
-  else ask(*model, flags, inputs, beginning, step);
+  if (beginning_.from) state = beginning_.from->state;
+  state.windows = windows_->windows();
+  state.train = data_.train_files;
+  state.val = data_.val_files;
+  state.config = config_;
+  state.tokenizer = tokenizer_;
+  MetricsLog metrics = begun_metrics(run_dir.get());
+  train(*model_, device_, loader, evaluations_, run_dir.get(), state, metrics);
 }
 
 // Ends this process's part of the run: prints the error (of several ranks, rank 0 does) and returns the exit code.
@@ -369,7 +356,7 @@ int main(int argc, char** argv) {
     }
     ranks = spawn_ranks(flags.gpus, ranks);
     connect(ranks);
-    run(flags, ranks, links.get());
+    Program(flags, ranks, links.get()).run();
     int code = ended(links.get(), 0, ""), signal = stop_signal();
     if (code != 0 || signal == 0) return code;
     if (ranks.spawned) return 128 + signal;
