@@ -71,9 +71,9 @@ std::string file_checksum(const std::string& path) {
   Checksum sum;
   std::vector<char> chunk(1 << 20);
   for (int64_t at = 0, size = file.size(); at < size;) {
-    auto count = std::min(size - at, static_cast<int64_t>(chunk.size()));
-    file.read_at(chunk.data(), static_cast<size_t>(count), at);
-    sum.add(chunk.data(), static_cast<size_t>(count));
+    auto count = std::min(size - at, int64_t(chunk.size()));
+    file.read_at(chunk.data(), size_t(count), at);
+    sum.add(chunk.data(), size_t(count));
     at += count;
   }
   return sum.text();

@@ -73,7 +73,7 @@ void File::read_at(void* out, size_t bytes, int64_t offset) const {
     if (got == 0) failure("%s ended early, at byte %ld: was it changed while being read?", path_.c_str(), offset);
     at += got;
     offset += got;
-    bytes -= static_cast<size_t>(got);
+    bytes -= size_t(got);
   }
 }
 
@@ -84,7 +84,7 @@ void File::write(const void* data, size_t bytes) {
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) failure("cannot write %s: %s", path_.c_str(), std::strerror(errno));
     at += put;
-    bytes -= static_cast<size_t>(put);
+    bytes -= size_t(put);
   }
 }
 
@@ -111,7 +111,7 @@ std::string read_text_file(const std::string& path, const char* what, size_t lim
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) failure("cannot read %s: %s", path.c_str(), std::strerror(errno));
     if (got == 0) return text;
-    text.append(chunk, static_cast<size_t>(got));
+    text.append(chunk, size_t(got));
     if (text.size() > limit) user_error("%s: the file has more than %zu bytes  [%s]", what, limit, path.c_str());
   }
 }
@@ -165,8 +165,8 @@ bool copy_text_file(const std::string& from, const std::string& to) {
   File source = File::open_to_read(from, "copy"), target = File::create(to);
   try {
     std::string piece(1 << 20, '\0');
-    for (int64_t at = 0, size = source.size(); at < size; at += static_cast<int64_t>(piece.size())) {
-      piece.resize(static_cast<size_t>(std::min<int64_t>(size - at, 1 << 20)));
+    for (int64_t at = 0, size = source.size(); at < size; at += int64_t(piece.size())) {
+      piece.resize(size_t(std::min<int64_t>(size - at, 1 << 20)));
       source.read_at(piece.data(), piece.size(), at);
       target.write(piece.data(), piece.size());
     }

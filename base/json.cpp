@@ -145,8 +145,8 @@ void for_each_json_line(const std::string& path, const std::function<void(const 
   if (::access(path.c_str(), F_OK) != 0 && errno == ENOENT) return;
   File file = File::open_to_read(path, "JSON lines");
   std::string text, chunk(1 << 20, '\0');
-  for (int64_t at = 0, size = file.size(); at < size; at += static_cast<int64_t>(chunk.size())) {
-    chunk.resize(static_cast<size_t>(std::min<int64_t>(size - at, 1 << 20)));
+  for (int64_t at = 0, size = file.size(); at < size; at += int64_t(chunk.size())) {
+    chunk.resize(size_t(std::min<int64_t>(size - at, 1 << 20)));
     file.read_at(chunk.data(), chunk.size(), at);
     size_t from = 0;
     for (size_t end; (end = chunk.find('\n', from)) != std::string::npos; from = end + 1) {

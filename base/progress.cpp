@@ -9,8 +9,8 @@
 
 std::string progress_text(const std::string& label, int64_t done, int64_t total, double elapsed_seconds) {
   constexpr int WIDTH = 24;
-  double part = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 1;
-  int full = static_cast<int>(part * WIDTH);
+  double part = total > 0 ? std::clamp(double(done) / double(total), 0.0, 1.0) : 1;
+  int full = int(part * WIDTH);
   std::string line =
       label + " [" + std::string(full, '#') + std::string(WIDTH - full, '.') + "]" + format(" %3.0f%%", 100 * part);
   if (part > 0 && part < 1) line += " eta " + duration_text(elapsed_seconds * (1 - part) / part);

@@ -9,7 +9,7 @@
 class Eta {
  public:
   void add(double step_ms) { mean_ms_ = mean_ms_ == 0 ? step_ms : mean_ms_ + 0.05 * (step_ms - mean_ms_); }
-  double seconds(int64_t remaining_steps) const { return mean_ms_ * static_cast<double>(remaining_steps) / 1000; }
+  double seconds(int64_t remaining_steps) const { return mean_ms_ * double(remaining_steps) / 1000; }
 
  private:
   double mean_ms_ = 0;

@@ -54,7 +54,7 @@ void append_item(std::string& list, std::string_view item, std::string_view sepa
 
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "?";
-  auto s = static_cast<int64_t>(std::llround(seconds));
+  auto s = int64_t(std::llround(seconds));
   if (s < 60) return format("%lds", s);
   if (s < 3600) return format("%ldm%02lds", s / 60, s % 60);
   if (s < 86400) return format("%ldh%02ldm", s / 3600, s / 60 % 60);

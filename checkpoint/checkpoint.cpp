@@ -155,7 +155,7 @@ void verify_file(const std::string& folder, const std::string& name, const json&
   std::string path = folder + "/" + name;
   check_present(path, name);
   std::error_code error;
-  int64_t bytes = natural(entry, "bytes"), size = static_cast<int64_t>(std::filesystem::file_size(path, error));
+  int64_t bytes = natural(entry, "bytes"), size = int64_t(std::filesystem::file_size(path, error));
   if (error) throw Damage(name + " is not a file");
   if (size != bytes) throw Damage(format("%s has %ld bytes, but %ld were written", name.c_str(), size, bytes));
   std::string written = member(entry, "xxh64", &json::is_string).get<std::string>(), found = file_checksum(path);

@@ -12,7 +12,7 @@
 
 // The name without Hugging Face's prefix; "" if it does not name a parameter.
 static std::string plain_name(std::string name) {
-  if (name.rfind("transformer.", 0) == 0) name.erase(0, 12);
+  if (name.starts_with("transformer.")) name.erase(0, 12);
   bool buffer = name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   return buffer ? "" : name;
 }

@@ -65,7 +65,7 @@ static bool is_of_training(const json& line) { return step_in_name(text_of(line,
 
 // Tells of the steps up to this one that have no line, which training from here does not repeat.
 static void warn_of_missing(const std::string& path, const std::set<int64_t>& found, int64_t step) {
-  int64_t missing = step - static_cast<int64_t>(found.size()), first = 1;
+  int64_t missing = step - int64_t(found.size()), first = 1;
   if (missing == 0) return;
   for (int64_t there : found)
     if (there == first) first++;
@@ -83,7 +83,7 @@ void rewind_metrics(const std::string& path, int64_t step) {
     number++;
     if (line.empty() && damaged == 0) damaged = number;
     static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics", "task"};
-    bool again = repeated.count(text_of(line, "type", "")) && is_of_training(line);
+    bool again = repeated.contains(text_of(line, "type", "")) && is_of_training(line);
     int64_t at = integer_of(line, "step", -1);
     if (at <= step || !again) kept += whole;
     if (at > 0 && at <= step && text_of(line, "type", "") == "train") trained.insert(at);

@@ -74,7 +74,7 @@ std::string step_folder_name(int64_t step) { return format("step_%08ld", step); 
 
 int64_t step_in_name(const std::string& path) {
   std::string name = fs::path(path).filename();
-  if (name.size() < 13 || name.size() > 20 || name.rfind("step_", 0) != 0) return 0;
+  if (name.size() < 13 || name.size() > 20 || !name.starts_with("step_")) return 0;
   if (name.find_first_not_of("0123456789", 5) != std::string::npos) return 0;
   int64_t step = std::stoll(name.substr(5));
   return name == step_folder_name(step) ? step : 0;
@@ -107,7 +107,7 @@ std::vector<std::string> old_folders(const std::string& run_path) {
   std::vector<std::string> found;
   for (auto& name : names_in(run_path)) {
     std::string number = name.substr(std::min(name.size(), std::strlen(OLD_STEPS)));  // "" or _2
-    bool ours = name.rfind(OLD_STEPS, 0) == 0 &&
+    bool ours = name.starts_with(OLD_STEPS) &&
                 (number.empty() || (number[0] == '_' && number.size() > 1 &&
                                     number.find_first_not_of("0123456789", 1) == std::string::npos));
     std::error_code error;
@@ -121,7 +121,7 @@ std::vector<std::string> old_folders(const std::string& run_path) {
 std::vector<std::string> set_aside_folders(const std::string& run_path) {
   std::vector<std::string> found;
   for (auto& name : names_in(run_path))
-    if (name.rfind("bad_step_", 0) == 0) found.push_back(name);
+    if (name.starts_with("bad_step_")) found.push_back(name);
   std::sort(found.begin(), found.end());
   return found;
 }
@@ -159,10 +159,10 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
   else if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends. The file stays; its text only names the process.
   lock_.truncate(0);
-  std::string owner = format("pid %d\n", static_cast<int>(::getpid()));
+  std::string owner = format("pid %d\n", int(::getpid()));
   lock_.write(owner.data(), owner.size());
   for (auto& name : names_in(path_))
-    if (name.rfind(".tmp_", 0) == 0) try_to_remove([&] { remove_tree(path_ + "/" + name); });
+    if (name.starts_with(".tmp_")) try_to_remove([&] { remove_tree(path_ + "/" + name); });
   for (const StepFolder& folder : step_folders(path_)) own_.insert(folder.step);
 }
 
@@ -177,7 +177,7 @@ void RunDir::remove_step(const StepFolder& folder) {
 void RunDir::keep_newest(size_t count) {
   size_t kept = 0;
   for (auto& folder : step_folders(path_)) {
-    if (own_.count(folder.step)) {
+    if (own_.contains(folder.step)) {
       if (++kept <= count) continue;
       File remover;  // another process may be reading it: next time, then
       if (lock_step(folder.path, LOCK_EX, remover)) try_to_remove([&] { remove_step(folder); });

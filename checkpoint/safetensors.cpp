@@ -31,8 +31,8 @@ std::optional<std::vector<int64_t>> natural_numbers(const json& entry, const cha
   if (list == entry.end() || !list->is_array()) return std::nullopt;
   std::vector<int64_t> numbers;
   for (auto& item : *list) {
-    if (!item.is_number_unsigned() || item.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
-    numbers.push_back(static_cast<int64_t>(item.get<uint64_t>()));
+    if (!item.is_number_unsigned() || item.get<uint64_t>() > uint64_t(INT64_MAX)) return std::nullopt;
+    numbers.push_back(int64_t(item.get<uint64_t>()));
   }
   return numbers;
 }
@@ -69,16 +69,16 @@ TensorInfo parse_entry(const std::string& name, const json& entry, int64_t data,
 }
 
 float half_to_float(uint16_t half) {
-  uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
+  uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
   if (exponent == 0) {  // zero and denormals: mantissa x 2^-24
-    float x = static_cast<float>(mantissa) * 0x1p-24f;
+    float x = float(mantissa) * 0x1p-24f;
     return sign ? -x : x;
   }
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000 | mantissa << 13);  // infinities and NaN
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
 
 }  // namespace
 
@@ -94,7 +94,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
     user_error("safetensors: the file has %ld bytes, too few for a safetensors file  [%s]", size, path.c_str());
   uint64_t length;
   file_.read_at(&length, 8, 0);
-  if (length > static_cast<uint64_t>(std::min(size - 8, MAX_HEADER_BYTES)))
+  if (length > uint64_t(std::min(size - 8, MAX_HEADER_BYTES)))
     user_error(
         "safetensors: the header's length is given as %lu bytes, but the file has %ld (and headers at most %ld): not a "
         "safetensors file, or cut short  [%s]",
@@ -104,7 +104,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
   json root = parse_json(header, "safetensors", path);
   if (!root.is_object()) user_error("safetensors: the header is not a JSON object  [%s]", path.c_str());
 
-  int64_t data = 8 + static_cast<int64_t>(length);
+  int64_t data = 8 + int64_t(length);
   for (auto& [name, value] : root.items()) {
     if (name != "__metadata__") {
       tensors_.push_back(parse_entry(name, value, data, size - data, path));
@@ -148,8 +148,8 @@ void SafetensorsReader::read(const TensorInfo& tensor, int64_t first, int64_t co
                tensor_name(tensor.name).c_str(), tensor.dtype.c_str(), path().c_str());
   auto convert = tensor.dtype == "F16" ? half_to_float : bf16_to_float;
   std::vector<uint16_t> chunk(std::min<int64_t>(count, 1 << 16));
-  for (int64_t done = 0; done < count; done += static_cast<int64_t>(chunk.size())) {
-    int64_t n = std::min(count - done, static_cast<int64_t>(chunk.size()));
+  for (int64_t done = 0; done < count; done += int64_t(chunk.size())) {
+    int64_t n = std::min(count - done, int64_t(chunk.size()));
     file_.read_at(chunk.data(), n * 2, tensor.offset + (first + done) * 2);
     std::transform(chunk.begin(), chunk.begin() + n, out + done, convert);
   }
@@ -181,7 +181,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
 void SafetensorsWriter::put(const void* bytes, size_t count) {
   file_.write(bytes, count);
   checksum_.add(bytes, count);
-  bytes_ += static_cast<int64_t>(count);
+  bytes_ += int64_t(count);
 }
 
 void SafetensorsWriter::write(const float* values, int64_t count) {

@@ -53,7 +53,7 @@ static void complete(Config& c) {
     c.origins["model.head_dim"] = "channels / heads";
   }
   if (c.train.tokens > 0) {
-    if (c.origins.count("train.steps"))
+    if (c.origins.contains("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
              "train.steps = %ld and train.tokens = %ld are both given; remove one of them, or unset it: --set "
              "train.steps=null",
@@ -182,7 +182,7 @@ int most_sequences(const Config& config, int length) {
   constexpr int64_t SEQUENCES = 65535, HEAD_ROWS = (int64_t(1) << 30) - 1, ELEMENTS = int64_t(1) << 34;
   const Config::Model& m = config.model;
   int64_t width = std::max<int64_t>(m.channels, int64_t(m.heads) * m.head_dim);
-  return static_cast<int>(std::min({SEQUENCES, HEAD_ROWS / m.heads / length, ELEMENTS / width / length}));
+  return int(std::min({SEQUENCES, HEAD_ROWS / m.heads / length, ELEMENTS / width / length}));
 }
 
 // name: of the length. key: of the number of sequences at once.
@@ -265,20 +265,20 @@ void resolve_batch(Config& config, int ranks, int64_t fits) {
     int64_t most = std::min<int64_t>(fits, 64);
     int64_t micro = std::max<int64_t>(most, 1);
     while (sequences % micro != 0) micro--;
-    config.batch.micro = static_cast<int>(micro);
+    config.batch.micro = int(micro);
     config.origins["batch.micro"] = "as many as fit, at most 64";
   }
   check_batch(config, ranks);
 }
 
 int64_t micro_steps(const Config& config, int ranks) {
-  return config.batch.tokens / (static_cast<int64_t>(config.batch.micro) * config.model.context * ranks);
+  return config.batch.tokens / (int64_t(config.batch.micro) * config.model.context * ranks);
 }
 
 int eval_batch(const Config& config, int length) {
   if (config.eval.batch > 0) return config.eval.batch;
   int64_t micro = std::max(config.batch.micro, 1);
-  return static_cast<int>(
+  return int(
       std::clamp<int64_t>(micro * config.model.context / length, 1, std::max(1, most_sequences(config, length))));
 }
 

@@ -35,20 +35,19 @@ template <class Int> std::string assign_integer(const ConfigRow& row, Int& targe
   bool fits = false;
   auto take = [&](auto number) {
     fits = std::in_range<Int>(number);
-    if (fits) x = static_cast<Int>(number);
+    if (fits) x = Int(number);
   };
   if (value.is_number_unsigned()) take(value.get<uint64_t>());
   else if (value.is_number_integer()) take(value.get<int64_t>());
   else if (value.is_number_float()) {  // 1e9 and 4.0 are integers too
     double number = value.get<double>();
-    if (std::floor(number) == number && std::fabs(number) <= EXACT_INTEGERS) take(static_cast<int64_t>(number));
+    if (std::floor(number) == number && std::fabs(number) <= EXACT_INTEGERS) take(int64_t(number));
   }
   if (!fits && value.is_number_float() && value.get<double>() > EXACT_INTEGERS &&
       value.get<double>() < interval(row.allowed).high)
     return "is beyond the integers that floating point holds exactly; write it with all its digits";
   bool automatic = fits && row.automatic && x == 0;
-  if (!fits || !(automatic || interval(row.allowed).contains(static_cast<double>(x))))
-    return range_problem(row, "an integer");
+  if (!fits || !(automatic || interval(row.allowed).contains(double(x)))) return range_problem(row, "an integer");
   target = x;
   return "";
 }
@@ -191,7 +190,7 @@ class Reader {
 
   void read_object(const json& object, const std::string& prefix) {
     for (auto& member : object.items())  // clang 14 captures no structured bindings
-      if (member.key().rfind("_", 0) != 0) mistakes.attempt([&] { read_member(prefix, member.key(), member.value()); });
+      if (!member.key().starts_with("_")) mistakes.attempt([&] { read_member(prefix, member.key(), member.value()); });
   }
 
   void read_set(const std::string& text) {
@@ -199,7 +198,7 @@ class Reader {
   }
 
   void apply() {
-    if (given.count("attention.variant")) take("attention.variant", given.at("attention.variant"));
+    if (given.contains("attention.variant")) take("attention.variant", given.at("attention.variant"));
     for (auto& variant : variants()) {
       if (config.variant != variant.name) continue;
       for (auto& [key, text] : variant.changes) {
@@ -208,7 +207,7 @@ class Reader {
       }
     }
     for (auto& key : keys)  // in the table's order, so that the errors' order does not depend on the file's
-      if (given.count(key) && key != "attention.variant") take(key, given.at(key));
+      if (given.contains(key) && key != "attention.variant") take(key, given.at(key));
     mistakes.report();
   }
 
@@ -221,7 +220,7 @@ class Reader {
     if (name.find('.') != std::string::npos)
       refuse(file, "the key %s has a dot; nest objects instead: \"model\": {\"layers\": 12}",
              shortened(json_quote(name)).c_str());
-    if (sections.count(key)) {
+    if (sections.contains(key)) {
       if (value.is_null()) return;
       if (!value.is_object())
         refuse(file, "%s = %s must be an object: \"%s\": {...}", key.c_str(), shown(value).c_str(), name.c_str());
@@ -240,7 +239,7 @@ class Reader {
                  equals ? "\"=\"" : "key");
     std::string key = text.substr(0, equals);
     bool unset = text.substr(equals + 1) == "null", variant = key == "attention.variant";
-    if (unset && sections.count(key))
+    if (unset && sections.contains(key))
       return void(std::erase_if(given, [&](auto& item) { return item.first.starts_with(key + "."); }));
     const ConfigRow& row = row_of(key, source);
     if (!unset || variant) {  // without a variant, what the file spells out of its own goes too
@@ -254,10 +253,10 @@ class Reader {
   const ConfigRow& row_of(const std::string& key, const std::string& source) {
     auto found = index.find(key);
     if (found != index.end()) return rows[found->second];
-    if (sections.count(key)) {
+    if (sections.contains(key)) {
       std::string inside;
       for (auto& name : keys)
-        if (name.rfind(key + ".", 0) == 0) append_item(inside, name, ", ");
+        if (name.starts_with(key + ".")) append_item(inside, name, ", ");
       refuse(source, "%s is a group of keys; set one of %s", key.c_str(), inside.c_str());
     }
     std::string word = key.substr(key.rfind('.') + 1);
@@ -314,7 +313,7 @@ class Reader {
     for (auto& [key, value] : meaning) {
       auto in_file = given.find(key);
       if (in_file == given.end() || in_file->second.source == "--set" || in_file->second.value == value) continue;
-      if (spelled.count(key) && in_file->second.value == spelled[key]) {
+      if (spelled.contains(key) && in_file->second.value == spelled[key]) {
         given.erase(in_file);
         continue;
       }

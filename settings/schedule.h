@@ -11,10 +11,10 @@
 inline double learning_rate(const Config& config, int64_t step) {
   const Config::Optimizer& o = config.optimizer;
   step = std::max<int64_t>(0, step - o.schedule_start);
-  if (step < o.warmup_steps) return o.lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup_steps);
-  auto steps = static_cast<double>(config.train.steps - o.schedule_start);
-  auto warmup = static_cast<double>(o.warmup_steps);
-  auto s = static_cast<double>(step);
+  if (step < o.warmup_steps) return o.lr * double(step + 1) / double(o.warmup_steps);
+  auto steps = double(config.train.steps - o.schedule_start);
+  auto warmup = double(o.warmup_steps);
+  auto s = double(step);
   double x = (s - warmup) / std::max(1.0, steps - warmup);  // 0 after the warmup, 1 at the step after the last
   double f = o.final_lr_fraction;
   if (o.schedule == Schedule::constant) return o.lr;

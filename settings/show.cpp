@@ -119,7 +119,7 @@ std::string attention_text(const Config& config) {
   std::set<std::string> idle = idle_keys(config);
   idle.insert("attention.variant");
   for (const ChangedSetting& change : changed_settings(plain_variant(variant), config))
-    if ((change.key.starts_with("attention.") || change.key == "model.position") && !idle.count(change.key))
+    if ((change.key.starts_with("attention.") || change.key == "model.position") && !idle.contains(change.key))
       append_item(changes, change.key.substr(change.key.find('.') + 1) + " = " + change.is);
   return variant + " attention" + (changes.empty() ? "" : " with " + changes);
 }
@@ -128,10 +128,10 @@ std::vector<ChangedSetting> changed_model(const Config& before, const Config& no
   std::set<std::string> same = {"attention.variant", "attention.gate.weight_init", "attention.gate.bias_init"};
   std::set<std::string> was_idle = idle_keys(before);
   for (const std::string& key : idle_keys(now))
-    if (was_idle.count(key)) same.insert(key);
+    if (was_idle.contains(key)) same.insert(key);
   std::vector<ChangedSetting> changes = changed_settings(before, now);
   std::erase_if(changes, [&](const ChangedSetting& change) {
-    return same.count(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
+    return same.contains(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
   });
   return changes;
 }

@@ -36,7 +36,7 @@ void warn_of_zero_gradients(Model& model) {
   std::map<std::string, int> counts;
   std::vector<std::string> names;  // in the model's order
   for (const std::string& name : zero)
-    if (!opening.count(name.substr(0, name.find('.', 2) + 1)) && counts[in_all_layers(name)]++ == 0)
+    if (!opening.contains(name.substr(0, name.find('.', 2) + 1)) && counts[in_all_layers(name)]++ == 0)
       names.push_back(in_all_layers(name));
   std::string list;
   for (const std::string& name : names)

@@ -92,6 +92,6 @@ std::vector<int> missing_items(const Evaluation& evaluation, const Config& confi
   Items items = due_items(evaluation, config, step);
   if (items.empty()) return items;
   std::set<int> answered = evaluation.answered(run + "/metrics.jsonl", step);
-  std::erase_if(items, [&](int item) { return answered.count(item) > 0; });
+  std::erase_if(items, [&](int item) { return answered.contains(item); });
   return items;
 }

@@ -9,7 +9,7 @@
 static std::string add(std::vector<double>& window, double x, double z, const char* name) {
   std::string outlier;
   if (window.size() >= SpikeGuard::MINIMUM) {
-    double mean = 0, variance = 0, count = static_cast<double>(window.size());
+    double mean = 0, variance = 0, count = double(window.size());
     for (double value : window) mean += value / count;
     for (double value : window) variance += (value - mean) * (value - mean) / count;
     double deviation = std::sqrt(variance), limit = mean + z * deviation;

@@ -142,7 +142,7 @@ void report_validation(const Config& config, const Data& data, const std::vector
   std::string both;
   for (size_t i = 0; i < data.val.size(); i++) {
     tokens += data.val[i].tokens;
-    if (trained.count({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
+    if (trained.contains({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
   }
   if (!both.empty())
     warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
