@@ -51,7 +51,7 @@ template <class Real> struct Activations {
   float* losses;          // [N]
   int *inputs, *targets;  // [N]
   int* sorted;            // [2, N], in training: sort_by_token()'s of the inputs
-  float* weights;         // [N], nullptr without labels: what each row's loss counts
+  float* row_weights;     // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
@@ -121,7 +121,7 @@ template <class Real> struct Activations {
     plan.add(&outputs, N * Kp, category);
     plan.add(&values, N * K, category);
     plan.add(&doutputs, training ? N * Kp : 0, category);
-    plan.add(&weights, training && !config.data.labels.empty() ? N : 0, category);
+    plan.add(&row_weights, training && !config.data.labels.empty() ? N : 0, category);
     // Logits of all N rows would be the largest array of all (6.6 GB for GPT-2 at 64 x 1024): they are computed by
     // chunks of rows of equal size. Each chunk reads and writes the gradient of wte, and its products must fill a GPU.
     size_t Vp = padded_vocab(config), most = size_t(1) << (planned_for_cpu(config) ? 28 : 30);

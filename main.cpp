@@ -207,9 +207,9 @@ void Program::make_model() {
   for (const Evaluation& evaluation : evaluations_)
     lengths.insert(lengths.end(), evaluation.lengths.begin(), evaluation.lengths.end());
   if (!prompts_.empty()) lengths.push_back(longest_text(prompts_, config_));
-  Plan plan = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
+  ModelSize size = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
-  model_ = ::make_model(config_, plan.eval_rows, plan.eval_length, training_, comm());
+  model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm());
   step_ = initial_state(*model_, from, training_);
   if (from) from->lock.reset();
 }

@@ -248,7 +248,7 @@ class Gpt2 final : public Model {
   DeviceBlock memory_;
   struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
   int next_staging_ = 0;
-  const float* weights_ = nullptr;  // of the rows that were uploaded last; nullptr: 1 each
+  const float* row_weights_ = nullptr;  // of the rows that were uploaded last; nullptr: 1 each
   float* report_;          // pinned [2]
   int64_t rows_seen_ = 0;  // of this step, by this rank
 };
@@ -275,8 +275,8 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
   copy(act.inputs, inputs, N * sizeof(int));
   if (!K && targets.tokens) copy(act.targets, targets.tokens, N * sizeof(int));
   if (targets.values) copy(act.values, targets.values, size_t(N) * K * sizeof(float));
-  if (targets.weights) copy(act.weights, targets.weights, N * sizeof(float));
-  weights_ = targets.weights ? act.weights : nullptr;
+  if (targets.row_weights) copy(act.row_weights, targets.row_weights, N * sizeof(float));
+  row_weights_ = targets.row_weights ? act.row_weights : nullptr;
   if (act.sorted) {
     sort_by_token(words, inputs, N, Vp);
     send(act.sorted, size_t(2) * N * sizeof(int));
@@ -367,7 +367,7 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     Real* x = act.lnf + size_t(row) * C;
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
-                  weights_ ? weights_ + row : nullptr);
+                  row_weights_ ? row_weights_ + row : nullptr);
     if (dloss == 0) continue;
     matmul<Real, Real>(
         {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
@@ -380,7 +380,7 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
 template <class Real>
 void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, float dloss) {
   matmul<Real, float>({.d = act.outputs, .a = act.lnf, .b = weight(HEAD_W), .m = N, .n = Kp, .k = C}, stream);
-  squared_error(act.losses, act.outputs, act.doutputs, weight(HEAD_B), values, weights_, dloss, N, K, Kp, stream);
+  squared_error(act.losses, act.outputs, act.doutputs, weight(HEAD_B), values, row_weights_, dloss, N, K, Kp, stream);
   if (dloss != 0) linear_backward(b.dnorm, act.doutputs, act.lnf, HEAD_W, HEAD_B, 0, N, C, Kp, K);
 }
 

@@ -23,11 +23,11 @@ struct StepResult {
 
 // The targets of a batch's rows [N], on the host. Constructible from tokens alone.
 struct Targets {
-  const int* tokens;     // [N], -1: nothing. Not read if the model has a regression head
-  const float* weights;  // [N]: the weight of a row's loss; 1 is an equal share; nullptr: 1 each
-  const float* values;   // [N, K], NaN: nothing. Of a model with a regression head
-  Targets(const int* tokens, const float* weights = nullptr, const float* values = nullptr)
-      : tokens(tokens), weights(weights), values(values) {}
+  const int* tokens;         // [N], -1: nothing. Not read if the model has a regression head
+  const float* row_weights;  // [N]: the weight of a row's loss; 1 is an equal share; nullptr: 1 each
+  const float* values;       // [N, K], NaN: nothing. Of a model with a regression head
+  Targets(const int* tokens, const float* row_weights = nullptr, const float* values = nullptr)
+      : tokens(tokens), row_weights(row_weights), values(values) {}
 };
 
 // What diagnose() sees in a layer, on the host.

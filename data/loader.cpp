@@ -44,7 +44,7 @@ Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(st
   for (Batch& batch : batches_) {
     batch.inputs.resize(size_t(s.micro) * s.T);
     batch.targets.resize(size_t(s.micro) * s.T);
-    if (reader_.has_labels()) batch.weights.resize(size_t(s.micro) * s.T);
+    if (reader_.has_labels()) batch.row_weights.resize(size_t(s.micro) * s.T);
     batch.values.resize(size_t(s.micro) * s.T * s.outputs);
   }
   start(0);
@@ -137,6 +137,6 @@ void Loader::fill(Batch& batch, int64_t number) {
                               targets, 0, batch.values.data() + offset * s.outputs);
     if (!reader_.has_labels()) continue;
     float of_label = float(s.by_sequence && labels > 0 ? weight * s.T / labels : weight);
-    for (int t = 0; t < s.T; t++) batch.weights[offset + t] = targets[t] >= 0 ? of_label : 0;
+    for (int t = 0; t < s.T; t++) batch.row_weights[offset + t] = targets[t] >= 0 ? of_label : 0;
   }
 }

@@ -4,9 +4,9 @@
 // has its own permutation drawn from (seed, epoch): a bijection computed in integers and in constant memory, so the
 // order is the same on every machine and seeking any step takes no longer. A batch larger than all the data wraps
 // around.
-// With labels, the weights of a batch say what each of its rows counts in the loss of the whole step, of all ranks: 1 if
-// all rows of the step have a label, 0 for a row without. label_mean batch: all labels weigh the same; sequence: all
-// windows that have any do, and within a window its labels.
+// With labels, the row_weights of a batch say what each of its rows counts in the loss of the whole step, of all ranks:
+// 1 if all rows of the step have a label, 0 for a row without. label_mean batch: all labels weigh the same; sequence:
+// all windows that have any do, and within a window its labels.
 // An error in the thread (a token beyond the vocabulary, a truncated file) is thrown by next().
 #pragma once
 #include <condition_variable>
@@ -34,7 +34,7 @@ struct Batch {
   int micro_step = 0;                // and the micro step within it, that this batch is for
   std::vector<int> inputs, targets;  // [B, T]
   std::vector<float> values;         // [B, T, K] if labels are values, else empty
-  std::vector<float> weights;        // [B, T] with labels, else empty
+  std::vector<float> row_weights;    // [B, T] with labels, else empty
   bool labelled = true;              // whether any row of the step, of all ranks, is to predict something
 };
 

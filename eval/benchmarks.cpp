@@ -21,17 +21,17 @@ int max_length(const Config& config) {
 struct Row {  // one completion
   const BenchmarkExample* example;
   const BenchmarkChoice* choice;
-  size_t place;  // among the log-likelihoods
+  size_t index;  // among the log-likelihoods
   int size() const { return int(example->context.size() + choice->tokens.size()); }
 };
 
 // The rows by the length of their batches: that of their inputs, rounded up so that matrix products have few shapes.
 std::map<int, std::vector<Row>> rows_of(const Benchmark& benchmark, int most) {
   std::map<int, std::vector<Row>> rows;
-  size_t place = 0;
+  size_t index = 0;
   for (const BenchmarkExample& example : benchmark.examples)
     for (const BenchmarkChoice& choice : example.choices) {
-      Row row{&example, &choice, place++};
+      Row row{&example, &choice, index++};
       rows[std::min((row.size() - 1 + 63) / 64 * 64, most)].push_back(row);
     }
   return rows;
@@ -58,12 +58,12 @@ template <class Size> size_t best(const BenchmarkExample& example, const double*
 
 std::string sample_text(const Benchmark& benchmark, const std::vector<double>& likelihoods) {
   std::string text;
-  size_t place = 0;
+  size_t index = 0;
   for (size_t number = 0; number < benchmark.examples.size(); number++) {
     const BenchmarkExample& example = benchmark.examples[number];
     nlohmann::ordered_json line = {{"task", benchmark.name}, {"example", number}, {"gold", example.gold}};
     for (const BenchmarkChoice& choice : example.choices) {
-      line["loglikelihood"].push_back(likelihoods[place++]);
+      line["loglikelihood"].push_back(likelihoods[index++]);
       line["tokens"].push_back(choice.tokens.size());
       if (benchmark.has_lengths) line["characters"].push_back(choice.characters);
     }
@@ -124,7 +124,7 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
       model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
       for (int i = 0; i < count; i++) {
         const float* end = &losses[i * length] + ends[i];
-        likelihoods[rows[first + i].place] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
+        likelihoods[rows[first + i].index] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
       }
       if (progress) progress->update(done + (first + count) * length);
     };

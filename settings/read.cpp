@@ -76,7 +76,7 @@ std::string assign(const ConfigRow&, std::string& target, const json& value) {
   return "";
 }
 
-std::string assign(const ConfigRow& row, const Choice& target, const json& value) {
+std::string assign(const ConfigRow& row, const EnumField& target, const json& value) {
   if (target.number && value.is_number()) {
     if (!interval(row.allowed).contains(value.get<double>()))
       return std::string("must be a name or a number in ") + row.allowed;
@@ -121,7 +121,7 @@ std::string assign(const ConfigRow& row, const json& value) {
   return std::visit(
       [&](auto& target) {
         using Target = std::decay_t<decltype(target)>;
-        if constexpr (std::is_same_v<Target, Choice>) return assign(row, target, value);
+        if constexpr (std::is_same_v<Target, EnumField>) return assign(row, target, value);
         else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
           return assign_integer(row, *target, value);
         else return assign(row, *target, value);
@@ -160,7 +160,7 @@ json value_of(const ConfigRow& row, const std::string& text) {
     return list;
   }
   if (std::holds_alternative<bool*>(row.value) && (text == "true" || text == "false")) return text == "true";
-  auto* names = std::get_if<Choice>(&row.value);
+  auto* names = std::get_if<EnumField>(&row.value);
   if (std::holds_alternative<bool*>(row.value) || std::holds_alternative<std::string*>(row.value) ||
       (names && !names->number))
     return text;

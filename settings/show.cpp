@@ -57,7 +57,7 @@ static const char* type_name(const ConfigRow& row) {
                         [](bool*) { return "true/false"; },
                         [](double*) { return "number"; },
                         [](std::string*) { return "text"; },
-                        [](const Choice& x) { return x.number ? "choice/number" : "choice"; },
+                        [](const EnumField& x) { return x.number ? "choice/number" : "choice"; },
                         [](std::vector<std::string>*) { return "text/list"; },
                         [](std::vector<int>*) { return "integers"; },
                         [](auto*) { return "integer"; },

@@ -9,14 +9,14 @@
 
 // number: the value of the last enumerator, which then has no name in a configuration.
 template <class Enum, size_t N>
-static Choice choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
+static EnumField choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
   return {{names, names + N - (number ? 1 : 0)},
           [&field] { return size_t(field); },
           [&field](size_t index) { field = Enum(index); },
           number};
 }
 
-static Choice choice_of_variants(std::string& variant) {
+static EnumField choice_of_variants(std::string& variant) {
   std::vector<const char*> names;
   for (const Variant& each : variants()) names.push_back(each.name);
   return {names, [&variant, names] { return size_t(std::ranges::find(names, variant) - names.begin()); },
@@ -317,7 +317,7 @@ json value_json(const ConfigRow& row) {
   return std::visit(
       Overloaded{
           [&](double* x) { return number(*x); },
-          [&](const Choice& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
+          [&](const EnumField& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
           [](auto* x) { return json(*x); },
       },
       row.value);
@@ -334,7 +334,7 @@ bool is_automatic(const ConfigRow& row) {
 }
 
 std::string allowed_text(const ConfigRow& row, const char* separator) {
-  auto* choice = std::get_if<Choice>(&row.value);
+  auto* choice = std::get_if<EnumField>(&row.value);
   if (!choice) return row.allowed;
   std::string list;
   for (const char* name : choice->names)

@@ -13,8 +13,9 @@
 #include "base/error.h"
 #include "settings/config.h"
 
-// An enum's field. With `number`, a number may be given in place of a name: the field is then names.size().
-struct Choice {
+// An enum, or another value with names. With `number`, a number may be given in place of a name: the field is then
+// names.size().
+struct EnumField {
   std::vector<const char*> names;
   std::function<size_t()> get;
   std::function<void(size_t)> set;
@@ -38,7 +39,7 @@ enum class AtResume {
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
-               Choice>
+               EnumField>
       value;
   const char* allowed;    // numbers: an interval as "[0, 1)"; else ""
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well

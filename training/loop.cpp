@@ -43,7 +43,7 @@ std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
     const Batch& batch = loader.next();
     if (!(labelled = batch.labelled)) continue;
     model.forward_backward(batch.inputs.data(),
-                           {batch.targets.data(), batch.weights.empty() ? nullptr : batch.weights.data(),
+                           {batch.targets.data(), batch.row_weights.empty() ? nullptr : batch.row_weights.data(),
                             batch.values.empty() ? nullptr : batch.values.data()});
   }
   if (!labelled) return std::nullopt;

@@ -9,17 +9,17 @@
 #include "train_gpt2.h"
 
 // Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
-static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const Plan& plan) {
-  size_t snapshot = plan.training && planned_for_cpu(config) ? snapshot_bytes(config) : 0;
-  return plan_memory(config, micro, eval_rows, plan.eval_length, plan.training, plan.ranks).total() + snapshot;
+static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const ModelSize& size) {
+  size_t snapshot = size.training && planned_for_cpu(config) ? snapshot_bytes(config) : 0;
+  return plan_memory(config, micro, eval_rows, size.eval_length, size.training, size.ranks).total() + snapshot;
 }
 
-static int64_t largest_micro(const Config& config, const Plan& plan, size_t budget) {
+static int64_t largest_micro(const Config& config, const ModelSize& size, size_t budget) {
   auto fits = [&](int64_t micro) {
     Config with = config;
     with.batch.micro = int(micro);  // the batches of evaluations depend on it
-    size_t rows = std::max(plan.eval_rows, eval_rows(with, {plan.eval_length}));
-    return memory_needed(with, int(micro), rows, plan) <= budget;
+    size_t rows = std::max(size.eval_rows, eval_rows(with, {size.eval_length}));
+    return memory_needed(with, int(micro), rows, size) <= budget;
   };
   // fits(low) is assumed; fits(high) is never called
   int64_t low = 0, high = int64_t(most_sequences(config, config.model.context)) + 1;
@@ -30,14 +30,14 @@ static int64_t largest_micro(const Config& config, const Plan& plan, size_t budg
   return low;
 }
 
-Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
-              Comm& comm) {
+ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+                   Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   int ranks = config.plan.ranks > 0 ? config.plan.ranks : comm.size();
-  Plan plan{size_t(longest), longest, training, ranks};
-  int64_t fits = int64_t(comm.all_reduce_min(double(largest_micro(config, plan, budget))));
+  ModelSize size{size_t(longest), longest, training, ranks};
+  int64_t fits = int64_t(comm.all_reduce_min(double(largest_micro(config, size, budget))));
   bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * ranks) == 0;
   if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
   if (training && config.batch.micro == 0 && before > fits && comm.first())
@@ -49,12 +49,12 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
   else
     config.batch.micro =
         int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
-  plan.eval_rows = eval_rows(config, lengths);
-  MemoryPlan memory = plan_memory(config, config.batch.micro, plan.eval_rows, longest, training, ranks);
+  size.eval_rows = eval_rows(config, lengths);
+  MemoryPlan memory = plan_memory(config, config.batch.micro, size.eval_rows, longest, training, ranks);
   std::string table;
   for (auto& [category, bytes] : memory.categories())
     table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
-  size_t total = memory_needed(config, config.batch.micro, plan.eval_rows, plan);
+  size_t total = memory_needed(config, config.batch.micro, size.eval_rows, size);
   if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
     table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
                     planned_for_cpu(config) ? "" : " of host memory, not counted below");
@@ -78,7 +78,7 @@ Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths
                config.file.c_str());
   }
   std::printf("memory\n%s", table.c_str());
-  return plan;
+  return size;
 }
 
 void plan_elsewhere(Config config, bool evaluates, int started) {

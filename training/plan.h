@@ -6,7 +6,7 @@
 #include "settings/config.h"
 #include "training/device.h"
 
-struct Plan {
+struct ModelSize {   // what a model is made for
   size_t eval_rows;  // the most rows (windows x length) that are evaluated at once
   int eval_length;   // the longest sequence
   bool training;
@@ -17,8 +17,8 @@ struct Plan {
 // will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
 // differently. All ranks get the same plan.
 // With config.plan.ranks set, the plan is for that many ranks, not for comm's.
-Plan plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
-              Comm& comm);
+ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+                   Comm& comm);
 // --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
-// eval.lengths. started: the ranks, if plan.ranks names none.
+// eval.lengths. started: the ranks, if size.ranks names none.
 void plan_elsewhere(Config config, bool evaluates, int started);

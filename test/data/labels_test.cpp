@@ -160,7 +160,7 @@ TEST_F(Labels, WeightsOfLabels) {
       for (int m = 0; m < 2; m++)
         for (Loader* loader : {&first, &second}) {
           const Batch& batch = loader->next();
-          weights.insert(weights.end(), batch.weights.begin(), batch.weights.end());
+          weights.insert(weights.end(), batch.row_weights.begin(), batch.row_weights.end());
           targets.insert(targets.end(), batch.targets.begin(), batch.targets.end());
         }
       ASSERT_EQ(weights.size(), 12u * T);
@@ -183,7 +183,7 @@ TEST_F(Labels, WeightsOfLabels) {
     }
   }
   Loader unlabelled(WindowReader(open({"a.bin", "b.bin"}), T, 65536), {.T = T});
-  EXPECT_TRUE(unlabelled.next().weights.empty());
+  EXPECT_TRUE(unlabelled.next().row_weights.empty());
 }
 
 TEST_F(Labels, AStepWithoutAnyLabelIsMarkedAndNoLabelAtAllIsRefused) {
@@ -200,10 +200,10 @@ TEST_F(Labels, AStepWithoutAnyLabelIsMarkedAndNoLabelAtAllIsRefused) {
   Loader loader(WindowReader(shards, T, 65536), {.T = T, .micro = 10, .shuffle = false});
   const Batch& first = loader.next();
   EXPECT_FALSE(first.labelled);
-  EXPECT_EQ(std::count(first.weights.begin(), first.weights.end(), 0.0f), 10 * T);
+  EXPECT_EQ(std::count(first.row_weights.begin(), first.row_weights.end(), 0.0f), 10 * T);
   const Batch& second = loader.next();
   EXPECT_TRUE(second.labelled);
-  EXPECT_EQ(second.weights[(50 - 10 * T)], 40.0f);
+  EXPECT_EQ(second.row_weights[(50 - 10 * T)], 40.0f);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ TEST(ConfigErrors, EveryNumberHasLimits) {
   Config c;
   int checked = 0;
   for (auto& row : config_rows(c)) {
-    if (!*row.allowed || std::holds_alternative<Choice>(row.value)) continue;
+    if (!*row.allowed || std::holds_alternative<EnumField>(row.value)) continue;
     if (std::string(row.key) == "seed") continue;  // its limit is the type's, below
     Interval range = interval(row.allowed);
     std::string key = row.key;
@@ -53,7 +53,7 @@ TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
       EXPECT_EQ(error_in("{}", {key + "=1"}), "user: config: " + key + " = \"1\" must be true or false  [--set]");
       EXPECT_EQ(error_in("{}", {key + "=false"}), "");
     }
-    auto* names = std::get_if<Choice>(&row.value);
+    auto* names = std::get_if<EnumField>(&row.value);
     if (!names) continue;
     expect_has(error_in("{}", {key + "=zzzzzzz"}), {key + " = \"zzzzzzz\" is unknown ("});
     for (const char* name : names->names) {
