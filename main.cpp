@@ -229,8 +229,13 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   int ranks = comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
-  metrics.start(PLUSGPT_VERSION, flags_.command, config_json(config_), name, {{"backend", on_cpu ? "cpu" : "cuda"}},
-                parameter_count(config_), flops_per_token(config_));
+  metrics.write("start", {{"commit", PLUSGPT_VERSION},
+                          {"command", flags_.command},
+                          {"config", config_json(config_)},
+                          {"device", name},
+                          {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}}},
+                          {"parameters", parameter_count(config_)},
+                          {"flops_per_token", flops_per_token(config_)}});
   return metrics;
 }
 

@@ -46,20 +46,6 @@ void MetricsLog::write(const char* type, const ordered_json& fields) {
   }
 }
 
-void MetricsLog::start(const std::string& commit, const std::string& command, const ordered_json& config,
-                       const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
-                       int64_t parameters, double flops_per_token) {
-  ordered_json list = ordered_json::object();
-  for (auto& [name, version] : versions) list[name] = version;
-  write("start", {{"commit", commit},
-                  {"command", command},
-                  {"config", config},
-                  {"device", device},
-                  {"versions", list},
-                  {"parameters", parameters},
-                  {"flops_per_token", flops_per_token}});
-}
-
 // Of the weights of a run as it trained, not of a checkpoint.
 static bool is_of_training(const json& line) { return step_in_name(text_of(line, "weights", "")) == 0; }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -22,11 +21,6 @@ class MetricsLog {
  public:
   MetricsLog() = default;                        // writes nothing
   explicit MetricsLog(const std::string& path);  // appends; a torn last line is dropped first
-  // commit: of this build. config: the resolved settings. versions: {"cuda", "12.4"}, ... parameters, flops_per_token:
-  // of the model, the operations those of training.
-  void start(const std::string& commit, const std::string& command, const nlohmann::ordered_json& config,
-             const std::string& device, const std::vector<std::pair<std::string, std::string>>& versions,
-             int64_t parameters, double flops_per_token);
   // A line of this type; NaN and infinities in the fields become null. Throws LostLine.
   void write(const char* type, const nlohmann::ordered_json& fields);
 

@@ -278,14 +278,13 @@ std::string timeless(const std::string& lines) {
 TEST(Metrics, LinesAreAsDocumented) {
   TempDir dir;
   MetricsLog log(dir / "m");
-  log.start("abc123", "./train \"x\"\n", {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}, "CPU",
-            {{"nccl", "2.1"}, {"cuda", "12"}}, 1234, 8000);
+  log.write("start",
+            {{"command", "./train \"x\"\n"}, {"config", {{"name", "a\nb  c"}, {"eval", {{"lengths", {1, 2}}}}}}});
   log.write("train", {{"step", 3}, {"loss", 0.1}, {"tokens_per_s", 1e6 / 3}, {"mfu", NAN}, {"grad_norm", INFINITY}});
   EXPECT_EQ(
       timeless(bytes_of(dir / "m")),
-      R"({"type":"start","time":0,"commit":"abc123","command":"./train \"x\"\n","config":)"
-      R"({"name":"a\nb  c","eval":{"lengths":[1,2]}},)"
-      R"("device":"CPU","versions":{"nccl":"2.1","cuda":"12"},"parameters":1234,"flops_per_token":8000.0})"
+      R"({"type":"start","time":0,"command":"./train \"x\"\n","config":)"
+      R"({"name":"a\nb  c","eval":{"lengths":[1,2]}}})"
       "\n"
       R"({"type":"train","time":0,"step":3,"loss":0.1,"tokens_per_s":333333.3333333333,"mfu":null,"grad_norm":null})"
       "\n");
