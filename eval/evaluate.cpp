@@ -91,7 +91,7 @@ static void add_difference(EvalReport& report, const EvalReport& from) {
 // Fills the shards that the windows come from, with their label files, and bits per byte: the nats of a token in bits,
 // times the tokens and over the bytes of these whole shards, which for the evaluated windows alone are not known.
 static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
-                     const std::vector<DataFile>& files, int64_t windows) {
+                     const std::vector<DataFile>& files, int64_t windows, int targets) {
   double tokens = 0, bytes = 0;
   std::vector<DataFile> labels;
   for (size_t i = 0; i <= reader.shard_of(windows - 1); i++) {
@@ -102,7 +102,7 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
   }
   report.data.insert(report.data.end(), labels.begin(), labels.end());
-  if (report.tokens < windows * report.targets || std::isnan(report.perplexity)) return;  // not all text is predicted
+  if (report.tokens < windows * targets || std::isnan(report.perplexity)) return;  // not all text is predicted
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
 
@@ -163,16 +163,9 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
         windows, whole);
 
   EvalReport report;
-  report.mode = config.eval.mode;
   report.length = length;
-  report.window = whole;
-  report.targets = counted;
-  report.tokens_asked = tokens;
   report.tokens = int64_t(sum(labels, 0, int(windows)));
   report.windows = int64_t(labelled.size());
-  report.rope_scaling = rope_scaling_names[int(config.eval.rope_scaling)];
-  if (config.has_eval_window(length))
-    report.keys_window = config.eval.key_window, report.sink_tokens = config.eval.sink_tokens;
   report.position_edges = position_edges(counted);
   report.loss = mean(0, counted);
   report.last_loss = mean(counted - std::min(1024, counted), counted);
@@ -181,24 +174,24 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.by_window = std::move(labelled);
   if (outputs == 0) report.perplexity = std::exp(report.loss);
   add_spread(report);
-  add_data(report, reader, shards, files, windows);
+  add_data(report, reader, shards, files, windows, counted);
   return report;
 }
 
-static void print(const EvalReport& r, const char* type) {
+static void print(const Config::Eval& eval, int64_t step, const EvalReport& r, const char* type) {
   auto plus_minus = [](double error) { return std::isfinite(error) ? format(" +- %.4f", error) : ""; };
   std::string length = format("length %5d", r.length),
               more =
                   std::isfinite(r.last_loss) ? format(" | last %d: %.4f", std::min(1024, r.length), r.last_loss) : "";
-  if (r.mode == EvalMode::suffix) {
-    length = format("last %d of %d, context %5d", r.targets, r.window, r.length);
+  if (eval.mode == EvalMode::suffix) {
+    length = format("last %d of %d, context %5d", eval.targets(r.length), eval.window(r.length), r.length);
     more = r.length == r.difference.from
                ? ""
                : format(" | %+.4f", r.difference.loss) + plus_minus(r.difference.standard_error) +
                      format(" from context %d", r.difference.from);
   }
   if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
-  std::printf("%s  step %ld  %s | loss %.4f%s%s | %s %s\n", type, r.weights.step, length.c_str(), r.loss,
+  std::printf("%s  step %ld  %s | loss %.4f%s%s | %s %s\n", type, step, length.c_str(), r.loss,
               plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str(),
               plural(double(r.tokens), "token").c_str());
   std::fflush(stdout);
@@ -210,13 +203,15 @@ static std::vector<double> rounded(std::vector<double> values) {
   return values;
 }
 
-void write_line(MetricsLog& metrics, const char* type, const EvalReport& r) {
-  bool suffix = r.mode == EvalMode::suffix;
-  nlohmann::ordered_json fields = {{"step", r.weights.step},
-                                   {"tokens", r.weights.tokens},
-                                   {"mode", eval_mode_names[int(r.mode)]},
+void write_line(const Config& config, const Weights& weights, MetricsLog& metrics, const char* type,
+                const EvalReport& r) {
+  const Config::Eval& eval = config.eval;
+  bool suffix = eval.mode == EvalMode::suffix;
+  nlohmann::ordered_json fields = {{"step", weights.step},
+                                   {"tokens", weights.tokens},
+                                   {"mode", eval_mode_names[int(eval.mode)]},
                                    {"length", r.length}};
-  if (suffix) fields.update({{"context_of", r.window}, {"suffix", r.targets}});
+  if (suffix) fields.update({{"context_of", eval.window(r.length)}, {"suffix", eval.targets(r.length)}});
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
                  {"perplexity", r.perplexity},
@@ -225,9 +220,14 @@ void write_line(MetricsLog& metrics, const char* type, const EvalReport& r) {
     fields["difference"] = {
         {"from", r.difference.from}, {"loss", r.difference.loss}, {"stderr", r.difference.standard_error}};
   else fields["last_loss"] = r.last_loss;
-  fields["of"] = {{"data", data_json(r.data)}, {"tokens_asked", r.tokens_asked}, {"tokens", r.tokens},
-                  {"windows", r.windows},      {"rope_scaling", r.rope_scaling}, {"weights", r.weights.path}};
-  if (r.keys_window) fields["of"].update({{"window", r.keys_window}, {"sink_tokens", r.sink_tokens}});
+  fields["of"] = {{"data", data_json(r.data)},
+                  {"tokens_asked", eval.tokens},
+                  {"tokens", r.tokens},
+                  {"windows", r.windows},
+                  {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
+                  {"weights", weights.path}};
+  if (config.has_eval_window(r.length))
+    fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
   if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
   fields["window_losses"] = rounded(r.window_losses);
   metrics.write(type, fields);
@@ -247,7 +247,8 @@ std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const 
 
 bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type) {
-  const Config::Eval& eval = asking.model.config().eval;
+  const Config& config = asking.model.config();
+  const Config::Eval& eval = config.eval;
   std::vector<int> order = lengths;
   bool suffix = eval.mode == EvalMode::suffix;
   if (suffix && !order.empty()) {
@@ -260,15 +261,14 @@ bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, co
   for (int length : order) {
     std::optional<EvalReport> report = evaluate(asking.model, shards, files, length, eval.tokens, asking.stop);
     if (!report) return finite;
-    report->weights = asking.weights;
     if (suffix) {
       if (!shortest) shortest = report;
       add_difference(*report, *shortest);
     }
     if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
     finite = finite && std::isfinite(report->loss);
-    print(*report, type);
-    write_line(asking.metrics, type, *report);
+    print(eval, asking.weights.step, *report, type);
+    write_line(config, asking.weights, asking.metrics, type, *report);
   }
   return finite;
 }

@@ -18,9 +18,7 @@
 
 // Validation loss at one length L, and what was evaluated.
 struct EvalReport {
-  EvalMode mode = EvalMode::windows;
   int length = 0;               // L
-  int window = 0, targets = 0;  // the tokens of a window, of which the last L are seen, and its last targets that count
   double loss = 0;              // mean over all targets
   double perplexity = NAN;      // of tokens; NaN for squared errors
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
@@ -30,19 +28,15 @@ struct EvalReport {
     int from = 0;
     double loss = 0, standard_error = NAN;
   } difference;
-  Weights weights;
-  std::vector<DataFile> data;       // the shards that the windows come from
-  int64_t tokens_asked = 0;         // eval.tokens
-  int64_t tokens = 0, windows = 0;  // targets used, with labels those that have one; windows with such targets
-  std::string rope_scaling;
-  int keys_window = 0, sink_tokens = 0;  // eval.window and eval.sink_tokens, at this length; written if there is one
-  std::vector<int> position_edges;       // 0 .. L: bin i has the positions from edge i to before edge i + 1
-  std::vector<double> by_position;       // [edges - 1], mean loss in each bin
-  std::vector<double> by_window;         // [windows], mean loss of each; not written
-  std::vector<double> window_losses;     // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
+  std::vector<DataFile> data;         // the shards that the windows come from
+  int64_t tokens = 0, windows = 0;    // targets used, with labels those that have one; windows with such targets
+  std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
+  std::vector<double> by_position;    // [edges - 1], mean loss in each bin
+  std::vector<double> by_window;      // [windows], mean loss of each; not written
+  std::vector<double> window_losses;  // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
 };
 
-// files: the names and checksums of the shards, for the report, whose weights the caller fills in. A user_error if the
+// files: the names and checksums of the shards, for the report. A user_error if the
 // shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been made
 // for at least eval_rows(config, {length}) rows.
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
@@ -72,7 +66,8 @@ bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, co
                       const std::vector<int>& lengths, const char* type);
 // The lengths with a val line of this step whose mode, window and targets are these settings'.
 std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const Config::Eval& eval);
-void write_line(MetricsLog& metrics, const char* type, const EvalReport& report);
+void write_line(const Config& config, const Weights& weights, MetricsLog& metrics, const char* type,
+                const EvalReport& report);
 
 // Writes a file that the setting `key` names. A user_error if it exists or cannot be created.
 void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text);

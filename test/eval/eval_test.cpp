@@ -94,7 +94,6 @@ TEST_F(Evaluation, FollowsTheProtocol) {
       }
       EXPECT_EQ(result.windows, windows);
       EXPECT_EQ(result.tokens, windows * L);
-      EXPECT_EQ(result.tokens_asked, tokens);
       EXPECT_EQ(result.window_losses.size(), size_t(windows));
       EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
       EXPECT_NEAR(result.last_loss, mean, 1e-6 * mean);  // the last min(1024, 40)
@@ -174,8 +173,8 @@ TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
       for (int w = 0; w < windows; w++) EXPECT_NEAR(result.by_window[w], expected[w], 1e-6 * expected[w]) << L;
       double mean = std::accumulate(expected.begin(), expected.end(), 0.0) / windows;
       EXPECT_NEAR(result.loss, mean, 1e-6 * mean);
-      EXPECT_EQ(std::vector<int64_t>({result.length, result.window, result.targets, result.windows, result.tokens}),
-                std::vector<int64_t>({L, W, S, windows, windows * S}));
+      EXPECT_EQ(std::vector<int64_t>({result.length, result.windows, result.tokens}),
+                std::vector<int64_t>({L, windows, windows * S}));
     }
     EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, W - 1), UserError);
     std::vector<Shard> cut = shards;
@@ -232,29 +231,27 @@ TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
 TEST(EvalLines, AreAsDocumented) {
   TempDir dir;
   MetricsLog log(dir / "m");
+  Config config = small_config("fp32", {"eval.tokens=9000", "eval.rope_scaling=yarn"});
   EvalReport report;
   report.length = 1024;
-  report.weights.step = 250;
-  write_line(log, "val", report);
+  write_line(config, {"", 250}, log, "val", report);
   report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
   report.perplexity = 1.5;
-  report.weights = {"runs/x/step_00001000", 1000, 64000};
   report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
-  report.tokens_asked = 9000, report.tokens = 4096, report.windows = 2;
-  report.rope_scaling = "yarn";
+  report.tokens = 4096, report.windows = 2;
   report.position_edges = {0, 1, 2, 1024};
   report.by_position = {1, NAN, 1.23456789};
   report.window_losses = {1.0000004, 2.0000006};
-  write_line(log, "eval", report);
+  write_line(config, {"runs/x/step_00001000", 1000, 64000}, log, "eval", report);
   report = {};
-  report.length = 1024, report.weights.step = 250;
-  report.mode = EvalMode::suffix, report.window = 4096, report.targets = 512, report.difference = {512, -0.25, NAN};
-  write_line(log, "eval", report);
+  report.length = 1024, report.difference = {512, -0.25, NAN};
+  config.eval.mode = EvalMode::suffix, config.eval.lengths = {512, 1024, 4096};
+  write_line(config, {"", 250}, log, "eval", report);
   EXPECT_EQ(
       std::regex_replace(bytes_of(dir / "m"), std::regex(R"re("time":[\d.]+)re"), "\"time\":0"),
       R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,"loss":0.0,"stderr":null,"perplexity":null,)"
       R"("bits_per_byte":null,"last_loss":0.0,)"
-      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},)"
+      R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},)"
       R"("position_edges":[],"by_position":[],"window_losses":[]})"
       "\n"
       R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
@@ -267,7 +264,7 @@ TEST(EvalLines, AreAsDocumented) {
       R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
       R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
       R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
-      R"("of":{"data":[],"tokens_asked":0,"tokens":0,"windows":0,"rope_scaling":"","weights":""},"window_losses":[]})"
+      R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},"window_losses":[]})"
       "\n");
 }
 
