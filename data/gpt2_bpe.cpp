@@ -191,8 +191,7 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
   for (size_t token = 0; token < made.size(); token++)
     if (!made[token] && !bytes_of_[token].starts_with('<') && !bytes_of_[token].starts_with('['))
       user_error(
-          "%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another "
-          "vocabulary",
+          "%s: no merge makes token %zu, \"%s\", of %s: one of the two is incomplete or belongs to another vocabulary",
           p, token, shortened(valid_utf8(bytes_of_[token])).c_str(), v);
 }
 

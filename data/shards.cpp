@@ -58,10 +58,8 @@ template <class T>
 void read_values(const Shard& shard, int64_t position, std::vector<T>& values, const char* what, int columns) {
   int64_t bytes = int64_t(values.size() * sizeof(T)), item = int64_t(columns * sizeof(T));
   if (read_at(shard, values.data(), bytes, HEADER_BYTES + position * item) != bytes)
-    user_error(
-        "%s: %s became shorter while it was in use: %s %ld to %ld are gone; restore the file and start "
-        "again",
-        shard.key.c_str(), shard.path.c_str(), what, position, position + bytes / item - 1);
+    user_error("%s: %s became shorter while it was in use: %s %ld to %ld are gone; restore the file and start again",
+               shard.key.c_str(), shard.path.c_str(), what, position, position + bytes / item - 1);
 }
 
 void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& tokens, int vocab) {

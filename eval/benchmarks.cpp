@@ -85,8 +85,7 @@ std::vector<Benchmark> open_benchmarks(const Config& config) {
         if (choice.tokens.size() > size_t(max_length(config)))
           user_error(
               "task %s: example %td has a completion of %zu tokens, but task.max_length = %d; raise it, or "
-              "model.context "
-              "where positions are learned",
+              "model.context where positions are learned",
               name.c_str(), &example - benchmarks.back().examples.data(), choice.tokens.size(), max_length(config));
   }
   return benchmarks;

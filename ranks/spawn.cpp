@@ -184,8 +184,7 @@ Ranks spawn_ranks(const std::string& flag, const Ranks& started) {
                on_cpu ? "ranks that the CPU build can start" : "of this machine");
   if (!Comm::built())
     user_error(
-        "command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make "
-        "again",
+        "command line: --gpus %s needs NCCL, and this program was built without it; install NCCL and run make again",
         gpus);
   return fork_ranks(count, started.timeout);
 }
