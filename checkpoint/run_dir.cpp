@@ -39,6 +39,7 @@ static std::vector<std::string> names_in(const std::string& path) {
     names.push_back(entries->path().filename().string());
     check_access(error, "list", path);
   }
+  std::sort(names.begin(), names.end());
   return names;
 }
 
@@ -114,7 +115,6 @@ std::vector<std::string> old_folders(const std::string& run_path) {
     if (ours && fs::is_directory(run_path + "/" + name, error) && !step_folders(run_path + "/" + name).empty())
       found.push_back(name);
   }
-  std::sort(found.begin(), found.end());
   return found;
 }
 
@@ -122,7 +122,6 @@ std::vector<std::string> set_aside_folders(const std::string& run_path) {
   std::vector<std::string> found;
   for (auto& name : names_in(run_path))
     if (name.starts_with("bad_step_")) found.push_back(name);
-  std::sort(found.begin(), found.end());
   return found;
 }
 
