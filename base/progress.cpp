@@ -20,7 +20,7 @@ std::string progress_text(const std::string& label, int64_t done, int64_t total,
 ProgressBar::ProgressBar(const std::string& label, int64_t total, FILE* out, int quiet)
     : label_(label),
       total_(total),
-      out_(::isatty(::fileno(out)) ? out : nullptr),
+      out_(out && ::isatty(::fileno(out)) ? out : nullptr),
       quiet_(quiet),
       begin_(std::chrono::steady_clock::now()) {}
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "base/progress.h"
 
@@ -18,12 +17,11 @@ bool for_batches_of_rank(Comm& comm, int64_t count, int batch, const Stop& stop,
 
 bool for_windows_of_rank(Model& model, const std::string& title, int length, int64_t windows, int batch,
                          const Stop& stop, const std::function<void(int64_t first, int n)>& f) {
-  std::unique_ptr<ProgressBar> progress;
-  if (model.comm().first()) progress = std::make_unique<ProgressBar>(title, windows);
+  ProgressBar progress(title, windows, model.comm().first() ? stderr : nullptr);
   model.set_length(length);
   bool complete = for_batches_of_rank(model.comm(), windows, batch, stop, [&](int64_t first, int n) {
     f(first, n);
-    if (progress) progress->update(first + n);
+    progress.update(first + n);
   });
   model.set_length(model.config().model.context);
   return complete;

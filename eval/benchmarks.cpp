@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -108,8 +107,7 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
   std::vector<double> likelihoods;
   for (const BenchmarkExample& example : benchmark.examples)
     likelihoods.resize(likelihoods.size() + example.choices.size());
-  std::unique_ptr<ProgressBar> progress;
-  if (comm.first()) progress = std::make_unique<ProgressBar>(benchmark.name, all);
+  ProgressBar progress(benchmark.name, all, comm.first() ? stderr : nullptr);
   model.set_length(max_length(config));
   bool complete = true;
   for (auto& [length, rows] : by_length) {
@@ -125,7 +123,7 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
         const float* end = &losses[i * length] + ends[i];
         likelihoods[rows[first + i].index] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
       }
-      if (progress) progress->update(done + (first + count) * length);
+      progress.update(done + (first + count) * length);
     };
     complete = complete && for_batches_of_rank(comm, int64_t(rows.size()), batch, stop, add_batch);
     done += int64_t(rows.size()) * length;

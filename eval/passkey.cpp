@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -252,10 +251,9 @@ static void report(const Asking& asking, const std::vector<PasskeyPrompt>& promp
 bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts) {
   Model& model = asking.model;
   const Config::Passkey& settings = model.config().passkey;
-  std::unique_ptr<ProgressBar> bar;
   int64_t all = 0, before = 0;  // tokens
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
-  if (model.comm().first()) bar = std::make_unique<ProgressBar>("passkey", all);
+  ProgressBar bar("passkey", all, model.comm().first() ? stderr : nullptr);
   std::printf("passkey, %s, step %ld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
               passkey_form_names[int(settings.form)], asking.weights.step);
   for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
@@ -266,10 +264,10 @@ bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const st
   for (size_t first = 0; first < prompts.size(); first += of_length) {
     std::vector<PasskeyPrompt> here(prompts.begin() + first, prompts.begin() + first + of_length);
     int length = here[0].length;
-    std::vector<PasskeyScore> scores = passkey_scores(
-        model, tokenizer, here, [&](size_t done) { bar ? bar->update(before + int64_t(done) * length) : void(); });
+    std::vector<PasskeyScore> scores =
+        passkey_scores(model, tokenizer, here, [&](size_t done) { bar.update(before + int64_t(done) * length); });
     before += int64_t(of_length) * length;
-    if (bar) bar->clear();
+    bar.clear();
     report(asking, here, scores);
     for (size_t i = 0; i < here.size(); i++) {
       finite = finite && std::isfinite(scores[i].nll);

@@ -37,9 +37,9 @@ std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
   bool labelled = true;  // the same for all batches of a step, at all ranks
   model.begin_step();
   int64_t count = micro_steps(model.config(), model.comm().size());
-  ProgressBar progress("micro batches of a step", count, stderr, 5);
+  ProgressBar progress("micro batches of a step", count, model.comm().first() ? stderr : nullptr, 5);
   for (int64_t m = 0; m < count; m++) {
-    if (model.comm().first()) progress.update(m);
+    progress.update(m);
     const Batch& batch = loader.next();
     if (!(labelled = batch.labelled)) continue;
     model.forward_backward(batch.inputs.data(),
