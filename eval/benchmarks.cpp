@@ -182,14 +182,6 @@ static void write_line(const Asking& asking, const Benchmark& benchmark, const B
                                 {"weights", asking.weights.path}});
 }
 
-std::set<int> evaluated_benchmarks(const std::string& metrics, int64_t step, const std::vector<Benchmark>& benchmarks) {
-  std::set<int> numbers;
-  for (const nlohmann::json& line : training_lines(metrics, "task", step))
-    for (size_t i = 0; i < benchmarks.size(); i++)
-      if (benchmarks[i].name == text_of(line, "task", "")) numbers.insert(int(i));
-  return numbers;
-}
-
 bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
                          const std::vector<int>& numbers, const std::string& samples) {
   Model& model = asking.model;

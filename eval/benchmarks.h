@@ -9,7 +9,6 @@
 #pragma once
 #include <cmath>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -45,5 +44,3 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
 // it is stopped, the benchmarks that are complete are written.
 bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
                          const std::vector<int>& numbers, const std::string& samples = "");
-// The numbers of those with a line of this step that was written while training.
-std::set<int> evaluated_benchmarks(const std::string& metrics, int64_t step, const std::vector<Benchmark>& benchmarks);

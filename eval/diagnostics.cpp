@@ -305,13 +305,6 @@ static void print(const ordered_json& report) {
 
 // ---- all of it
 
-std::set<int> diagnosed_lengths(const std::string& metrics, int64_t step) {
-  std::set<int> lengths;
-  for (const nlohmann::json& line : training_lines(metrics, "diagnostics", step))
-    lengths.insert(int(integer_of(line, "length", 0)));
-  return lengths;
-}
-
 bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
   Model& model = asking.model;
   const Config& config = model.config();

@@ -11,7 +11,6 @@
 // Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
 // begins at a token 50256. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
 #pragma once
-#include <set>
 #include <string>
 #include <vector>
 
@@ -25,5 +24,3 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
 bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths);
 int diagnostics_batch(const Config& config, int length);  // windows at once
-// The lengths with a line of this step that was written while training.
-std::set<int> diagnosed_lengths(const std::string& metrics, int64_t step);

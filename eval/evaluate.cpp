@@ -233,16 +233,12 @@ void write_line(const Config& config, const Weights& weights, MetricsLog& metric
   metrics.write(type, fields);
 }
 
-std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const Config::Eval& eval) {
-  std::set<int> lengths;
-  for (const nlohmann::json& line : training_lines(metrics, "val", step)) {
-    int length = int(integer_of(line, "length", 0));
-    if (text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
-        integer_of(line, "context_of", length) == eval.window(length) &&
-        integer_of(line, "suffix", length) == eval.targets(length))
-      lengths.insert(length);
-  }
-  return lengths;
+int length_of(const nlohmann::json& line, const Config::Eval& eval) {
+  int length = int(integer_of(line, "length", 0));
+  bool alike = text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
+               integer_of(line, "context_of", length) == eval.window(length) &&
+               integer_of(line, "suffix", length) == eval.targets(length);
+  return alike ? length : -1;
 }
 
 bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,

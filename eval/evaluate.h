@@ -9,8 +9,8 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "data/shards.h"
@@ -64,8 +64,8 @@ int prompt_batch(const Config& config, int length);
 // written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the lengths that are missing.
 bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type);
-// The lengths with a val line of this step whose mode, window and targets are these settings'.
-std::set<int> evaluated_lengths(const std::string& metrics, int64_t step, const Config::Eval& eval);
+// The length of a val line whose mode, window and targets are these settings', or -1.
+int length_of(const nlohmann::json& line, const Config::Eval& eval);
 void write_line(const Config& config, const Weights& weights, MetricsLog& metrics, const char* type,
                 const EvalReport& report);
 

@@ -1,6 +1,8 @@
 #include "training/evaluations.h"
 
+#include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "eval/benchmarks.h"
@@ -18,8 +20,8 @@ static Evaluation losses_by_length(const Flags& flags, const Config& config, con
           .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
           .batch = [&data](const Config& config, int length) { return batch_of(config, data.val, length); },
-          .answered = [eval = config.eval](const std::string& metrics,
-                                           int64_t step) { return evaluated_lengths(metrics, step, eval); },
+          .type = "val",
+          .item_of = [eval = config.eval](const auto& line) { return length_of(line, eval); },
           .run =
               [&data, type](const Asking& asking, const Items& lengths) {
                 return evaluate_lengths(asking, data.val, data.val_files, lengths, type);
@@ -37,7 +39,8 @@ static Evaluation passkey(const Config& config, int rank) {
           .lengths = config.eval.lengths,
           .batch = prompt_batch,
           .by_row = true,
-          .answered = {},
+          .type = "passkey",
+          .item_of = {},
           .run = [tokenizer, prompts](const Asking& asking, const Items&) {
             return evaluate_passkey(asking, *tokenizer, prompts);
           }};
@@ -53,8 +56,13 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
           .not_finite = "a log-likelihood is not finite (bad weights, or overflow on these examples)",
           .lengths = benchmark_lengths(config, data.benchmarks),
           .batch = prompt_batch,
-          .answered = [&data](const std::string& metrics,
-                              int64_t step) { return evaluated_benchmarks(metrics, step, data.benchmarks); },
+          .type = "task",
+          .item_of =
+              [&data](const auto& line) {
+                auto is_named = [&](const Benchmark& benchmark) { return benchmark.name == text_of(line, "task", ""); };
+                auto found = std::ranges::find_if(data.benchmarks, is_named);
+                return found == data.benchmarks.end() ? -1 : int(found - data.benchmarks.begin());
+              },
           .run = [&data, samples](
                      const Asking& asking,
                      const Items& items) { return evaluate_benchmarks(asking, data.benchmarks, items, samples); }};
@@ -67,10 +75,10 @@ static Evaluation diagnostics(const Flags& flags, const Config& config, const Da
           .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
           .batch = diagnostics_batch,
-          .answered = diagnosed_lengths,
-          .run = [&data](const Asking& asking, const Items& lengths) {
-            return diagnose_lengths(asking, data.val, lengths);
-          }};
+          .type = "diagnostics",
+          .item_of = [](const auto& line) { return int(integer_of(line, "length", -1)); },
+          .run = [&data](const Asking& asking,
+                         const Items& lengths) { return diagnose_lengths(asking, data.val, lengths); }};
 }
 
 std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,
@@ -91,7 +99,7 @@ std::vector<int> missing_items(const Evaluation& evaluation, const Config& confi
                                int64_t step) {
   Items items = due_items(evaluation, config, step);
   if (items.empty()) return items;
-  std::set<int> answered = evaluation.answered(run + "/metrics.jsonl", step);
-  std::erase_if(items, [&](int item) { return answered.contains(item); });
+  for (const nlohmann::json& line : training_lines(run + "/metrics.jsonl", evaluation.type, step))
+    std::erase(items, evaluation.item_of(line));
   return items;
 }

@@ -3,7 +3,7 @@
 // after an interruption.
 #pragma once
 #include <functional>
-#include <set>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,8 +20,8 @@ struct Evaluation {
   std::vector<int> lengths;
   std::function<int(const Config&, int length)> batch;
   bool by_row = false;
-  // The items with a line of this step in a run's metrics.
-  std::function<std::set<int>(const std::string& metrics, int64_t step)> answered;
+  const char* type;                                   // of its lines in metrics.jsonl
+  std::function<int(const nlohmann::json&)> item_of;  // the item that such a line is of; -1: none of these
   // Prints the results of these items and writes a line for each; returns whether they are finite.
   std::function<bool(const Asking&, const std::vector<int>& items)> run;
 };

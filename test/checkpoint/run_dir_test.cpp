@@ -337,13 +337,19 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
       start + line("train", 19) + line("train", 20) + line("val", 20, 8) + line("val", 20, 16) + odd +
       "{\"type\":\"val\",\"step\":20,\"mode\":\"suffix\",\"length\":16,\"context_of\":16,\"suffix\":8}\n";
   write_file(path, kept + line("train", 21) + line("skip", 21) + eval + line("val", 25, 8) + "{\"type\":\"tr");
-  EXPECT_EQ(evaluated_lengths(path, 20, {}), (std::set<int>{8, 16}));
-  EXPECT_EQ(evaluated_lengths(path, 19, {}), std::set<int>{});
+  auto evaluated = [&](int64_t step, const Config::Eval& eval = {}) {
+    std::set<int> lengths;
+    for (const nlohmann::json& line : training_lines(path, "val", step)) lengths.insert(length_of(line, eval));
+    lengths.erase(-1);
+    return lengths;
+  };
+  EXPECT_EQ(evaluated(20), (std::set<int>{8, 16}));
+  EXPECT_EQ(evaluated(19), std::set<int>{});
   Config::Eval suffix;
   suffix.mode = EvalMode::suffix;
   for (auto& lengths : std::vector<std::vector<int>>{{8, 16}, {8, 16, 32}, {4, 8, 16}, {16}}) {
     suffix.lengths = lengths;
-    EXPECT_EQ(evaluated_lengths(path, 20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
+    EXPECT_EQ(evaluated(20, suffix), lengths.size() == 2 ? std::set<int>{16} : std::set<int>{});
   }
   testing::internal::CaptureStderr();
   rewind_metrics(path, 20);
@@ -356,7 +362,7 @@ TEST(RewindMetrics, DropsLinesThatWillBeWrittenAgain) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), fs::directory_iterator()), 1);
   rewind_metrics(dir / "absent", 3);
   EXPECT_EQ(bytes_of(dir / "absent"), "");
-  EXPECT_TRUE(evaluated_lengths(dir / "none", 3, {}).empty());
+  EXPECT_TRUE(training_lines(dir / "none", "val", 3).empty());
 }
 
 TEST(RewindMetrics, NamesTheStepsWithoutALine) {
