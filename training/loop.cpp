@@ -64,27 +64,9 @@ struct Step {
   double ms = 0;
 };
 
-// A run while it trains. Its members are what several parts of the loop change.
-class Training {
- public:
-  Training(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Evaluation>& evaluations,
-           RunDir* run, RunState state, MetricsLog& metrics)
-      : model_(model),
-        config_(model.config()),
-        comm_(model.comm()),
-        loader_(loader),
-        evaluations_(evaluations),
-        run_(run),
-        state_(std::move(state)),
-        metrics_(metrics),
-        spikes_(config_.optimizer.skip_spikes, state_.spikes),
-        first_(state_.step),
-        saved_(comm_.broadcast(newest_step(path_))),
-        peak_flops_(config_.precision == Precision::bf16 ? device.peak_bf16_flops * comm_.size() : 0) {}
-
+// A run while it trains. Its members are what several parts of the loop change; those without a value are train()'s.
+struct Training {
   void run();
-
- private:
   bool evaluate();
   void save_unless_saved();
   bool stopping();
@@ -92,20 +74,23 @@ class Training {
   void report(const Step& step);
 
   Model& model_;
-  const Config& config_;
-  Comm& comm_;
+  const DeviceInfo& device_;
   Loader& loader_;
   const std::vector<Evaluation>& evaluations_;
   RunDir* run_;
   RunState state_;  // state_.step: the steps that are done
   MetricsLog& metrics_;
-  SpikeGuard spikes_;
+  const Config& config_ = model_.config();
+  Comm& comm_ = model_.comm();
   const std::string path_ = "runs/" + config_.name;
-  int64_t first_, saved_;  // the step it begins from; that of the newest checkpoint, 0: none yet
-  double peak_flops_, saved_at_ = seconds_now();
+  SpikeGuard spikes_{config_.optimizer.skip_spikes, state_.spikes};
+  int64_t first_ = state_.step;                          // the step it begins from
+  int64_t saved_ = comm_.broadcast(newest_step(path_));  // the step of the newest checkpoint, 0: none yet
+  double peak_flops_ = config_.precision == Precision::bf16 ? device_.peak_bf16_flops * comm_.size() : 0;
+  double saved_at_ = seconds_now();
   bool warned_ = false;  // of steps without labels
-  Eta eta_;
-  Background background_;
+  Eta eta_ = {};
+  Background background_ = {};
 };
 
 void Training::save_unless_saved() {
@@ -244,5 +229,5 @@ void Training::run() {
 
 void train(Model& model, const DeviceInfo& device, Loader& loader, const std::vector<Evaluation>& evaluations,
            RunDir* run, RunState state, MetricsLog& metrics) {
-  Training(model, device, loader, evaluations, run, std::move(state), metrics).run();
+  Training{model, device, loader, evaluations, run, std::move(state), metrics}.run();
 }
