@@ -174,9 +174,7 @@ void Program::open_inputs() {
 void Program::agree_on_beginning() {
   if (links_) several_ = std::make_unique<Comm>(ranks_, *links_);
   bool several = comm().size() > 1;
-  if (several)
-    check_agreement(comm(),
-                    facts_of(PLUSGPT_VERSION, flags_, config_, data_.train_files, data_.val_files, data_.benchmarks));
+  if (several) check_agreement(comm(), facts_of(PLUSGPT_VERSION, flags_, config_, data_));
   beginning_ = find_beginning(flags_, config_, comm());
   const std::optional<Checkpoint>& from = beginning_.from;
   if (several && !from) check_agreement(comm(), init_facts(config_));

@@ -11,8 +11,7 @@
 #include "checkpoint/resume.h"
 #include "settings/table.h"
 
-Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
-               const std::vector<DataFile>& val, const std::vector<Benchmark>& benchmarks) {
+Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const Data& data) {
   const char* products = std::getenv("PLUSGPT_MATMUL");
   auto given = [](bool flag) { return flag ? "given" : "not given"; };
   Facts facts = {{"version of the program", version},
@@ -26,9 +25,9 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
     if (!row.of_a_rank) facts[row.key] = value_text(row);
-  for (auto& [key, files] : {std::pair("data.train", &train), std::pair("data.val", &val)})
+  for (auto& [key, files] : {std::pair("data.train", &data.train_files), std::pair("data.val", &data.val_files)})
     for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
-  for (const Benchmark& benchmark : benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;
+  for (const Benchmark& benchmark : data.benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;
   return facts;
 }
 

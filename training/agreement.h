@@ -3,20 +3,14 @@
 #pragma once
 #include <map>
 #include <string>
-#include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "data/benchmark_file.h"
-#include "ranks/comm.h"
-#include "settings/command_line.h"
-#include "settings/config.h"
+#include "training/start.h"
 
 using Facts = std::map<std::string, std::string>;  // name -> value at this rank
 
 // The program's version, the flags, all settings except those that the configuration table leaves to each rank, and the
 // content of the data files instead of their paths.
-Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const std::vector<DataFile>& train,
-               const std::vector<DataFile>& val, const std::vector<Benchmark>& benchmarks);
+Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const Data& data);
 
 // The checksum of the weights that `init` names; empty without init. For a run that does not resume.
 Facts init_facts(const Config& config);
