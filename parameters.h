@@ -103,6 +103,7 @@ class ParameterStore {
     unreduced_ = layout_.buckets.count();
   }
   void reduce_from(size_t offset);     // gradients from this offset on are complete: starts to sum them over the ranks
+                                       // (the sum is the average: forward_backward() divides by batch.tokens)
   const float* clip(float largest);    // after comm.before(stream): the norm of all gradients, [1] on the device;
                                        // update() scales them down to the norm `largest`, 0: never
   void update(const AdamW& settings);  // on the stream after a snapshot's copy
