@@ -111,8 +111,7 @@ void Program::run() {
   open_inputs();
   agree_on_beginning();
   if (is(Mode::train) && finished())
-    return void(
-        std::printf("%s is finished: all %ld steps are done\n", beginning_.place.run.c_str(), config_.train.steps));
+    return void(std::printf("%s is finished: all %ld steps are done\n", beginning_.run.c_str(), config_.train.steps));
   make_model();
   run_mode();
 }
@@ -183,7 +182,7 @@ void Program::agree_on_beginning() {
                config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
-  if (from && !training_) check_same_model(*from, config_, beginning_.place.run);
+  if (from && !training_) check_same_model(*from, config_, beginning_.run);
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
 }
 
@@ -191,7 +190,7 @@ void Program::agree_on_beginning() {
 bool Program::finished() {
   int64_t steps = config_.train.steps;
   auto answered = [&](const Evaluation& evaluation) {
-    return comm().broadcast(missing_items(evaluation, config_, beginning_.place.run, steps)).empty();
+    return comm().broadcast(missing_items(evaluation, config_, beginning_.run, steps)).empty();
   };
   return beginning_.from && beginning_.from->state.step == steps &&
          std::all_of(evaluations_.begin(), evaluations_.end(), answered);
@@ -290,7 +289,7 @@ void Program::train_run(Loader& loader) {
   if (comm().first()) {
     model_->parameters().allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config_.name);
-    begin_run(*run_dir, flags_.overwrite, beginning_.from, beginning_.place, config_);
+    begin_run(*run_dir, flags_.overwrite, beginning_, config_);
   }
   RunState state;
   if (beginning_.from) state = beginning_.from->state;

@@ -16,7 +16,7 @@ StepFolder named_folder(const std::string& named) {
   return {step_of_folder(path.string()), path.string()};
 }
 
-ResumePlace resume_place(const std::string& resume, const std::string& name) {
+Beginning resume_place(const std::string& resume, const std::string& name) {
   std::string own = "runs/" + name;
   if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
@@ -32,7 +32,7 @@ ResumePlace resume_place(const std::string& resume, const std::string& name) {
   return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
-std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run) {
+std::optional<Checkpoint> resume_point(const Beginning& place, bool training) {
   std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
   if (place.step.path.empty()) {
@@ -45,7 +45,8 @@ std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, 
   }
   for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
-    if (run && folder.step > 0 && damaged) now = "; it is now called " + run->set_aside(folder.step);
+    if (place.run_dir && folder.step > 0 && damaged)
+      now = "; it is now called " + place.run_dir->set_aside(folder.step);
     warn("skipped the %s checkpoint %s: %s%s", damaged ? "damaged" : "unreadable", folder.path.c_str(), reason.c_str(),
          now.c_str());
   }
@@ -169,14 +170,14 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
                source_tag(source_of(now, {"train.steps"})).c_str());
 }
 
-void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
-               const Config& config) {
-  if (!from || !place.own) run.start_fresh(overwrite);
+void begin_run(RunDir& run, bool overwrite, const Beginning& beginning, const Config& config) {
+  const std::optional<Checkpoint>& from = beginning.from;
+  if (!from || !beginning.own) run.start_fresh(overwrite);
   if (from) {
-    std::string old = place.own ? run.put_away_after(from->state.step) : "";
+    std::string old = beginning.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
     // The other run's lines up to here, if it has any, become this run's too.
-    if (!place.own) copy_text_file(place.run + "/metrics.jsonl", run.metrics_path());
+    if (!beginning.own) copy_text_file(beginning.run + "/metrics.jsonl", run.metrics_path());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
   replace_text_file(run.config_path(), config_text(config));

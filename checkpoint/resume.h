@@ -3,6 +3,7 @@
 // learning rates of the steps already made stay the same. Data files may move, but their names, content and order must
 // not change.
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,19 +14,21 @@
 // The folder without a trailing slash, and the N of step_N: 0 if it is not a step folder.
 StepFolder named_folder(const std::string& path);
 
-// The run, or one of its step folders, that --resume names.
-struct ResumePlace {
-  std::string run;      // runs/NAME, if it is the run that this process trains
-  StepFolder step;      // path "": the newest
-  bool own = false;     // it is that run
-  bool within = false;  // it is in that run's folder: the run itself, or checkpoints that it moved to old_steps
+// Where a run begins: the run, or one of its step folders, that --resume names, and the checkpoint there.
+struct Beginning {
+  std::string run = {};  // runs/NAME, if it is the run that this process trains
+  StepFolder step = {};  // path "": the newest
+  bool own = false;      // it is that run
+  bool within = false;   // it is in that run's folder: the run itself, or checkpoints that it moved to old_steps
+  std::optional<Checkpoint> from = {};   // none: the run begins afresh
+  std::unique_ptr<RunDir> run_dir = {};  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
-ResumePlace resume_place(const std::string& resume, const std::string& name);
+// Without the last two.
+Beginning resume_place(const std::string& resume, const std::string& name);
 
 // The checkpoint there, verified (training: as for read_checkpoint); none if the run has none yet. Prints which
-// are damaged, and sets the damaged ones aside if `run` is given. A user_error if there are checkpoints but
-// none is intact.
-std::optional<Checkpoint> resume_point(const ResumePlace& place, bool training, RunDir* run);
+// are damaged, and sets the damaged ones aside in run_dir. A user_error if there are checkpoints but none is intact.
+std::optional<Checkpoint> resume_point(const Beginning& place, bool training);
 
 std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
 
@@ -41,6 +44,5 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
 // folder of the run that wrote the checkpoint.
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run);
 
-// Prepares the run's folder for the first step: empty, or as it was at the checkpoint `from`, which is at `place`.
-void begin_run(RunDir& run, bool overwrite, const std::optional<Checkpoint>& from, const ResumePlace& place,
-               const Config& config);
+// Prepares the run's folder for the first step: empty, or as it was at the checkpoint.
+void begin_run(RunDir& run, bool overwrite, const Beginning& beginning, const Config& config);

@@ -55,7 +55,7 @@ void take_run_folder(Flags& flags) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(flags.config, ignored)) return check_config_file(flags.config);
   std::string folder = flags.config == "latest" ? "./latest" : flags.config;
-  ResumePlace place = resume_place(folder, "");
+  Beginning place = resume_place(folder, "");
   place.run = named_folder(place.run).path;
   if (flags.resuming && !place.step.path.empty())
     user_error("command line: %s already names a checkpoint; omit --resume", folder.c_str());
@@ -198,18 +198,18 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
         "init=DIR for other weights, or another name (--set name=...) for random ones",
         own.c_str());
   if (!flags.resuming) return found;
-  found.place = resume_place(flags.resume, config.name);
-  const std::string& run = found.place.run;
-  if (flags.overwrite && found.place.within)
+  found = resume_place(flags.resume, config.name);
+  const std::string& run = found.run;
+  if (flags.overwrite && found.within)
     user_error(
         "command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
         "(--set name=...)",
         run.c_str());
   std::error_code ignored;
-  bool begun = found.place.own && std::filesystem::is_directory(run, ignored);
+  bool begun = found.own && std::filesystem::is_directory(run, ignored);
   if (flags.is(Mode::train) && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
-  found.from = agreed_point(comm, training, [&] { return resume_point(found.place, training, found.run_dir.get()); });
-  if (!found.from && !(training && found.place.own))
+  found.from = agreed_point(comm, training, [&] { return resume_point(found, training); });
+  if (!found.from && !(training && found.own))
     user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
   if (!found.from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());
   return found;

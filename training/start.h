@@ -1,7 +1,6 @@
 // Finds and checks what a run needs before its first step, and reports errors before an older run's files are touched.
 #pragma once
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "checkpoint/resume.h"
@@ -39,12 +38,6 @@ void report_validation(const Config& config, const Data& data, const std::vector
 void check_all_tokens(const Config& config, const Data& data);
 // The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
 std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
-
-struct Beginning {
-  ResumePlace place;
-  std::optional<Checkpoint> from;   // none: the run begins afresh
-  std::unique_ptr<RunDir> run_dir;  // of rank 0; locks the run, so that the checkpoint stays as it was found
-};
 
 // Finds where --resume asks to start; all ranks find the same. A user_error if --resume names
 // nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.

@@ -300,7 +300,7 @@ TEST_F(Checkpoints, PlacesToResumeFrom) {
   write(20);
   std::string old = fs::current_path();
   fs::current_path(dir.path);
-  auto is = [](const ResumePlace& place, const std::string& run, int64_t step, const std::string& path, bool own) {
+  auto is = [](const Beginning& place, const std::string& run, int64_t step, const std::string& path, bool own) {
     EXPECT_EQ(place.run, run);
     EXPECT_EQ(place.step.step, step);
     EXPECT_EQ(place.step.path, path);
