@@ -52,6 +52,12 @@ void append_item(std::string& list, std::string_view item, std::string_view sepa
   list += item;
 }
 
+std::string listed(const std::vector<std::string>& items, size_t most, const std::string& before) {
+  std::string list;
+  for (size_t i = 0; i < items.size() && i < most; i++) list += before + items[i];
+  return items.size() > most ? list + before + format("and %zu more", items.size() - most) : list;
+}
+
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "?";
   auto s = int64_t(std::llround(seconds));

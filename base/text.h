@@ -14,6 +14,8 @@ std::string cell_text(const char* form, double x);
 std::string plural(double count, const std::string& noun);  // "token" of 1, else "tokens"
 
 void append_item(std::string& list, std::string_view item, std::string_view separator = ", ");  // "a, b" from "a"
+// Each item after `before`, at most `most` of them, and how many more there are: "\n  a\n  b\n  and 3 more".
+std::string listed(const std::vector<std::string>& items, size_t most, const std::string& before = "\n  ");
 std::vector<std::string> split(const std::string& list, char separator);  // {"a", ""} from "a,"; {""} from ""
 // "  [configs/x.json]", which ends an error text; "" without a file.
 std::string source_tag(const std::string& file);

@@ -26,34 +26,31 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
       user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"; remove one",
                  file.path().c_str(), shortened(json_quote(name)).c_str());
 
-  std::string problems;
-  int count = 0;
-  auto problem = [&](const std::string& text) {
-    if (++count <= 8) problems += "\n  " + text;
-  };
+  std::vector<std::string> problems;
   for (const ArrayView& array : arrays) {
     auto it = found.find(array.name);
     if (it == found.end()) {
-      problem(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
+      problems.push_back(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
       continue;
     }
     const TensorInfo& tensor = *it->second;
     if (tensor.shape != array.shape)
-      problem(format("%s has shape %s, but the model's is %s", array.name.c_str(),
-                     shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
+      problems.push_back(format("%s has shape %s, but the model's is %s", array.name.c_str(),
+                                shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
-      problem(format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
+      problems.push_back(
+          format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
   for (auto& entry : found)
     if (std::none_of(arrays.begin(), arrays.end(), [&](const ArrayView& array) { return array.name == entry.first; }))
-      problem(format("%s %s is not a parameter of this model", shortened(json_quote(entry.second->name)).c_str(),
-                     shortened(shape_text(entry.second->shape)).c_str()));
-  if (count > 8) problems += format("\n  and %d more", count - 8);
-  if (count > 0)
+      problems.push_back(format("%s %s is not a parameter of this model",
+                                shortened(json_quote(entry.second->name)).c_str(),
+                                shortened(shape_text(entry.second->shape)).c_str()));
+  if (!problems.empty())
     user_error(
         "%s does not fit the model that the configuration describes; set model.* and attention.* as in the config.json "
         "beside it:%s",
-        file.path().c_str(), problems.c_str());
+        file.path().c_str(), listed(problems, 8).c_str());
 
   std::vector<float> values;
   for (size_t i = 0; i < arrays.size(); i++) {

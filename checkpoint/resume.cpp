@@ -90,13 +90,6 @@ static std::string in_words(const ChangedSetting& change) {
   return format("%s: %s in the checkpoint, %s now", change.key.c_str(), change.was.c_str(), change.is.c_str());
 }
 
-static std::string listed(const std::vector<std::string>& changes) {
-  std::string list;
-  for (size_t i = 0; i < changes.size() && i < 10; i++) list += "\n  " + changes[i];
-  if (changes.size() > 10) list += format("\n  and %zu more", changes.size() - 10);
-  return list;
-}
-
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run) {
   std::vector<std::string> changes;
   for (const ChangedSetting& change : changed_model(checkpoint.state.config, now)) changes.push_back(in_words(change));
@@ -107,7 +100,7 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
       "command line: --resume: the weights of %s belong to another model; use the settings with which they were "
       "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",
       checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
-      checkpoint.path.c_str(), listed(changes).c_str());
+      checkpoint.path.c_str(), listed(changes, 10).c_str());
 }
 
 std::string checkpoint_before(const std::string& run, int64_t step) {
@@ -163,7 +156,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
         "command line: --resume: the run in %s was begun with other settings; restore the old values, %s%sor begin "
         "another run with these weights (%s--set init=%s, without --resume):%s",
         checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), now.name == before.name ? "--set name=... " : "",
-        checkpoint.path.c_str(), listed(changes).c_str());
+        checkpoint.path.c_str(), listed(changes, 10).c_str());
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
                now.train.steps, checkpoint.path.c_str(), state.step,

@@ -20,11 +20,7 @@ void refuse(const std::string& source, const char* fmt, ...) {
 }
 
 void Mistakes::report() const {
-  constexpr size_t MOST = 8;
-  std::string all;
-  for (size_t i = 0; i < texts_.size() && i < MOST; i++) append_item(all, texts_[i], "\n");
-  if (texts_.size() > MOST) all += format("\nand %zu more", texts_.size() - MOST);
-  if (!all.empty()) throw UserError(all);
+  if (!texts_.empty()) throw UserError(listed(texts_, 8, "\n").substr(1));
 }
 
 std::string source_of(const Config& c, const std::vector<const char*>& keys) {

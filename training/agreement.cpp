@@ -48,15 +48,14 @@ static std::string differences(const Facts& first, const Facts& here) {
     auto found = facts.find(key);
     return found == facts.end() ? std::string("none") : found->second;
   };
-  std::string list;
-  int count = 0;
+  std::vector<std::string> list;
   for (auto& [key, any] : all) {
     std::string ours = value(here, key), theirs = value(first, key);
-    if (ours != theirs && ++count <= 10)
-      list += format("\n  %s: %s here, %s at rank 0", key.c_str(), shortened(ours, 200).c_str(),
-                     shortened(theirs, 200).c_str());
+    if (ours != theirs)
+      list.push_back(format("%s: %s here, %s at rank 0", key.c_str(), shortened(ours, 200).c_str(),
+                            shortened(theirs, 200).c_str()));
   }
-  return count > 10 ? list + format("\n  and %d more", count - 10) : list;
+  return listed(list, 10);
 }
 
 void check_agreement(Comm& comm, const Facts& facts) {
