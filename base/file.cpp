@@ -102,6 +102,16 @@ void File::close() {
     failure("cannot write %s: %s", path_.c_str(), std::strerror(errno));
 }
 
+bool is_there(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0;
+}
+
+bool is_folder(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
 std::string read_text_file(const std::string& path, const char* what, size_t limit, Pipes pipes) {
   File file = File::open_to_read(path, what, pipes);
   std::string text;
@@ -151,9 +161,8 @@ void check_output_file(const std::string& where, const std::string& path) {
   const char *w = where.c_str(), *p = path.c_str();
   std::string folder = path.find('/') == std::string::npos ? "." : path.substr(0, path.rfind('/') + 1);
   struct stat info;
-  if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
-    user_error("%s: there is no folder %s; create it first", w, folder.c_str());
-  if (::stat(p, &info) == 0 && S_ISDIR(info.st_mode)) user_error("%s: %s is a folder; name a file", w, p);
+  if (!is_folder(folder)) user_error("%s: there is no folder %s; create it first", w, folder.c_str());
+  if (is_folder(path)) user_error("%s: %s is a folder; name a file", w, p);
   if (::stat(p, &info) == 0 && !S_ISREG(info.st_mode))
     user_error("%s: %s is a device or a pipe, which the new file would replace; name another file", w, p);
   if (::access(folder.c_str(), W_OK) != 0)

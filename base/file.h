@@ -59,6 +59,10 @@ class PendingFile {
   File file_;
 };
 
+// Whether there is a file or folder of this name, and whether it is a folder. No, where that cannot be known.
+bool is_there(const std::string& path);
+bool is_folder(const std::string& path);
+
 // A user_error if no file can be written under this name: its folder is missing or read-only, or it is a folder, a device
 // or a pipe. where: begins the error text, as "command line: --predict x.npy".
 void check_output_file(const std::string& where, const std::string& path);

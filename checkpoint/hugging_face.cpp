@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -82,8 +81,7 @@ std::map<std::string, std::string> tokenizer_files(const Config& config) {
   const std::string& dir = config.generate.tokenizer_dir;
   if (config.generate.tokenizer != TokenizerKind::gpt2 || dir.empty()) return {};
   std::string problem;
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(dir, ignored)) {
+  if (!is_folder(dir)) {
     problem = "is not a folder";
   } else if (Gpt2Tokenizer tokenizer(dir); tokenizer.vocab() > config.model.vocab || tokenizer.end_of_text() < 0) {
     problem = format("has %d tokens%s, but model.vocab is %d", tokenizer.vocab(),
@@ -144,8 +142,7 @@ std::string model_config_json(const Config& config) {
 std::vector<std::string> model_differences(const std::string& folder, const Config& config) {
   using nlohmann::json;
   std::string path = folder + "/config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return {};
+  if (!is_there(path)) return {};
   json found;
   try {
     found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);

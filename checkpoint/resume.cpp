@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/metrics.h"
 #include "settings/schedule.h"
@@ -20,11 +21,11 @@ Beginning resume_place(const std::string& resume, const std::string& name) {
   std::string own = "runs/" + name;
   if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
-  if (fs::exists(resume, ignored) && !fs::is_directory(resume, ignored))
+  if (is_there(resume) && !is_folder(resume))
     user_error("command line: --resume: %s is not a folder; name a run or one of its step_* folders", resume.c_str());
   StepFolder named = named_folder(resume);
   fs::path path = named.path, parent = path.has_parent_path() ? path.parent_path() : ".";
-  bool is_step = named.step > 0 || fs::exists(path / "state.json", ignored);  // a copy may have any name
+  bool is_step = named.step > 0 || is_there(path / "state.json");  // a copy may have any name
   fs::path run = is_step ? parent : path;
   fs::path here = fs::weakly_canonical(run, ignored), there = fs::weakly_canonical(own, ignored);
   bool is_own = here == there;
@@ -94,8 +95,7 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
   std::vector<std::string> changes;
   for (const ChangedSetting& change : changed_model(checkpoint.state.config, now)) changes.push_back(in_words(change));
   if (changes.empty()) return;
-  std::error_code ignored;
-  bool kept = fs::exists(run + "/config.json", ignored);
+  bool kept = is_there(run + "/config.json");
   user_error(
       "command line: --resume: the weights of %s belong to another model; use the settings with which they were "
       "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",

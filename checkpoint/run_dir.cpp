@@ -66,8 +66,7 @@ static void rename(const std::string& from, const std::string& to) {
 
 static std::string free_name(const std::string& path) {  // path, path_2, path_3, ...
   std::string name = path;
-  std::error_code error;
-  for (int i = 2; fs::exists(name, error); i++) name = format("%s_%d", path.c_str(), i);
+  for (int i = 2; is_there(name); i++) name = format("%s_%d", path.c_str(), i);
   return name;
 }
 
@@ -81,10 +80,7 @@ int64_t step_in_name(const std::string& path) {
   return name == step_folder_name(step) ? step : 0;
 }
 
-int64_t step_of_folder(const std::string& path) {
-  std::error_code error;
-  return fs::is_directory(path, error) ? step_in_name(path) : 0;
-}
+int64_t step_of_folder(const std::string& path) { return is_folder(path) ? step_in_name(path) : 0; }
 
 std::vector<StepFolder> step_folders(const std::string& run_path) {
   std::vector<StepFolder> found;
@@ -111,9 +107,7 @@ std::vector<std::string> old_folders(const std::string& run_path) {
     bool ours = name.starts_with(OLD_STEPS) &&
                 (number.empty() || (number[0] == '_' && number.size() > 1 &&
                                     number.find_first_not_of("0123456789", 1) == std::string::npos));
-    std::error_code error;
-    if (ours && fs::is_directory(run_path + "/" + name, error) && !step_folders(run_path + "/" + name).empty())
-      found.push_back(name);
+    if (ours && is_folder(run_path + "/" + name) && !step_folders(run_path + "/" + name).empty()) found.push_back(name);
   }
   return found;
 }
@@ -237,9 +231,8 @@ void RunDir::start_fresh(bool overwrite) {
         path_.c_str(), steps[0].step);
   for (auto& folder : steps) remove_step(folder);
   for (auto& name : others) remove_tree(path_ + "/" + name);
-  std::error_code ignored;
   if (overwrite) remove_tree(metrics_path());
-  else if (fs::exists(metrics_path(), ignored)) rename(metrics_path(), free_name(path_ + "/old_metrics.jsonl"));
+  else if (is_there(metrics_path())) rename(metrics_path(), free_name(path_ + "/old_metrics.jsonl"));
 }
 
 std::string RunDir::begin_step(int64_t step) {

@@ -63,8 +63,7 @@ const Alphabet& alphabet() {
 std::string find_file(const std::string& dir, const char* name, const char* other) {
   for (const char* candidate : {name, other}) {
     std::string path = (std::filesystem::path(dir) / candidate).string();
-    std::error_code ignored;
-    if (std::filesystem::exists(path, ignored)) return path;
+    if (is_there(path)) return path;
   }
   user_error(
       "the tokenizer's folder \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "

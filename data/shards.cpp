@@ -273,9 +273,8 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
   std::vector<std::string> warnings;
   for (Shard& shard : shards) {
-    std::error_code ignored;
     std::string path = std::filesystem::path(shard.path).replace_extension(".json").string();
-    if (path == shard.path || !std::filesystem::exists(path, ignored)) continue;
+    if (path == shard.path || !is_there(path)) continue;
     try {
       shard.text_bytes = bytes_of_text(path, shard.tokens);
     } catch (const std::runtime_error& error) {

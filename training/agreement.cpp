@@ -1,11 +1,11 @@
 #include "training/agreement.h"
 
 #include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/utf8.h"
 #include "checkpoint/resume.h"
@@ -34,8 +34,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
 Facts init_facts(const Config& config) {
   Facts facts;
   std::string weights = config.init + "/model.safetensors";
-  std::error_code ignored;
-  if (!config.init.empty() && std::filesystem::exists(weights, ignored))
+  if (!config.init.empty() && is_there(weights))
     facts["init, the content of model.safetensors"] = sampled_checksum(weights);
   return facts;
 }

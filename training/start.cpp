@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/checksum.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
@@ -31,12 +32,11 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
 
 // A name that is no configuration, though one could expect it to be.
 static void check_config_file(const std::string& path) {
-  std::error_code ignored;
   std::filesystem::path file = path;
-  if (!std::filesystem::exists(file, ignored) && file.extension() != ".json")
+  if (!is_there(file) && file.extension() != ".json")
     user_error("command line: %s does not exist; give a configuration file or the folder of a run (ls runs)",
                path.c_str());
-  if (file.filename() == "config.json" && std::filesystem::exists(file.parent_path() / "state.json", ignored))
+  if (file.filename() == "config.json" && is_there(file.parent_path() / "state.json"))
     user_error("command line: %s is the file of transformers, not the run's; name the checkpoint's folder: ./train %s",
                path.c_str(), file.parent_path().c_str());
 }
@@ -52,16 +52,15 @@ static std::string name_in_runs(const std::string& folder) {
 }
 
 void take_run_folder(Flags& flags) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(flags.config, ignored)) return check_config_file(flags.config);
+  if (!is_folder(flags.config)) return check_config_file(flags.config);
   std::string folder = flags.config == "latest" ? "./latest" : flags.config;
   Beginning place = resume_place(folder, "");
   place.run = named_folder(place.run).path;
   if (flags.resuming && !place.step.path.empty())
     user_error("command line: %s already names a checkpoint; omit --resume", folder.c_str());
   flags.config = place.run + "/config.json";
-  bool configured = std::filesystem::exists(flags.config, ignored);
-  if (!configured && std::filesystem::exists(place.run + "/metrics.jsonl", ignored))
+  bool configured = is_there(flags.config);
+  if (!configured && is_there(place.run + "/metrics.jsonl"))
     user_error(
         "command line: %s holds only evaluations and has no config.json; name the configuration they were made with",
         place.run.c_str());
@@ -205,8 +204,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
         "command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
         "(--set name=...)",
         run.c_str());
-  std::error_code ignored;
-  bool begun = found.own && std::filesystem::is_directory(run, ignored);
+  bool begun = found.own && is_folder(run);
   if (flags.is(Mode::train) && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
   found.from = agreed_point(comm, training, [&] { return resume_point(found, training); });
   if (!found.from && !(training && found.own))
