@@ -147,16 +147,61 @@ class Rules(unittest.TestCase):
 
   def test_names_stand_in_the_order_of_their_enumerators(self):
     headers = dict(sources(".h"))
-    text = "".join(headers[name] for name in ("attention/settings.h", "attention/attention.h", "settings/config.h", "data/tokenizer.h"))
+    text = "".join(headers[name] for name in ("attention/settings.h", "attention/attention.h", "settings/config.h",
+                                              "data/tokenizer.h"))
     enums = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): re.findall(r"\w+", items)
              for name, items in re.findall(r"enum class (\w+) \{([^}]*)\}", text)}
-    names = {name: [item or "automatic" for item in re.findall(r'"(\w*)"', items)] for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
+    names = {name: [item or "automatic" for item in re.findall(r'"(\w*)"', items)]
+             for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     self.assertEqual(names, enums)
     self.assertIn("lssar", names["kind"])
     # Each kind's formula for PyTorch, by its name.
     formulas = dict(sources(".py"))["scripts/modeling_plusgpt.py"]
     for kind in names["kind"]:
       self.assertIn(f'"{kind}"', formulas)
+
+  # The guides of CONTRIBUTING.md: what they name exists, and a step that was left out fails here.
+
+  def test_guides_name_what_exists(self):
+    texts = dict(sources(".h", ".cuh", ".cu", ".cpp", ".py", ".md"))
+    checked = 0
+    for guide in re.findall(r"^## Add .*\n([\s\S]*?)(?=^## )", texts["CONTRIBUTING.md"], re.MULTILINE):
+      there = "\n".join(texts.get(name, "") for name in re.findall(r"`([\w/]+\.\w+)`", guide))
+      for name in re.findall(r"`(?:[^`]*\b)?(\w+\(\)|[A-Z]\w+)`", guide):
+        if "NAME" not in name:
+          self.assertIn(name.strip("()"), there)
+          checked += 1
+    self.assertGreater(checked, 15)
+
+  def test_each_member_of_config_has_a_key(self):
+    texts = dict(sources(".h", ".cpp"))
+    table = re.sub(r"([&(])m\.", r"\1c.model.", re.sub(r"([&(])o\.", r"\1c.optimizer.", texts["settings/table.cpp"]))
+    settings = re.sub(r"\n  struct Layer[\s\S]*?\};|\) const \{[\s\S]*?\}", "", texts["settings/config.h"])
+    members = [f"c.{section}.{name}"
+               for body, section in re.findall(r"\n  struct \w+ \{([\s\S]*?)\n  \} (\w+);", settings)
+               for names in re.findall(r"^    (?!struct)[\w:<>]+ (\w[^;({]*(?:{[^;(]*)?);", body, re.MULTILINE)
+               for name in re.findall(r"(?:^|, )(\w+)", re.sub(r" = (\{.*\}|[^,]*)", "", names))]
+    self.assertGreater(len(members), 60)
+    self.assertEqual([name for name in members if not re.search(rf"[&(]{name}\b", table)], [])
+
+  def test_each_mode_has_its_row_and_is_done(self):
+    texts = dict(sources(".h", ".cpp"))
+    modes = re.findall(r"\w+", re.search(r"enum class Mode \{([^}]*)\}", texts["settings/command_line.h"])[1])
+    self.assertEqual(re.findall(r"\.mode = Mode::(\w+)", texts["settings/command_line.cpp"]), modes)
+    done = texts["main.cpp"] + texts["training/evaluations.cpp"]
+    self.assertEqual([mode for mode in modes if f"Mode::{mode})" not in done], [])
+
+  def test_lines_of_metrics_are_documented_and_rewound(self):
+    texts = {path: text for path, text in sources(".cpp") if not path.startswith("test/")}
+    written = {name for text in texts.values() for name in re.findall(r'\bwrite\("(\w+)", ', text)}
+    written |= {"val", "eval"}  # evaluate_lengths() has the type as an argument
+    with open(os.path.join(ROOT, "docs/metrics.md"), encoding="utf-8") as file:
+      table = file.read().split("\n| field")[0]
+    documented = {name for cell in re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
+                  for name in re.findall(r"\w+", cell)}
+    self.assertEqual(documented, written)
+    repeated = re.search(r"repeated = \{([^}]*)\}", texts["checkpoint/metrics.cpp"])[1]
+    self.assertEqual(set(re.findall(r"\w+", repeated)), written - {"start", "eval", "passkey"})  # not of training
 
 
 if __name__ == "__main__":
