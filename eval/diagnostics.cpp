@@ -75,22 +75,11 @@ constexpr int POSITIONS = 8, LARGEST = 3, SIZES = 1 << 16, SINK_ROWS = 64;
 constexpr double SINK_SHARE = 0.3;
 
 // Of a head; bins of reach follow. Counts: ALL rows, SEEN rows i >= 2, ROWS those of them whose weights are not all 0.
+// clang-format off
 enum {
-  ALL,
-  SEEN,
-  ROWS,
-  FIRST,
-  FIRST_RAW,
-  MASS,
-  ENTROPY,
-  ENTROPY_NORM,
-  DISTANCE,
-  PAIRS,
-  ZEROS,
-  DEGENERATE,
-  SINKS,
-  REACH
+  ALL, SEEN, ROWS, FIRST, FIRST_RAW, MASS, ENTROPY, ENTROPY_NORM, DISTANCE, PAIRS, ZEROS, DEGENERATE, SINKS, REACH
 };
+// clang-format on
 
 struct LayerSums {
   std::vector<double> heads;      // [H, REACH + bins]

@@ -4,21 +4,12 @@
 #include <vector>
 
 // What the program does: it trains, or what one flag asks for, which excludes all the others.
+// clang-format off
 enum class Mode {
-  train,
-  eval,
-  passkey,
-  tasks,
-  diagnostics,
-  generate,
-  generate_file,
-  predict,
-  token_losses,
-  dry_run,
-  print_config,
-  dump_gradients,
-  encode
+  train, eval, passkey, tasks, diagnostics, generate, generate_file, predict, token_losses, dry_run, print_config,
+  dump_gradients, encode
 };
+// clang-format on
 enum class HeadNeeded { any, tokens, outputs };
 
 // A mode, how it is asked for, and what it needs.
