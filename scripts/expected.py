@@ -15,7 +15,7 @@ import sys
 
 import metrics
 import results
-import sweep
+import section_sweep
 import tables
 from common import UserError, run as run_main
 
@@ -39,7 +39,7 @@ def table(result, runs=()):
   """(the table, what lies outside: texts): a row for each variant, mean and range over the seeds, then one for each run."""
   (axis, _), = result["axes"].items()
   section, _, key = axis.rpartition(".")
-  own = {label: [] for label in sweep.grid(result)}
+  own = {label: [] for label in section_sweep.grid(result)}
   for run in runs:
     variant = str(metrics.section(run.config, section).get(key))
     if variant not in own:
@@ -48,9 +48,9 @@ def table(result, runs=()):
       raise UserError(f"{run.label}: train.steps is {steps}; the losses to compare with are of {result['steps']} steps")
     own[variant].append(run)
   rows, outside = [], []
-  for label, row in sweep.grid(result).items():
+  for label, row in section_sweep.grid(result).items():
     losses = {length: list(cell.losses.values()) for length, cell in row.items()}
-    rows.append([f"{label}, {sweep.seeds_text(result)}", *map(spread, losses.values())])
+    rows.append([f"{label}, {section_sweep.seeds_text(result)}", *map(spread, losses.values())])
     for run in own[label]:
       cells = []
       for length, expected in losses.items():
@@ -79,7 +79,7 @@ def main():
     text, outside = table(result, runs)
   except ValueError:
     raise UserError(f"{sys.argv[1]} does not hold losses by length of several seeds and one axis, as sweep.py --results writes them")
-  print(f"{text}\n\nMean and range of {sweep.note(result)}")
+  print(f"{text}\n\nMean and range of {section_sweep.note(result)}")
   if outside:
     print("NOT as expected. Each loss of a correct run with another seed is outside its interval once in a hundred times:")
     print("\n".join("  " + line for line in outside))

@@ -4,6 +4,7 @@ Older files lack some fields: what their evaluations are of follows from the con
 before them. Unknown types and evaluations of an unknown "mode" are skipped.
 """
 import collections
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ def count(value, least=0):
   return value
 
 
+JUDGED = 100  # steps from which losses tell whether a run has diverged
 POSITIVE = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr")  # in lines of any type
 
 
@@ -216,6 +218,10 @@ def plus_minus(values, digits="{:.3f}"):
   """" ± " and the half width as text, never as 0: a spread that small is an accident of few seeds. "" for a single value."""
   text = digits.format(half_width(values))
   return "" if len(values) < 2 else f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
+
+
+SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the 1,000 steps before it; "
+          "of runs shorter than 2,000 steps 6, of the 128 before.")
 
 
 def spike_score(values):
@@ -452,6 +458,36 @@ def clipped(run):
   limit = finite(section(run.config, "optimizer").get("grad_clip"))
   norms = [entry["grad_norm"] for entry in run.lines if finite(entry.get("grad_norm")) is not None]
   return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
+
+
+def main_length(run):
+  """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
+  lengths = numbers(section(run.config, "eval").get("lengths"))
+  return run.context() if run.context() in lengths else min(lengths, default=None)
+
+
+def evaluated(run):
+  """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
+  return run.contexts if section(run.config, "eval").get("mode") == "suffix" else run.row
+
+
+def initial_loss(run):
+  return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
+
+
+def judged(run):
+  """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
+  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), evaluated(run).get(main_length(run))
+  if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
+    return ""
+  config = run.config
+  fresh = not config.get("init") and not section(section(config, "model"), "head").get("outputs")
+  if first is not None and last.loss > first - (0.5 if fresh else 0):
+    return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
+  width = len(losses) // 20
+  sums = [0.0, *itertools.accumulate(losses)]
+  *earlier, end = [(b - a) / width for a, b in zip(sums, sums[width:])]
+  return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
 
 
 def differing(runs):

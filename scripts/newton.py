@@ -24,7 +24,7 @@ try:
 except ImportError as error:
   common.stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
-import plot
+import drawing
 import shards
 import tables
 import variants
@@ -408,10 +408,10 @@ def judge(args):
 
 def picture(args):
   _, results, rows = judged(args)
-  pyplot, _ = plot.load_pyplot()
+  pyplot = drawing.load_pyplot()
   figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
   for number, (name, (points, forces)) in enumerate(results.items()):
-    look = {"color": variants.COLOURS[number % len(variants.COLOURS)], "label": plot.in_text(name)}
+    look = {"color": variants.COLOURS[number % len(variants.COLOURS)], "label": drawing.in_text(name)}
     some = np.random.default_rng(2).permutation(np.flatnonzero(forces > 0))[:2000]
     left.plot(points[4][some], forces[some], ".", markersize=2, alpha=0.5, **look)
     if rows[name]["exponents"]:

@@ -11,22 +11,20 @@ in training) repeat a random string of letters and digits of random period: smal
 Validation has a twentieth as many samples, all with a key. For GPT-2 tokens every sample begins with 50256.
 --labels also writes a label file for each shard, NAME_labels_train_000000.bin: of a prompt, only the answer is predicted.
 
-picture draws the share of exact answers: for each run by length and depth, and in one more panel, for all runs together, by
-the distance from the key to the answer. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
+picture prints the answers as a table and draws the share of exact ones: by the distance from the key to the answer, and for each
+variant by length and depth. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
 """
 import argparse
 import array
-import contextlib
 import json
 import os
 import random
 import re
 import string
 
-import metrics
-import plot
+import sections
 import shards
-import variants
+from section_answers import PASSKEY
 from common import Failure, UserError, encode, run, whole_files
 from shards import NO_LABEL
 
@@ -116,98 +114,6 @@ def make(args):
             json.dumps(tokenizer), args.form))
 
 
-# ---------------------------------------------------------------------------------------------------------- picture
-
-def results(run):
-  """{form: {length: [(depth, share of exact answers, distance)]}} of the last step that has any. A UserError if none has."""
-  steps = {}
-  for entry in run.others.get("passkey", []):
-    try:
-      step, form, length = entry["step"], str(entry["form"]), int(entry["length"])
-      cells = [tuple(map(float, cell)) for cell in zip(entry["depths"], entry["exact"], entry["distance"])]
-    except (ValueError, KeyError, TypeError, OverflowError):
-      continue  # a damaged line
-    if cells:
-      steps.setdefault(step, {}).setdefault(form, {})[length] = cells
-  if not steps:
-    raise UserError("%s holds no results of --passkey; run ./train %s --passkey, for a model of bytes with "
-                    "--set passkey.form=compact --set generate.tokenizer=bytes" % (run.path, run.folder))
-  return steps[max(steps)]
-
-
-def by_variant(runs):
-  """[(label, look, form, [what results() has of each run])], of the runs that have any."""
-  shown = []
-  for variant in variants.of(runs):
-    found = []
-    for run in variant.runs:
-      with contextlib.suppress(UserError):  # no lines, or none that is whole
-        found.append(results(run))
-    shown += [(variant.label, variant.look, form, [one[form] for one in found if form in one]) for form in sorted(set().union(*found))]
-  return shown
-
-
-def heat_map(axes, of_runs, title):
-  """The mean over the runs."""
-  lengths = sorted({length for by_length in of_runs for length in by_length})
-  depths = sorted({depth for by_length in of_runs for cells in by_length.values() for depth, _, _ in cells})
-  found = {}
-  for by_length in of_runs:
-    for length, cells in by_length.items():
-      for depth, exact, _ in cells:
-        found.setdefault((depth, length), []).append(exact)
-  share = [[metrics.mean(found.get((depth, length), [])) for length in lengths] for depth in depths]
-  share = [[float("nan") if value is None else value for value in row] for row in share]
-  image = axes.imshow(share, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-  axes.grid(False)
-  axes.set_facecolor("#c8c8c8")  # cells that were not measured
-  axes.set(title=title, xlabel="length (tokens)", ylabel="depth of the key (0: the beginning)")
-  axes.set_xticks(range(len(lengths)), lengths)
-  axes.set_yticks(range(len(depths)), ["%.2g" % depth for depth in depths])
-  for row, values in enumerate(share):
-    for column, value in enumerate(values):
-      if value == value:
-        axes.text(column, row, "%.0f" % (100 * value), ha="center", va="center", fontsize=8,
-                  color="white" if value > 0.6 else "black")
-  return image
-
-
-def by_distance(by_length):
-  """[(distance, share)]: means over the cells whose distance is in [2^i, 2^(i + 1))."""
-  octaves = {}
-  for cells in by_length.values():
-    for _, exact, distance in cells:
-      octaves.setdefault(max(int(distance), 1).bit_length(), []).append((distance, exact))
-  return [tuple(map(metrics.mean, zip(*octaves[octave]))) for octave in sorted(octaves)]
-
-
-def draw(shown):
-  """The figure of what by_variant() found: heat maps, and the share by distance."""
-  pyplot, ticker = plot.load_pyplot()
-  figure, panels = pyplot.subplots(1, len(shown) + 1, figsize=(4.5 * (len(shown) + 1), 4.5), constrained_layout=True)
-  for axes, (label, look, form, of_runs) in zip(panels, shown):
-    title = "%s, %s" % (plot.in_text(label), form)
-    image = heat_map(axes, of_runs, plot.wrapped(title))
-    plot.draw_mean(panels[-1], [by_distance(by_length) for by_length in of_runs], look, label=title)
-  figure.colorbar(image, ax=list(panels[:-1]), label="share of exact answers (cells: %)")
-  panels[-1].set(title="By distance", xlabel="tokens from the key to the answer", ylabel="share of exact answers",
-                 ylim=(-0.03, 1.03))
-  plot.length_axis(panels[-1], ticker)
-  panels[-1].legend(frameon=False)
-  return figure
-
-
-def picture(args):
-  runs = [metrics.Run(folder) for folder in args.runs]
-  for run in runs:
-    results(run)
-  shown = by_variant(runs)
-  path = args.out or os.path.join(args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(args.runs[0]), "passkey.png")
-  path = plot.picture_path("--out", path)
-  draw(shown).savefig(path, dpi=150)
-  print(path)
-
-
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(dest="command", required=True)
@@ -225,10 +131,9 @@ def main():
   made.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin and NAME_val_000000.bin")
   made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   drawn = commands.add_parser("picture", help="draw results")
-  drawn.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
-  drawn.add_argument("--out", metavar="FILE.png", help=".png, .pdf or .svg [passkey.png in the first run]")
+  sections.add_arguments(drawn, "passkey.png")
   args = parser.parse_args()
-  {"make": make, "picture": picture}[args.command](args)
+  make(args) if args.command == "make" else sections.show(PASSKEY, args.runs, args.out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import expected
 import metrics
 import report
 import results
-import sweep
+import section_sweep
 from common import run as run_main, stop
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -74,9 +74,9 @@ def main():
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
     result = results.read(sources[0])
-    losses, *differences, note = sweep.texts(result)
+    losses, *differences, note = section_sweep.texts(result)
     if name == "quickstart":
-      losses, note = expected.table(result)[0], sweep.note(result)
+      losses, note = expected.table(result)[0], section_sweep.note(result)
     content = with_losses(result) if name == "variants" else "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
   else:
     runs = [metrics.Run(folder) for folder in sources]

@@ -46,16 +46,15 @@ import sys
 import tempfile
 import time
 
+import drawing
 import metrics
-import plot
-import tables
+import results
+import section_sweep
 import variants
 from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
-from results import CHARTS
 
 KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
-JUDGED = 100  # steps from which losses tell whether a run has diverged
 
 # labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
 Member = collections.namedtuple("Member", "name labels seed settings trained", defaults=(None,))
@@ -109,8 +108,8 @@ def read_sweep(path, arguments):
   if os.path.isdir(sweep["config"]):
     sweep["config"] = os.path.join(sweep["config"], "config.json")
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
-  if sweep["chart"] not in CHARTS:
-    raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(CHARTS)}")
+  if sweep["chart"] not in results.CHARTS:
+    raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(results.CHARTS)}")
   for what in ("name", "size"):
     if not re.fullmatch(r"[\w.+-]*", sweep[what]) or not sweep["name"]:
       raise UserError(f"{path}: {what} {sweep[what]}: use letters, digits and _ . + - only")
@@ -207,36 +206,6 @@ def read_run(name):
     return None
 
 
-def main_length(run):
-  """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
-  lengths = metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
-  return run.context() if run.context() in lengths else min(lengths, default=None)
-
-
-def evaluated(run):
-  """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
-  return run.contexts if metrics.section(run.config, "eval").get("mode") == "suffix" else run.row
-
-
-def initial_loss(run):
-  return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
-
-
-def judged(run):
-  """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
-  losses, first, last = [loss for _, loss in run.train()], initial_loss(run), evaluated(run).get(main_length(run))
-  if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
-    return ""
-  config = run.config
-  fresh = not config.get("init") and not metrics.section(metrics.section(config, "model"), "head").get("outputs")
-  if first is not None and last.loss > first - (0.5 if fresh else 0):
-    return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
-  width = len(losses) // 20
-  sums = [0.0, *itertools.accumulate(losses)]
-  *earlier, end = [(b - a) / width for a, b in zip(sums, sums[width:])]
-  return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
-
-
 def outcome(member):
   """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained or evaluated."""
   if member.trained and (found := outcome(member.trained)) and found[0] == "diverged":
@@ -251,9 +220,9 @@ def outcome(member):
       return "diverged", run, str(json.load(file)["diverged"])
   except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
     pass
-  if run.step() != run.steps() or any(length not in evaluated(run) for length in lengths):
+  if run.step() != run.steps() or any(length not in metrics.evaluated(run) for length in lengths):
     return None
-  why = judged(run)
+  why = metrics.judged(run)
   return ("diverged" if why else "complete"), run, why
 
 
@@ -387,9 +356,9 @@ def summary(sweep, members, done, failed):
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
-    losses = {str(n): e.loss for n, e in sorted(evaluated(run).items())} if run and run.step() == run.steps() else {}
+    losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if run and run.step() == run.steps() else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
-                    "initial": run and initial_loss(run), "loss": losses.get(str(main_length(run))) if run else None,
+                    "initial": run and metrics.initial_loss(run), "loss": losses.get(str(metrics.main_length(run))) if run else None,
                     "losses": losses, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
           "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
@@ -397,166 +366,6 @@ def summary(sweep, members, done, failed):
           "commit": first.start.get("commit"), "device": first.start.get("device"), "command": shlex.join(["python3", *sys.argv]),
           "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
-
-
-Cell = collections.namedtuple("Cell", "losses capped diverged")  # of runs that did not diverge, of all at most that of step 0
-
-
-def grid(result):
-  """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
-  value of that axis."""
-  by_length = result["chart"] == "lengths"
-  x = None if by_length else next(iter(result["axes"]))
-  others = [values for axis, values in result["axes"].items() if axis != x]
-  columns = [str(length) for length in result["lengths"]] if by_length else result["axes"][x]
-  rows = {", ".join(labels) or "loss": {column: Cell({}, {}, 0) for column in columns} for labels in itertools.product(*others)}
-  for entry in result["runs"]:
-    row = rows[", ".join(label for axis, label in entry["labels"].items() if axis != x) or "loss"]
-    for column in columns if by_length else [entry["labels"][x]]:
-      losses, capped, diverged = row[column]
-      loss = entry["losses"].get(column) if by_length else entry["loss"]
-      if entry["state"] == "complete" and loss is not None:
-        losses[entry["seed"]] = loss
-      if entry["state"] in ("complete", "diverged") and entry["initial"] is not None:
-        capped[entry["seed"]] = entry["initial"] if loss is None else min(loss, entry["initial"])
-      row[column] = Cell(losses, capped, diverged + (entry["state"] == "diverged"))
-  return rows
-
-
-def cell_text(cell, seeds):
-  values = list(cell.losses.values())
-  if not values:
-    return "diverged" if cell.diverged else "-"
-  return ("%.3f" % statistics.mean(values) + metrics.plus_minus(values)
-          + (f" ({len(values)} of {seeds} seeds)" if len(values) + cell.diverged < seeds else "")
-          + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
-
-
-def sensitivity(row):
-  """None unless each rate has a run."""
-  means = [statistics.mean(cell.capped.values()) for cell in row.values() if cell.capped]
-  return statistics.mean(means) - min(means) if len(means) == len(row) else None
-
-
-def best(row):
-  """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
-  found = [(statistics.mean(cell.losses.values()), column) for column, cell in row.items() if cell.losses and not cell.diverged]
-  return (min(found)[1], row[min(found)[1]]) if found else None
-
-
-def table(result):
-  """The losses, as Markdown."""
-  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
-  columns = list(next(iter(rows.values())))
-  loss = "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
-  what = f"{loss} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
-  lines = []
-  for label, row in rows.items():
-    top, even = best(row), sensitivity(row)
-    lines.append([label, *(cell_text(cell, seeds) for cell in row.values())] + lr * [
-        f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
-  return tables.markdown([what, *columns] + lr * ["best", "sensitivity"], lines)
-
-
-def paired(one, other):
-  """Mean difference of the losses over the seeds that both have, with its interval, as text."""
-  gaps = [one[seed] - other[seed] for seed in one if seed in other]
-  return "%+.3f" % statistics.mean(gaps) + metrics.plus_minus(gaps) if gaps else "-"
-
-
-def difference_table(result):
-  """Same seed, same order of data: the rows less the first one. "" for a single row."""
-  (first, base), *others = grid(result).items()
-  lr = result["chart"] == "lr"
-  lines, counts = [], set()  # of seeds that both have
-  for label, row in others:
-    tops = [best(base), best(row)]
-    pairs = [(cell.losses, base[column].losses) for column, cell in row.items()]
-    lines.append([f"{label} - {first}", *(paired(*pair) for pair in pairs)]
-                 + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
-    counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
-  seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-  head = "difference in nats" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
-  return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
-
-
-def seeds_text(result):
-  """How many have a result: "3 seeds", or "1 of 3 seeds"."""
-  count, found = len(result["seeds"]), len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
-  return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
-
-
-def note(result):
-  """What the figures are of, one sentence."""
-  states = collections.Counter(entry["state"] for entry in result["runs"])
-  missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
-  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} "
-          f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
-
-
-def texts(result):
-  """The tables, then what the figures are of and what ± is."""
-  interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  return list(filter(None, (table(result), difference_table(result), note(result) + interval)))
-
-
-# ---------------------------------------------------------------------------------------------------------- the chart
-
-def draw(result, axes, ticker):
-  rows, kind = grid(result), result["chart"]
-  columns = list(next(iter(rows.values())))
-  try:
-    places = list(range(len(columns))) if kind == "bars" else [float(column) for column in columns]
-  except ValueError:  # names
-    places, kind = list(range(len(columns))), "lines"
-  for number, (label, row) in enumerate(rows.items()):
-    look = {**variants.look(number), "label": plot.in_text(label)}
-    cells = [(place, list(cell.losses.values())) for place, cell in zip(places, row.values()) if cell.losses]
-    at, values = [place for place, _ in cells], [statistics.mean(v) for _, v in cells]
-    spread = [metrics.half_width(v) for _, v in cells]
-    if kind == "lr" and (even := sensitivity(row)) is not None:
-      look["label"] += " (sensitivity %.3f)" % even
-    if kind == "bars":
-      width = 0.8 / len(rows)
-      axes.bar([place + (number - (len(rows) - 1) / 2) * width for place in at], values, width, yerr=spread, capsize=2, hatch=["", "//", "..", "xx"][number % 4],
-               edgecolor="white", ecolor="black", color=look["color"], label=look["label"])
-    elif kind == "lengths":
-      axes.errorbar(at, values, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
-    else:
-      axes.plot(at, values, markersize=4, linewidth=1.6, **look)
-      axes.fill_between(at, [min(v) for _, v in cells], [max(v) for _, v in cells], color=look["color"], alpha=0.15, linewidth=0)
-      lost = [place for place, cell in zip(places, row.values()) if cell.diverged]
-      axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
-                transform=axes.get_xaxis_transform(), clip_on=False)
-  x = "evaluated length (tokens); the dashed line is the trained one" if kind == "lengths" else next(iter(result["axes"]))
-  if kind == "lengths":
-    plot.length_axis(axes, ticker, places)
-    axes.axvline(result["context"], color="#888888", linewidth=1, linestyle=(0, (4, 3)))
-  elif kind == "lr":
-    axes.set_xscale("log")
-    x += "; a cross at the top: some run diverged" if any(cell.diverged for row in rows.values() for cell in row.values()) else ""
-  elif kind == "bars":  # losses differ little: from 0 they would all look alike
-    means = [statistics.mean(cell.losses.values()) for row in rows.values() for cell in row.values() if cell.losses] or [0, 1]
-    gap = max(means) - min(means) + 1e-3
-    axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
-  if kind != "lengths":
-    axes.xaxis.set_major_locator(ticker.FixedLocator(places))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.xaxis.set_major_formatter(ticker.FixedFormatter([plot.in_text(column) for column in columns]))
-    axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) * len(columns) < 90 else 25)
-  spread = "95% interval" if kind in ("lengths", "bars") else "range"
-  axes.set(xlabel=plot.in_text(x), ylabel="validation loss (nats per token)",
-           title=f"mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "one seed")
-  # A legend of more rows would cover the lines.
-  beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(rows) > 10 else {}
-  axes.legend(fontsize=8.5 if len(rows) <= 8 else 6, **beside)
-
-
-def picture(result, path):
-  pyplot, ticker = plot.load_pyplot()
-  figure, axes = pyplot.subplots(figsize=(7.5, 4.6), constrained_layout=True)
-  draw(result, axes, ticker)
-  figure.savefig(path, dpi=150)
 
 
 # ---------------------------------------------------------------------------------------------------------- the flags
@@ -601,7 +410,7 @@ def main():
   if arguments.results:  # not after hours of training
     check_output("--results", arguments.results)
   if arguments.picture:
-    arguments.picture = plot.picture_path("--picture", arguments.picture)
+    arguments.picture = drawing.picture_path("--picture", arguments.picture)
   sweep = read_sweep(arguments.sweep, arguments)
   members = members_of(arguments.train, sweep)
   if arguments.plan:
@@ -612,7 +421,7 @@ def main():
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
   if not drawable:
-    print(f"sweep.py: no picture will be drawn: {plot.WITHOUT_MATPLOTLIB}; then run this again", file=sys.stderr, flush=True)
+    print(f"sweep.py: no picture will be drawn: {drawing.WITHOUT_MATPLOTLIB}; then run this again", file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
@@ -631,9 +440,10 @@ def main():
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")
-    print("\n\n".join(texts(result)), flush=True)
+    print("\n\n".join(section_sweep.texts(result)), flush=True)
     if drawable:
-      picture(result, arguments.picture or stem + ".png")
+      panel = functools.partial(section_sweep.draw, result)
+      drawing.picture([panel], panel)[0].savefig(arguments.picture or stem + ".png", dpi=drawing.DPI)
   for name, reason in failed.items():
     print(f"sweep.py: runs/{name} failed: {reason}", file=sys.stderr)
   if stopped:

@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone are one variant: a label, a look and a line in every picture. Standard library only."""
+"""Runs that differ in the seed alone are one variant: one label, look and line everywhere. Standard library only."""
 import json
 import os
 import re
@@ -9,10 +9,11 @@ from common import UserError, read_json
 UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
 LINES, MARKERS = ["-", "--", ":", "-."], "os^Dv<P>"
+LOOKS = len(COLOURS) * len(LINES)
 
 
 def look(number):
-  """Of a line: a colour, and for prints in grey a style and a marker. No two are alike up to 32."""
+  """Of a line: a colour, and for prints in grey a style and a marker. No two are alike up to LOOKS."""
   turn, colour = divmod(number, len(COLOURS))
   return {"color": COLOURS[colour], "linestyle": LINES[(colour + turn) % len(LINES)], "marker": MARKERS[colour]}
 
@@ -65,8 +66,9 @@ class Variant:
 
 
 def of(runs):
-  """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing else that
-  matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one label."""
+  """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing
+  else that matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one
+  label."""
   groups = []
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
@@ -80,10 +82,13 @@ def of(runs):
   for variant, title in zip(found, titles):
     if titles.count(title) > 1:
       variant.call(variant.name)
-  if len({variant.note.get("sweep") for variant in found}) == 1 and found and found[0].note:
+  places = [variant.note.get("place") for variant in found]
+  one_sweep = len({variant.note.get("sweep") for variant in found}) == 1 and None not in places
+  if one_sweep:
     found.sort(key=lambda variant: variant.note["place"])
+  own = one_sweep and len(set(places)) == len(places) and max(places) < LOOKS  # looks as in the sweep's picture
   for number, variant in enumerate(found):
-    variant.look = look(number)
+    variant.look = look(variant.note["place"] if own else number)
   return found
 
 
@@ -94,6 +99,18 @@ def baseline(runs, wanted):
     if run.path == path:
       return run
   raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
+
+
+def mean_text(values, digits="{:.3f}", seeds=0, exact=False):
+  """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
+  values are no accident, and have no interval."""
+  if not values:
+    return "-"
+  mean, found = metrics.mean(values), f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)
+  text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
+  if exact and len(set(values)) == 1:
+    return text + found
+  return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + found
 
 
 def over_seeds(curves):

@@ -9,7 +9,7 @@ from support.scripts import ScriptTest
 from support.workspace import TRAIN, Workspace
 
 import metrics  # from SCRIPTS
-import passkey
+import section_answers
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control", "stderr", "weights"}
@@ -83,14 +83,14 @@ class Passkey(Workspace, ScriptTest):
     self.assertEqual(set(plain) - {"time"}, KEYS)
     self.assertEqual((windowed["window"], windowed["sink_tokens"]), (16, 4))
     self.assertNotEqual(plain["nll"], windowed["nll"])
-    found = passkey.results(metrics.Run(self.path("runs/tiny")))
+    found = section_answers.passkey_cells(metrics.Run(self.path("runs/tiny")))
     self.assertEqual(list(found), ["compact", "compact, a window of 16 keys and 4 sink tokens"])
     self.ok("--passkey", "--lengths", "100", name="trained", attention__window=16, **COMPACT)
     self.assertEqual(self.metrics("trained", "passkey")[0]["window"], 16)
     for window in (16, 0):  # the first is the run's own
       self.ok("--passkey", "--lengths", "100", name="evaluated", eval__window=window, **COMPACT)
     for name, forms in (("trained", ["compact"]), ("evaluated", ["compact", "compact, no window"])):
-      self.assertEqual(list(passkey.results(metrics.Run(self.path("runs/" + name)))), forms)
+      self.assertEqual(list(section_answers.passkey_cells(metrics.Run(self.path("runs/" + name)))), forms)
 
   def test_shards(self):
     self.script("make", "--length", 100, "--samples", 400, "--repeats", 0.25, "--out", "made", "--name", "x")
@@ -180,7 +180,7 @@ class Passkey(Workspace, ScriptTest):
     self.ok(train__steps=1)
     self.script("picture", "runs/tiny", code=2)
     self.assert_error("runs/tiny --passkey, for a model of bytes with --set passkey.form=compact")
-    self.script("picture", "runs/absent", code=1)
+    self.script("picture", "runs/absent", code=2)
     self.assert_error("runs/absent")
 
   def test_from_shards_to_a_picture(self):

@@ -1,5 +1,4 @@
 """scripts/diagnose.py, and what scripts/metrics.py reads for it: diagnostics lines, spike scores."""
-import json
 import math
 import os
 import random
@@ -7,8 +6,8 @@ import statistics
 
 from support.scripts import ScriptTest
 
-import diagnose  # from SCRIPTS
-import metrics
+import metrics  # from SCRIPTS
+import section_answers
 
 CONFIG = {"model": {"context": 16}}
 
@@ -22,35 +21,33 @@ def line(step, length, first, layers=2, gate=None, **more):
 
 
 class Diagnose(ScriptTest):
-  def make_run(self, name, *lines, steps=4, **config):
-    os.makedirs(self.path(name))
+  def diagnosed(self, name, *lines, steps=4, **config):
     train = [{"type": "train", "step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, steps + 1)]
-    entries = [{"type": "start", "config": {**CONFIG, **config}}, *train, *lines]
-    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries))
-    return self.path(name)
+    return self.make_run(name, [{"type": "start", "config": {**CONFIG, **config}}, *train, *lines])
 
   def diagnose(self, *args, **options):
     return self.draw("diagnose.py", *args, **options)
 
   def test_table_and_picture(self):
-    a = self.make_run("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5), line(4, 16, 0.25),  # the last of step 4 counts
+    a = self.diagnosed("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5), line(4, 16, 0.25),  # the last of step 4 counts
                       line(4, 8, None, zeros=None), steps=200)
-    b = self.make_run("b", line(9, 16, 0.125, layers=3, gate=0.5))
+    b = self.diagnosed("b", line(9, 16, 0.125, layers=3, gate=0.5))
     out = self.diagnose(a, b, "--out", "x.png", alone=True)
-    self.assertIn("at length 16:", out)  # the trained one
-    self.assertIn("| a | 4 | 0.250 | 12.5 | 8 | 0.500 | - | 0.250 | 0.00* | 0.00* |", out)
-    self.assertIn("| b | 9 | 0.125 | 12.5 | 8 | 0.500 | 0.500 | 0.250 | - | - |", out)
+    self.assertIn("at length 16.", out)  # the trained one
+    self.assertIn("| a | 4 | 0.250 | 12.5% | 8 | 0.500 | - | 0.250 | 0.00% | 0.00% |", out)
+    self.assertIn("| b | 9 | 0.125 | 12.5% | 8 | 0.500 | 0.500 | 0.250 | - | - |", out)
     self.assertEqual(self.bytes_of("x.png")[:4], b"\x89PNG")
-    self.assertIn("at length 64:", self.diagnose(a, "--length", 64))
+    self.assertIn("at length 64.", self.diagnose(a, "--length", 64))
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
-    self.assertIn("at length 8:", self.diagnose(a, "--length", 8))  # of nulls
+    self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
 
   def test_seeds_are_one_line_and_one_map(self):
     passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1], "exact": exact, "distance": [9, 3]}
     for seed, exact in ((1, (0.5, 1.0)), (2, (0.0, 0.5))):
-      self.make_run(f"s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
-    self.diagnose("s_1", "s_2", "--out", "x.svg")
-    for text in ("First token: s_*", "s_* (2 seeds)", "mean and range over seeds"):
+      self.diagnosed(f"s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
+    out = self.diagnose("s_1", "s_2", "--out", "x.svg")
+    self.assertIn("| s_* (2 seeds) | 4 | 0.375 ± 1.588 | 12.5% | 8 |", out)
+    for text in ("First token: s_*", "s_* (2 seeds)", "Mean and range over up to 2 seeds"):
       self.assertIn(f"<!-- {text} -->", self.text_of("x.svg"))
     self.draw("passkey.py", "picture", "s_1", "s_2", "--out", "p.svg")
     picture = self.text_of("p.svg")
@@ -58,7 +55,7 @@ class Diagnose(ScriptTest):
       self.assertIn(f"<!-- {text} -->", picture)
 
   def test_bad_input(self):
-    a, b, none = self.make_run("a", line(4, 16, 0.5)), self.make_run("b", line(4, 64, 0.5)), self.make_run("none")
+    a, b, none = self.diagnosed("a", line(4, 16, 0.5)), self.diagnosed("b", line(4, 64, 0.5)), self.diagnosed("none")
     for args, part in (([a, b], "--diagnostics --lengths 16"), ([a, "--length", 32], "--lengths 32"),
                        ([none], f"./train {none} --diagnostics"), (["absent"], "absent"),
                        ([a, "--out", "no/x.png"], "no/x.png"), ([a, "--out", "x.nonsense"], "x.nonsense")):
@@ -70,7 +67,7 @@ class Diagnose(ScriptTest):
     damaged = [{**good, "step": "4"}, {**good, "length": 0}, {**good, "layers": []}, {**good, "layers": 7}, {**good, "layers": [7]},
                {**good, "layers": [{"max": [], "heads": []}]}, {key: good[key] for key in good if key != "zeros"},
                {**good, "layers": [*good["layers"], {**good["layers"][0], "heads": good["layers"][0]["heads"][:1]}]}]
-    run = metrics.Run(self.make_run("a", *({**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged), good))
+    run = metrics.Run(self.diagnosed("a", *({**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged), good))
     self.assertEqual([(d.step, d.by_layer("first")) for d in run.diagnostics.values()], [(4, [0.375, 0.375])])
 
   def test_spike_score(self):
@@ -97,5 +94,5 @@ class Diagnose(ScriptTest):
       for i in range(2, length + 1):
         for j in range(1, i + 1):
           expected[(i - j).bit_length()] += 1 / i / (length - 1)
-      for got, want in zip(diagnose.uniform_reach(length), expected):
+      for got, want in zip(section_answers.uniform_reach(length), expected):
         self.assertAlmostEqual(got, want)

@@ -7,30 +7,19 @@ import signal
 import subprocess
 from unittest import mock
 
-from support.scripts import SCRIPTS, ScriptTest, drawing_python
+from support.scripts import DAMAGED, SCRIPTS, ScriptTest, drawing_python
 
 import metrics  # from SCRIPTS
-import plot
+import section_answers
+import section_losses
 import variants
+from sections import View
 
 CONFIG = {"model": {"context": 16}, "eval": {"lengths": [16], "tokens": 64}}
 GOOD = [{"type": "start", "config": CONFIG},
         *({"type": "train", "step": step, "loss": 5.0 / step, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 100.0}
           for step in range(1, 9)),
         {"type": "val", "step": 8, "length": 16, "loss": 1.5, "tokens": 64}]
-DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"type":"start","config":"model"}', '{"type":"start"}', "[]", "7", "null",
-           '"start"', "[" * 100000, '{"type":["train"],"step":1,"loss":1}', '{"type":"train","step":"a","loss":1}',
-           '{"type":"train","step":true,"loss":1}', '{"type":"train","step":-1,"loss":1}',
-           '{"type":"train","step":1' + "0" * 400 + ',"loss":1}', '{"type":"train","step":2,"loss":1e400}',
-           '{"type":"train","step":2,"loss":Infinity}', '{"type":"val","step":8,"length":16,"loss":1e308}', '{"type":"train","step":2,"loss":NaN}',
-           '{"type":"train","step":2,"loss":"1"}', '{"type":"train","step":2,"loss":1' + "0" * 400 + "}",
-           '{"type":"val","step":8,"length":"16","loss":1}', '{"type":"val","step":8,"length":0,"loss":1}',
-           '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
-           '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}',
-           *('{"type":"eval","step":9,"length":16,"loss":1,"of":%s}' % of
-             for of in ('{"data":[7]}', '{"data":7}', '{"data":[{"name":"a","tokens":[]}]}', '{"windows":-1}')),
-           '{"type":"eval","step":9,"length":16,"loss":1,"mode":"suffix"}', '{"type":"inspect","step":9,"length":16,"loss":1}',
-           '{"type":"val","st']
 ODD = ['{"type":"train","step":9,"loss":1.0,"grad_norm":Infinity,"lr":"x","tokens_per_s":[]}',
        *('{"type":"eval","step":9,"length":16,"loss":2.0,"by_position":%s}' % bins
          for bins in ('{"a":1}', "[]", "[1,null]", '[1,null],"position_edges":[0,null,16]'))]
@@ -47,22 +36,19 @@ def suffix(length, loss, step=8, window=32, **more):
 
 
 class Plot(ScriptTest):
-  def make_run(self, name, lines=(), begin=GOOD):
-    os.makedirs(self.path(name))
-    lines = [line if isinstance(line, str) else json.dumps(line) for line in [*begin, *lines]]
-    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(lines))
-    return self.path(name)
+  def trained(self, name="run", lines=()):
+    return self.make_run(name, [*GOOD, *lines])
 
   def evaluated(self, name, *lines, **config):
     """The run of these evaluations alone."""
-    return metrics.Run(self.make_run(name, lines, [{"type": "start", "config": {**CONFIG, "name": name, **config}}]))
+    return metrics.Run(self.make_run(name, [{"type": "start", "config": {**CONFIG, "name": name, **config}}, *lines]))
 
   def plot(self, *args, **options):
     return self.draw("plot.py", *args, **options)
 
   def test_damaged_lines_are_skipped(self):
     with mock.patch("sys.stderr", io.StringIO()) as said:
-      good, damaged, _ = (metrics.Run(path) for path in (self.make_run("good"), self.make_run("damaged", DAMAGED), self.path("damaged")))
+      good, damaged, _ = (metrics.Run(path) for path in (self.trained("good"), self.trained("damaged", DAMAGED), self.path("damaged")))
     number = len(GOOD) + DAMAGED.index("[]") + 1  # the last line may be half written
     self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and left out, as 4 others are\n")
     self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
@@ -71,19 +57,19 @@ class Plot(ScriptTest):
     self.assertEqual(damaged.note(), "")
 
   def test_numbers_that_cannot_be_negative(self):
-    folder = self.make_run("run", [line(8, 16, 1.5, stderr=-0.5)])
+    folder = self.trained("run", [line(8, 16, 1.5, stderr=-0.5)])
     for script, *flags in (("plot.py",), ("report.py",), ("export.py", "--to", "tensorboard")):
       self.draw(script, "run", *flags, code=2, alone=True)
       self.assert_error(f"{folder[len(self.folder) + 1:]}/metrics.jsonl: line {len(GOOD) + 1}: stderr is -0.5, must not be below 0; restore")
 
   def test_odd_values_are_drawn_around(self):
-    self.plot(self.make_run("odd", DAMAGED[:-1] + ODD))
+    self.plot(self.trained("odd", DAMAGED[:-1] + ODD))
     self.assertTrue(os.path.exists(self.path("odd/loss.png")))
 
   def test_odd_configurations(self):
     for config in ({"model": 3, "eval": 4}, {"model": {"context": "16"}}, {}):
       with self.subTest(config):
-        folder = self.make_run("odd")
+        folder = self.trained("odd")
         self.write("odd/metrics.jsonl", json.dumps({"type": "start", "config": config}) + "\n" +
                    "".join(json.dumps(line) + "\n" for line in GOOD[1:]))
         self.plot(folder)
@@ -92,13 +78,13 @@ class Plot(ScriptTest):
   def test_loss_by_position(self):
     old = lambda length, bins: {"type": "eval", "step": 8, "length": length, "loss": 2.0, "tokens": 64, "by_position": bins}
     new = line(8, 50, 2.0, position_edges=[0, 1, 50], by_position=[4.0, None])
-    folder = self.make_run("run", [old(16, [3.0] * 16), old(40, [2.0] * 40), old(71, [1.5] * 36), new])
+    folder = self.trained("run", [old(16, [3.0] * 16), old(40, [2.0] * 40), old(71, [1.5] * 36), new])
     row = metrics.Run(folder).row
     self.assertEqual(row[16].by_position, [3.0] * 16)  # the "val" line of the same step has none
     self.assertEqual(row[40].edges, [*range(41)])
     self.assertEqual(row[71].edges, [*range(0, 72, 2), 71])
     self.assertEqual((row[50].edges, row[50].by_position), ([0, 1, 50], [4.0, None]))
-    odd = metrics.Run(self.make_run("odd", ODD))
+    odd = metrics.Run(self.trained("odd", ODD))
     self.assertEqual((odd.step(), odd.row[16].by_position), (9, []))
     self.plot(folder, "odd", "--out", "p.svg")
     self.assertIn("no loss by position: odd -->", self.text_of("p.svg"))  # the text, beside its outlines
@@ -115,10 +101,10 @@ class Plot(ScriptTest):
 
   def test_looks_differ(self):
     runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
-    found = plot.looks(runs)
-    self.assertEqual(len({(look["color"], look["linestyle"]) for look in found.values()}), 20)
-    self.assertEqual(len({(look["marker"], look["linestyle"]) for look in found.values()}), 20)  # on a print in grey
-    self.assertEqual([look["label"] for look in found.values()][:2], ["run0", "run1\nof train.bin,\n64 tokens asked"])
+    looks = [variant.look for variant in View(runs).variants]
+    self.assertEqual(len({(look["color"], look["linestyle"]) for look in looks}), 20)
+    self.assertEqual(len({(look["marker"], look["linestyle"]) for look in looks}), 20)  # on a print in grey
+    self.assertEqual([look["label"] for look in looks][:2], ["run0", "run1\nof train.bin,\n64 tokens asked"])
 
   def test_seeds_are_one_line_called_as_in_the_sweep(self):
     labels = {"softmax": ["softmax"], "gated": ["lssar", "softplus gate"]}
@@ -159,8 +145,8 @@ class Plot(ScriptTest):
     old = lambda step, length: {"type": "eval", "step": step, "length": length, "loss": 2.0}
     start = lambda **sections: {"type": "start", "config": {**CONFIG, "data": {"val": ["d/val_*.bin"]}, **sections}}
     run = metrics.Run(self.make_run("run", [
-        old(8, 16), start(data={"val": ["d/train.bin"]}), old(8, 32), start(eval={"tokens": 9}), old(8, 64),
-        start(eval={"tokens": 64, "rope_scaling": "ntk"}), old(8, 128), start(), line(8, 256, 1.0)], [start()]))
+        start(), old(8, 16), start(data={"val": ["d/train.bin"]}), old(8, 32), start(eval={"tokens": 9}), old(8, 64),
+        start(eval={"tokens": 64, "rope_scaling": "ntk"}), old(8, 128), start(), line(8, 256, 1.0)]))
     self.assertEqual([*run.row], [16, 256])
     self.assertEqual([*run.left_out], ["of train.bin", "of 9 tokens asked", "with rope_scaling ntk"])
 
@@ -193,8 +179,8 @@ class Plot(ScriptTest):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
       self.evaluated(name, line(8, 16, 1.5, "val", data))
     output = self.plot("a", "b", "c", "--out", "p.svg")
-    self.assertIn("val.bin, 64 tokens asked:\n\n| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
-                  "train.bin, 64 tokens asked:\n\n", output)
+    self.assertIn("Loss of val.bin, 64 tokens asked:\n\n| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
+                  "Loss of train.bin, 64 tokens asked:\n\n", output)
     self.assertIn("of train.bin, -->", self.text_of("p.svg"))
 
   def test_differences_are_paired_and_weighted(self):
@@ -220,9 +206,9 @@ class Plot(ScriptTest):
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
     output = self.plot("a", "b", "c", "--out", "p.svg")
-    self.assertIn("last 8 targets in windows of 32 of val.bin:\n\n| validation loss with context | 8 | 16 | 32 |\n"
-                  "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nlast 8 targets in windows of 32 "
-                  "of train.bin:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
+    self.assertIn("the last 8 targets in windows of 32 of val.bin, by the context that the model sees:\n\n| validation loss with context | 8 | 16 | 32 |\n"
+                  "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nLoss of the last 8 targets in windows of 32 "
+                  "of train.bin, by the context that the model sees:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
     self.assertIn("context of the same targets", self.text_of("p.svg"))
 
   def test_contexts_are_the_runs_own(self):
@@ -243,8 +229,9 @@ class Plot(ScriptTest):
 
   def test_a_run_of_contexts_alone(self):
     run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
-    self.assertEqual(plot.settings_table([run]).splitlines()[2], "| a | 8 | 1.250 (last 8 targets) |")
-    self.assertTrue(self.plot("a", "--out", "p.svg").startswith("last 8 targets in windows of 32 of val.bin:"))
+    table, = section_losses.settings_tables(View([run]))
+    self.assertEqual((table.head[-1], table.rows), ("of the last targets", [["a", "8", "1.250", "8"]]))
+    self.assertTrue(self.plot("a", "--out", "p.svg").startswith("Loss of the last 8 targets in windows of 32 of val.bin, by"))
     self.assertIn("<!-- a -->", self.text_of("p.svg"))  # in the legend
 
   def test_weights_of_another_run(self):
@@ -254,21 +241,22 @@ class Plot(ScriptTest):
     sm = of("runs/sm/step_00000008")
     for weights in ("runs/s2", "runs/s2/step_00000008", "/moved/s2/step_00000008", "runs/s2/best",
                     "runs/s2/old_steps_2/step_00000008", "random"):
-      run = metrics.Run(self.make_run("moved", [train, of(weights), sm], [start()]))
+      run = metrics.Run(self.make_run("moved", [start(), train, of(weights), sm]))
       self.assertEqual(([*run.row], run.note()), ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
       shutil.rmtree(self.path("moved"))
-    alone = metrics.Run(self.make_run("alone", [sm, of("runs/other/step_00000008")], [start()]))  # the run it looks at
+    alone = metrics.Run(self.make_run("alone", [start(), sm, of("runs/other/step_00000008")]))  # the run it looks at
     self.assertEqual(([*alone.row], alone.note()), ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
-    none = metrics.Run(self.make_run("none", [train, sm, {**suffix(8, 1.0), "of": sm["of"]}], [start()]))
+    none = metrics.Run(self.make_run("none", [start(), train, sm, {**suffix(8, 1.0), "of": sm["of"]}]))
     self.assertEqual((none.row, none.contexts, [*none.left_out.values()]), ({}, {}, [2]))
-    tuned = metrics.Run(self.make_run("tuned", [train, of("runs/sm")], [start(init="runs/sm/")]))
+    tuned = metrics.Run(self.make_run("tuned", [start(init="runs/sm/"), train, of("runs/sm")]))
     self.assertEqual(([*tuned.row], tuned.note()), ([16], ""))
 
   def test_units(self):
     runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
     for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
       name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}[unit]
-      self.assertEqual(" ".join(row.split(" | ")[1].rstrip(" |") for row in plot.table(runs, unit).splitlines()[2:]), cells)
+      table = section_losses.loss_table(View(runs, unit=unit), runs, "at length", lambda run: run.row)
+      self.assertEqual(" ".join(cell for _, cell in table.rows), cells)
       self.plot("a", "b", "--unit", unit, "--out", "p.svg")
       self.assertIn(f"<!-- {name} by length -->", self.text_of("p.svg"))
 
@@ -276,21 +264,21 @@ class Plot(ScriptTest):
     variant = lambda name, lr, power, loss: self.evaluated(
         f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1}, attention={"variant": name, "kind": name, "power": power})
     runs = [variant("softmax", 1, 15, 1.5), variant("lssar", 1, 15, 1.25), variant("lssar", 2, 3, 1.0)]
-    self.assertEqual(plot.settings_table(runs).splitlines(), [
+    self.assertEqual(section_losses.settings_tables(View(runs))[1].splitlines(), [
         "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length (nats) |", "|---|---|---|---|---|---|",
         "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |", "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
 
   def test_tables_without_matplotlib(self):
     self.write("matplotlib.py", "raise ImportError")
-    output = self.run_script("plot.py", self.make_run("run"), code=2, env={**os.environ, "PYTHONPATH": self.folder})
+    output = self.run_script("plot.py", self.trained("run"), code=2, env={**os.environ, "PYTHONPATH": self.folder})
     self.assertIn("| run | 1.500 |", output)
     self.assert_error("pip install matplotlib", "scripts/install_deps.sh")
 
   def test_names_that_look_like_formulas(self):
-    self.plot(self.make_run("$\\frac$"))
+    self.plot(self.trained("$\\frac$"))
 
   def test_the_picture_is_where_it_says(self):
-    folder = self.make_run("run")
+    folder = self.trained("run")
     os.mkdir(self.path("pictures"))
     for out, path in (("p3", "p3.png"), ("p.svg", "p.svg"), ("pictures", "pictures/loss.png"),
                       ("pictures/", "pictures/loss.png")):
@@ -310,17 +298,17 @@ class Plot(ScriptTest):
   def test_tasks(self):
     task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
                                                      "acc_norm": score, **more}
-    a = metrics.Run(self.make_run("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5), task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
-    b = metrics.Run(self.make_run("b", [task(8, 0.25), task(8, 1.0, "sciq"), task(8, 0.125, n=3), task(8, 1.0, "arc")]))
-    none = metrics.Run(self.make_run("none"))
-    self.assertEqual(plot.task_scores([a, b, none]), ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
-    self.assertEqual(plot.task_scores([none]), ({}, []))
-    other = metrics.Run(self.make_run("other", [task(8, 0.125, n=3)]))
-    self.assertEqual(plot.task_scores([a, other]), ({}, []))
+    a = metrics.Run(self.trained("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5), task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
+    b = metrics.Run(self.trained("b", [task(8, 0.25), task(8, 1.0, "sciq"), task(8, 0.125, n=3), task(8, 1.0, "arc")]))
+    none = metrics.Run(self.trained("none"))
+    self.assertEqual(section_answers.task_scores([a, b, none]), ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
+    self.assertEqual(section_answers.task_scores([none]), ({}, []))
+    other = metrics.Run(self.trained("other", [task(8, 0.125, n=3)]))
+    self.assertEqual(section_answers.task_scores([a, other]), ({}, []))
     self.plot(*(self.path(name) for name in "ab"))
 
   def test_a_run_given_twice(self):
-    self.make_run("run")
+    self.trained("run")
     os.symlink("run", self.path("same"))
     output = self.plot("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", alone=True)
     self.assertEqual([line for line in output.splitlines() if line.startswith("| ")], [
@@ -331,12 +319,12 @@ class Plot(ScriptTest):
     for script in ("plot.py", "report.py"):
       reader, writer = os.pipe()
       os.close(reader)
-      done = subprocess.run([python, os.path.join(SCRIPTS, script), self.path("run") if script == "report.py" else self.make_run("run")],
+      done = subprocess.run([python, os.path.join(SCRIPTS, script), self.path("run") if script == "report.py" else self.trained("run")],
                             stdout=writer, stderr=subprocess.PIPE, text=True, cwd=self.folder)
       os.close(writer)
       self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))
 
   def test_runs_of_one_name_are_told_apart(self):
-    folders = [self.make_run(name) for name in ("a/run", "b/run", "other")]
+    folders = [self.trained(name) for name in ("a/run", "b/run", "other")]
     self.assertEqual([run.label for run in metrics.read_runs(folders)], ["a/run", "b/run", "other"])
     self.assertEqual(metrics.read_runs(folders[:1])[0].label, "run")

@@ -4,8 +4,7 @@ import json
 import os
 import re
 
-from support.scripts import ScriptTest
-from scripts.test_plot import DAMAGED
+from support.scripts import DAMAGED, ScriptTest
 
 CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"}, "optimizer": {"lr": 0.01, "grad_clip": 1},
           "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
@@ -56,11 +55,6 @@ class Checker(html.parser.HTMLParser):
 
 
 class Report(ScriptTest):
-  def make_run(self, name, content):
-    os.makedirs(self.path(name))
-    self.write(os.path.join(name, "metrics.jsonl"), "\n".join(line if isinstance(line, str) else json.dumps(line) for line in content))
-    return name
-
   def report(self, *flags, code=0, **options):
     self.draw("report.py", *flags, code=code, **options)
     if code == 0:
@@ -105,14 +99,13 @@ class Report(ScriptTest):
     self.assertEqual(len(pictures), self.source.count("<img"))
 
   def test_numbers_are_those_of_the_files(self):
-    names = [self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], steps=5 + number))
-             for number in range(3)]
-    self.report(*names)
-    for number, name in enumerate(names):
+    self.report(*(self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], steps=5 + number))
+                  for number in range(3)))
+    for number in range(3):
       entries = lines(1.5 + number / 7, steps=5 + number)
       known = {float(f"{value:.3f}") for entry in entries for value in entry.values() if type(value) in (int, float)}
       known |= {100 * value for value in known} | {round(sum(entry.get("ms", 0) for entry in entries) / 3.6e6, 5)}
-      found = [float(value) for text in self.summary()[name].values() for value in re.findall(r"[\d.]+", text.replace(",", ""))]
+      found = [float(value) for text in self.summary()[f"r{number}"].values() for value in re.findall(r"[\d.]+", text.replace(",", ""))]
       self.assertEqual(len(found), 8)
       self.assertEqual([value for value in found if value not in known], [])
     bold = re.findall(r"<b>(.*?)</b>", self.source)
@@ -133,6 +126,24 @@ class Report(ScriptTest):
     self.report(*names, far)
     self.assertNotIn("<b>3.250", self.source)
     self.assertIn("± is the 95% interval of a mean over seeds", self.said)
+
+  def test_seeds_are_one_row_of_every_table(self):
+    task = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.5, "stderr": 0.1}
+    key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "depths": [0, 1], "distance": [9, 3]}
+    for seed in (1, 2, 3):
+      content = lines(1 + seed / 10, seed=seed, config=[("task", {"samples": self.path("answers.jsonl")})])
+      content += [{**task, "acc_norm": seed / 4}] + [{**key, "exact": [seed / 4, seed / 4]}] * (seed < 3)
+      self.make_run(f"s_{seed}", content)
+    self.write("answers.jsonl", "")
+    self.report("s_1", "s_2", "s_3")
+    tables = {tuple(table[0][:2]): table[1:] for table in self.page.tables if table[0][0] == "run"}
+    self.assertEqual({len(rows) for head, rows in tables.items() if head != ("run", "settings")}, {1})
+    self.assertEqual(tables["run", "task"], [["s_* (3 seeds)", "piqa", "20", "50.0%", "10.0%", "50.0% ± 62.1%"]])
+    self.assertEqual(tables["run", "form"][0][:5], ["s_* (3 seeds)", "compact", "16", "5", "37.5% ± 158.8%"])
+    self.assertEqual(self.summary()["s_* (3 seeds)"]["passkey at 16"], "37.5% ± 158.8% (2 of 3 seeds)")
+    self.assertEqual(tables["run", "seed"], [["s_* (3 seeds)", "1, 2, 3", "8", "1.450 ± 0.248"]])
+    self.assertEqual(tables["run", "tokens/s"], [["s_* (3 seeds)", "1,004", "36000.0", "25.0%", "CPU"]])
+    self.assertEqual(tables["run", "largest norm"], [["s_* (3 seeds)", "4.000", "75.0%", "0", "no"]])
 
   def test_seeds_that_began_with_runs_of_their_own(self):
     names = [self.make_run(f"probe_{seed}", lines(1 + seed / 10, [("init", f"runs/orbits_{seed}/step_00000010")], seed=seed))
@@ -180,6 +191,22 @@ class Report(ScriptTest):
         "Parameters differ: from 1,234,567 to 1,300,000.", "Speeds are of different devices: CPU, GPU.", "The builds differ: abc, def.",
         "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked.", "b has made 8 of 9 steps.", "Not every setting has several seeds: small differences may be those of another seed."])
 
+  def test_the_same_targets_by_context(self):
+    def run(name, variant, seed, *losses):
+      content = lines(seed=seed, config=[("attention", {"variant": variant})])
+      of = {**content[-1]["of"], "windows": 3}
+      content += [{"type": "eval", "step": 8, "length": length, "loss": loss, "mode": "suffix", "context_of": 32, "suffix": 8, "of": of}
+                  for length, loss in zip((8, 32), losses)]
+      return self.make_run(name, content)
+    names = [run("s_1", "softmax", 1, 2.0, 1.25), run("s_2", "softmax", 2, 2.5, 1.75), run("l_1", "lssar", 1, 3.0)]
+    self.report(*names, "--markdown", "md")
+    table, = (table for table in self.page.tables if table[0][0] == "validation loss with context")
+    self.assertEqual(table, [["validation loss with context", "8", "32"], ["s_* (2 seeds)", "2.250 ± 3.177", "1.500 ± 3.177"], ["l_1", "3.000", "-"]])
+    self.assertIn("Loss of the last 8 targets in windows of 32 of val.bin, by the context that the model sees:", self.said)
+    self.assertIn("![Loss of the same targets by context.](contexts.png)", self.text_of("md/report.md"))
+    self.assertEqual(self.bytes_of("md/contexts.png")[:4], b"\x89PNG")
+    self.assertNotIn("growing context: ./train", self.said)
+
   def test_speed_up(self):
     slow, fast = lines(), lines()
     for step, entry in enumerate(fast[1:9], 1):
@@ -209,8 +236,8 @@ class Report(ScriptTest):
     self.assertEqual([[row[column] for column in columns] for row in self.summary().values()],
                      [["1.750", "50.0%", "75.0%", "25.0%"], ["1.750", "-", "-", "-"]])
     rows = [row for table in self.page.tables for row in table]
-    self.assertIn(["a", "compact", "16", "5", "75.0", "3.0", "1.500", "0.75", "0.0"], rows)
-    self.assertIn(["a", "piqa", "40", "62.5", "1.2", "50.0", "50.0", "-0.070"], rows)
+    self.assertIn(["a", "compact", "16", "5", "75.0%", "3.0%", "1.500", "0.75", "0.0%"], rows)
+    self.assertIn(["a", "piqa", "40", "62.5%", "1.2%", "50.0%", "50.0%", "-0.070"], rows)
     self.assertNotIn("--passkey", self.said)
     self.assertIn(name, self.summary())
     self.make_run("w", [*lines(), {**key, "length": 16, "exact": [1.0, 1.0], "window": 8, "sink_tokens": 0}])
@@ -235,7 +262,7 @@ class Report(ScriptTest):
       self.make_run(field, [*lines(config=[("name", "c")]), {**task, "weights": "runs/c", field: value}])
       self.report("b", field)
       self.assertEqual([row[f"piqa acc_norm ({field} {value})"] for row in self.summary().values()], ["-", "75.0%"])
-      table, = (table for table in self.page.tables if "margin" in table[0])
+      table, = (table for table in self.page.tables if "by length" in table[0])
       self.assertEqual(table[0][1:4], ["task", "n", field])
 
   def test_paired_answers(self):
@@ -266,7 +293,7 @@ class Report(ScriptTest):
     self.make_run("b", lines())
     self.report("a", "b")
     self.assertEqual([(row["F-Attn"], row["M-Act"]) for row in self.summary().values()], [("0.250", "94"), ("-", "-")])
-    self.assertIn(["a", "8", "0.250", "12.5", "94", "0.500", "-", "-", "-", "-"], [row for table in self.page.tables for row in table])
+    self.assertIn(["a", "8", "0.250", "12.5%", "94", "0.500"], [row for table in self.page.tables for row in table])
     self.assertNotIn("--diagnostics", self.said)
 
   def test_sweeps(self):
@@ -304,7 +331,7 @@ class Report(ScriptTest):
     self.make_run("b", [*content, {"type": "skip", "step": 5, "reason": "no label", "skipped": 1}])
     self.report("a", "b")
     table, = (table for table in self.page.tables if table[0][-1] == "diverged")
-    self.assertEqual(table[1:], [["a", "-", "-", "50.000", "98.0", "0", "loss not finite at step 90"], ["b", "-", "-", "50.000", "98.0", "1", "no"]])
+    self.assertEqual(table[1:], [["a", "50.000", "98.0%", "0", "loss not finite at step 90"], ["b", "50.000", "98.0%", "1", "no"]])
 
   def test_refuses(self):
     self.make_run("empty", lines()[:1])

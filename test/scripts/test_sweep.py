@@ -10,7 +10,7 @@ import unittest
 from support.scripts import ScriptTest, start
 
 import metrics  # from SCRIPTS
-import sweep
+import section_sweep
 import variants
 
 TRAIN = """#!%s
@@ -301,20 +301,19 @@ class Judgement(ScriptTest):
     lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
     lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
-    self.write("metrics.jsonl", "\n".join(map(json.dumps, lines)))
-    return metrics.Run(self.folder)
+    return metrics.Run(self.make_run("run", lines))
 
   def test_divergence(self):
     for losses, last, why in (([3.0] * 100, 3.0, ""), ([3.0] * 99, 5.9, ""), ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),
                               ([3.0] * 94 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"), ([3.0] * 94 + [3.1] * 6, 3.0, ""),
                               ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
       with self.subTest(last=last, end=losses[-1]):
-        self.assertRegex(sweep.judged(self.run_of(losses, 6.0, last)), why or "^$")
+        self.assertRegex(metrics.judged(self.run_of(losses, 6.0, last)), why or "^$")
 
   def test_divergence_of_a_tuned_model(self):
     for settings in {"init": "runs/x"}, {"model": {"context": 16, "head": {"outputs": 2}}}:
-      self.assertEqual(sweep.judged(self.run_of([0.3] * 100, 0.4, 0.3, **settings)), "")
-      self.assertRegex(sweep.judged(self.run_of([0.3] * 100, 0.4, 0.5, **settings)), "ended at 0.500, from 0.400")
+      self.assertEqual(metrics.judged(self.run_of([0.3] * 100, 0.4, 0.3, **settings)), "")
+      self.assertRegex(metrics.judged(self.run_of([0.3] * 100, 0.4, 0.5, **settings)), "ended at 0.500, from 0.400")
 
   def test_clipped_and_spikes(self):
     self.assertEqual(metrics.clipped(self.run_of([0.5, 1.5, 1.0, 2.0], 6, 3)), 0.5)
@@ -349,13 +348,13 @@ class Tables(unittest.TestCase):
 
   def test_learning_rates(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": [2.0, 2.2]}, "b": {"1": [3.5, 3.5], "2": [2.5, None]}})
-    self.assertEqual(sweep.table(result).splitlines()[2:], [
+    self.assertEqual(section_sweep.table(result).splitlines()[2:], [
         "| a | 3.100 ± 1.271 | 2.100 ± 1.271 | 2.100 ± 1.271 at 2 | 0.500 |",  # (1 + 0) / 2
         "| b | 3.500 ± <0.001 | 2.500 (1 diverged) | 3.500 ± <0.001 at 1 | 0.375 |"])  # 3.5, (2.5 + 6) / 2: (0 + 0.75) / 2
     # b - a by seed: 0.5 and 0.3, standard error 0.1, t of 1 degree of freedom 12.706; the best ones 1.5 and 1.3
-    self.assertEqual(sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
+    self.assertEqual(section_sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
-    self.assertEqual(sweep.table(result).splitlines()[2], "| a | 3.100 ± 1.271 | - | 3.100 ± 1.271 at 1 | - |")
-    self.assertEqual(sweep.difference_table(result), "")
+    self.assertEqual(section_sweep.table(result).splitlines()[2], "| a | 3.100 ± 1.271 | - | 3.100 ± 1.271 at 1 | - |")
+    self.assertEqual(section_sweep.difference_table(result), "")

@@ -1,0 +1,128 @@
+"""Pictures: matplotlib as all scripts set it up, lines of variants, an axis of lengths, and panels in a grid."""
+import contextlib
+import math
+import os
+import sys
+import textwrap
+
+import variants
+from common import UserError, check_output, stop
+
+WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install matplotlib, or use "
+                      "/usr/bin/python3, for which scripts/install_deps.sh installs it")
+DPI = 150
+
+
+def load_pyplot():
+  try:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+  except ImportError:
+    stop(f"no picture: {WITHOUT_MATPLOTLIB}")
+  pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                          "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
+                          "axes.axisbelow": True, "legend.frameon": False})
+  return pyplot
+
+
+def picture_path(flag, path):
+  """The path, with .png if it has no ending. A UserError, before any work, if no picture can be written there."""
+  path += "" if os.path.splitext(path)[1] else ".png"
+  check_output(flag, path)
+  with contextlib.suppress(ImportError):
+    from matplotlib.backend_bases import FigureCanvasBase
+    ending, known = os.path.splitext(path)[1][1:].lower(), sorted(FigureCanvasBase.filetypes)
+    if ending not in known:
+      raise UserError(f"{flag} {path}: no picture is called .{ending}; use one of {', '.join(known)}")
+  return path
+
+
+def in_text(label):
+  """Escaped: matplotlib would read text between two $ as a formula."""
+  return label.replace("$", r"\$")
+
+
+def wrapped(label, columns=36):
+  """In lines that a panel's title has room for."""
+  return "\n".join(textwrap.wrap(label, columns))
+
+
+def note(axes, text, y=0.5):
+  """In place of lines."""
+  axes.text(0.5, y, text, ha="center", va="center" if y == 0.5 else "bottom", transform=axes.transAxes, color="#888888",
+            fontsize=None if y == 0.5 else 8.5)
+
+
+def mean_line(axes, curves, look, at=lambda x: x, **how):
+  """The mean of a variant's curves [(x, y)], and their range over the seeds. Whether there is any."""
+  points = [(at(x), *values) for x, *values in variants.over_seeds(curves)]
+  if points:
+    x, mean, least, most = zip(*points)
+    axes.plot(x, mean, **{"markersize": 4, "linewidth": 1.4, **look, **how})
+    if len(curves) > 1 and how.get("linestyle") != "":
+      axes.fill_between(x, least, most, color=look["color"], alpha=0.18, linewidth=0)
+  return bool(points)
+
+
+def length_axis(axes, lengths=None):
+  """The x axis as lengths: powers of two, or these."""
+  from matplotlib import ticker
+  axes.set_xscale("log", base=2)
+  if lengths:
+    axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
+  axes.xaxis.set_major_formatter(ticker.FuncFormatter(
+      lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def amounts(axes, values):
+  """The y axis from 0, or if the values differ by more than ten times, logarithmic."""
+  known = [value for value in values if value]
+  if known and max(known) > 10 * min(known) > 0:
+    axes.set_yscale("log")
+  else:
+    axes.set_ylim(0, None)
+
+
+def whole_numbers(*sides):
+  from matplotlib import ticker
+  for side in sides:
+    side.set_major_locator(ticker.MaxNLocator(integer=True))
+
+
+def heat_map(axes, values, most, label=""):
+  """values: rows of shares, None for none. With a label, a bar tells what the colours are."""
+  image = axes.imshow([[math.nan if value is None else value for value in row] for row in values], vmin=0, vmax=most,
+                      cmap="Blues", aspect="auto")
+  axes.grid(False)
+  axes.set_facecolor("#c8c8c8")  # cells that were not measured
+  if label:
+    axes.figure.colorbar(image, ax=axes, label=label, location="bottom", aspect=40)
+
+
+def legend_below(axes):
+  """Below, because "best" does not see error bars; the figure grows with it."""
+  if labels := axes.get_legend_handles_labels()[1]:
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=columns)
+    lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
+    width, height = axes.figure.get_size_inches()
+    axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
+
+
+def picture(panels, legend, columns=3):
+  """A figure and its axes. panels: functions that draw on given axes. legend: the panel that has it below."""
+  pyplot = load_pyplot()
+  columns = min(columns, len(panels))
+  rows = -(-len(panels) // columns)
+  figure, grid = pyplot.subplots(rows, columns, figsize=({1: 7, 2: 11}.get(columns, 5 * columns), 4.2 * rows),
+                                 constrained_layout=True, squeeze=False)
+  for axes, draw in zip(grid.flat, panels):
+    draw(axes)
+    if draw is legend:
+      legend_below(axes)
+  for axes in grid.flat[len(panels):]:
+    axes.axis("off")
+  return figure, [*grid.flat[:len(panels)]]

@@ -1,0 +1,214 @@
+"""Sections of losses: by evaluated length and position, of the same targets by context, and beside the settings."""
+import functools
+import math
+
+import drawing
+import metrics
+import tables
+import variants
+from sections import Column, Section, Text, table
+
+UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": ("bits per byte", "bits per byte"),
+         "perplexity": ("perplexity", "perplexity (of a token)")}
+
+
+def title(unit):
+  return UNITS[unit][0].replace("validation ", "").capitalize()
+
+
+def perplexity(loss):
+  return math.exp(loss) if loss < 700 else math.inf
+
+
+def in_unit(unit, evaluation):
+  """The function from its losses to the unit; None where its bits per byte are unknown."""
+  if unit == "bits_per_byte":
+    bits = evaluation.bits_per_byte
+    return (lambda loss: loss * bits / evaluation.loss) if bits and evaluation.loss else None
+  return perplexity if unit == "perplexity" else float
+
+
+def loss_table(view, runs, at, row_of):
+  """row_of(run): {length: evaluation}."""
+  def loss(length, run):
+    return convert(e.loss) if (e := row_of(run).get(length)) and (convert := in_unit(view.unit, e)) else None
+  lengths = sorted({length for run in runs for length in row_of(run)})
+  columns = [Column(str(length), functools.partial(loss, length)) for length in lengths]
+  return table(view.rows(runs.__contains__), columns, [f"{UNITS[view.unit][0]} {at}"])
+
+
+# ----------------------------------------------------------------------------------------------------------- by length
+
+def differences(view):
+  """{variant: {length: (mean, error, text)}} of the losses less those of the baseline's variant, of variants that have
+  any: paired by seed with the 95% interval; of one pair on the same windows, with the standard error over these."""
+  base, result = view.base(), {}
+  for variant in view.variants:
+    alone = len(variant.runs) == len(base.runs) == 1
+    pairs = [(run, other) for run in variant.runs for other in base.runs if alone or run.seed() == other.seed()]
+    lengths = {length for run, _ in pairs for length in run.row} if variant is not base else {}
+    for length in lengths:
+      both = [(run.row[length], other.row[length]) for run, other in pairs if length in run.row and length in other.row
+              and run.own.same_data(other.own)]
+      gap = None
+      if len(both) > 1:
+        gaps = [one.loss - other.loss for one, other in both]
+        gap = metrics.mean(gaps), metrics.half_width(gaps), variants.mean_text(gaps, "{:+.3f}")
+      elif both and (windows := metrics.difference(*both[0])):
+        gap = *windows, "%+.3f ± %.3f" % windows
+      if gap:
+        result.setdefault(variant, {})[length] = gap
+  return result
+
+
+def difference_table(view, gaps):
+  lengths, base = sorted({length for row in gaps.values() for length in row}), view.base().label
+  return tables.markdown(["difference in nats at length", *map(str, lengths)], [
+      [f"{variant.label} - {base}", *(row[length][2] if length in row else "-" for length in lengths)]
+      for variant, row in gaps.items()])
+
+
+def less_than_trained(length, run):
+  trained = run.row.get(run.context())
+  return run.row[length].loss - trained.loss if trained and length in run.row else None
+
+
+def length_tables(view):
+  blocks = []
+  for group in metrics.comparable(view.runs):
+    blocks += [Text(f"{title(view.unit)} of {group[0].of()}:"),
+               loss_table(view, group, "at length", lambda run: run.row)]
+    if (lengths := sorted({length for run in group for length in run.row}))[1:]:
+      columns = [Column(str(n), functools.partial(less_than_trained, n), "{:+.3f}") for n in lengths]
+      blocks += [Text("Loss less that at the trained length, in nats:"), table(view.rows(group.__contains__), columns)]
+  if gaps := differences(view):
+    blocks += [Text(f"Difference to {view.base().label}: paired by seed, mean and 95% interval; of single runs on the "
+                    "same windows, with the standard error:"), difference_table(view, gaps)]
+  return blocks
+
+
+def mark_contexts(view, axes):
+  for context in sorted({run.context() for run in view.runs if run.context()}):
+    axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
+                  textcoords="offset points", va="top", fontsize=8.5, color="#666666")
+
+
+def draw_lengths(view, axes):
+  for variant in view.variants:
+    curves = [[(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
+               for e in run.row.values() if (convert := in_unit(view.unit, e)) and convert(e.loss) < math.inf]
+              for run in variant.runs]
+    points = variants.over_seeds([[point[:2] for point in curve] for curve in curves])
+    if points:
+      lengths, means, least, most = zip(*points)
+      errors = [error for *_, error in sorted(curves[0])] if len(curves) == 1 else [
+          [mean - low for mean, low in zip(means, least)], [high - mean for mean, high in zip(means, most)]]
+      axes.errorbar(lengths, means, yerr=errors, linewidth=1.6, markersize=5, capsize=3, **variant.look)
+    elif any(run.contexts for run in variant.runs):
+      axes.plot([], [], **variant.look)  # for the legend: it is in another panel
+  axes.set(title=UNITS[view.unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)",
+           ylabel=UNITS[view.unit][1])
+  if lengths := sorted({length for run in view.runs for length in run.row}):
+    drawing.length_axis(axes, lengths)
+    axes.margins(x=0.06, y=0.12)
+  else:
+    drawing.note(axes, "no evaluation yet")
+  mark_contexts(view, axes)
+
+
+def positions(evaluation, unit):
+  """(middle of the bin, loss) of the bins that have a loss; [] if its loss by position is unknown in the unit."""
+  e, convert = evaluation, in_unit(unit, evaluation)
+  return [((first + last + 1) / 2, convert(loss)) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
+          if loss is not None] if convert else []
+
+
+def draw_positions(view, axes):
+  """The loss by position in the longest windows that all runs with such losses have; names the runs without."""
+  found = {run: {length: points for length, e in run.row.items() if (points := positions(e, view.unit))}
+           for run in view.runs}
+  some = [run for run in view.runs if found[run]]
+  length = max(set.intersection(*(set(found[run]) for run in some)), default=None) if some else None
+  for variant in view.variants if length else ():
+    drawing.mean_line(axes, [found[run][length] for run in variant.runs if run in some], variant.look, marker="")
+  axes.set(title=f"{title(view.unit)} by position" + (f" in windows of {length}" if length else ""),
+           xlabel="position (token)", ylabel=UNITS[view.unit][1])
+  drawing.length_axis(axes)
+  if some and not length:
+    drawing.note(axes, "no length in common")
+  if without := [variant.label for variant in view.variants if not all(found[run] for run in variant.runs)]:
+    text = drawing.in_text("no loss by position: " + ", ".join(without))
+    drawing.note(axes, text + "\n(--eval --resume adds it)", 0.02)
+  mark_contexts(view, axes)
+
+
+def draw_differences(view, gaps, axes):
+  for variant, row in gaps.items():
+    lengths = sorted(row)
+    axes.errorbar(lengths, [row[length][0] for length in lengths], yerr=[row[length][1] for length in lengths],
+                  markersize=4, capsize=3, linewidth=1.2, **variant.look)
+  axes.axhline(0, color="#888888", linewidth=1)
+  axes.set(title=drawing.wrapped(drawing.in_text(f"Difference to {view.base().title}"), 30),
+           xlabel="evaluated length (tokens)", ylabel="nats per token")
+  drawing.length_axis(axes, sorted({length for row in gaps.values() for length in row}))
+
+
+def length_panels(view):
+  gaps = differences(view)
+  return [functools.partial(draw_lengths, view), functools.partial(draw_positions, view),
+          *[functools.partial(draw_differences, view, gaps)] * bool(gaps)]
+
+
+LENGTHS = Section("lengths", "Loss by length", lambda run: bool(run.row), "./train RUN --eval", length_tables,
+                  length_panels,
+                  "Loss by evaluated length, and by position. Bars are standard errors; of several seeds, the range.")
+
+
+# ---------------------------------------------------------------------------------------------------------- by context
+
+def context_tables(view):
+  blocks = []
+  for group in metrics.same_targets(view.runs):
+    e = next(iter(group[0].contexts.values()))
+    blocks += [Text(f"{title(view.unit)} of the last {e.targets[1]} targets in windows of {e.targets[0]} of "
+                    f"{e.data()}, by the context that the model sees:"),
+               loss_table(view, group, "with context", lambda run: run.contexts)]
+  return blocks
+
+
+def draw_contexts(view, axes):
+  """No error bars: the losses at all lengths are of the same targets, and vary together."""
+  for variant in view.variants:
+    drawing.mean_line(axes, [[(length, convert(e.loss)) for length, e in sorted(run.contexts.items())
+                              if (convert := in_unit(view.unit, e))] for run in variant.runs], variant.look)
+  axes.set(title=title(view.unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[view.unit][1])
+  drawing.length_axis(axes, sorted({length for run in view.runs for length in run.contexts}))
+  mark_contexts(view, axes)
+
+
+CONTEXTS = Section("contexts", "The same targets with growing context", lambda run: bool(run.contexts),
+                   "./train RUN --eval --set eval.mode=suffix", context_tables,
+                   lambda view: [functools.partial(draw_contexts, view)], "Loss of the same targets by context.")
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+def settings_tables(view):
+  """The keys in which the runs differ, the step and the loss at the trained length; among comparable variants the
+  lowest loss first. Then what is left out."""
+  keys, configs = metrics.differing(view.runs), {run: metrics.flat(run.config) for run in view.runs}
+  at_trained = lambda run: (run.row or run.contexts).get(run.context())
+  loss = lambda run: e.loss if (e := at_trained(run)) else None
+  targets_of = lambda run: (e := at_trained(run)) and e.targets
+  groups = [*metrics.comparable(view.runs), [run for run in view.runs if not run.row]]
+  mean = lambda row: metrics.mean(map(loss, row[1])) or math.inf
+  rows = [row for group in groups for row in sorted(view.rows(group.__contains__), key=mean)]
+  columns = [*(Column(key, lambda run, key=key: str(configs[run].get(key, "-"))) for key in keys),
+             Column("step", lambda run: str(run.step())), Column("loss at trained length (nats)", loss),
+             Column("of the last targets", lambda run: str(targets[1]) if (targets := targets_of(run)) else None)]
+  return [*[Text("The settings that differ:")] * bool(keys), table(rows, columns),
+          *(Text(run.note()) for run in view.runs if run.note())]
+
+
+SETTINGS = Section("settings", "Settings", lambda run: True, "", settings_tables)

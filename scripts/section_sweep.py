@@ -1,0 +1,176 @@
+"""The section of a sweep's results (results.py): losses, paired differences, and the chart that the sweep names."""
+import collections
+import functools
+import itertools
+import statistics
+
+import drawing
+import metrics
+import tables
+import variants
+from sections import Section, Text
+
+# losses: by seed, of runs that did not diverge; capped: of all, at most that of step 0; diverged: how many
+Cell = collections.namedtuple("Cell", "losses capped diverged")
+
+
+def grid(result):
+  """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
+  value of that axis."""
+  by_length = result["chart"] == "lengths"
+  x = None if by_length else next(iter(result["axes"]))
+  others = [values for axis, values in result["axes"].items() if axis != x]
+  columns = [str(length) for length in result["lengths"]] if by_length else result["axes"][x]
+  rows = {", ".join(labels) or "loss": {column: Cell({}, {}, 0) for column in columns}
+          for labels in itertools.product(*others)}
+  for entry in result["runs"]:
+    row = rows[", ".join(label for axis, label in entry["labels"].items() if axis != x) or "loss"]
+    for column in columns if by_length else [entry["labels"][x]]:
+      losses, capped, diverged = row[column]
+      loss = entry["losses"].get(column) if by_length else entry["loss"]
+      if entry["state"] == "complete" and loss is not None:
+        losses[entry["seed"]] = loss
+      if entry["state"] in ("complete", "diverged") and entry["initial"] is not None:
+        capped[entry["seed"]] = entry["initial"] if loss is None else min(loss, entry["initial"])
+      row[column] = Cell(losses, capped, diverged + (entry["state"] == "diverged"))
+  return rows
+
+
+def cell_text(cell, seeds):
+  if not cell.losses:
+    return "diverged" if cell.diverged else "-"
+  return (variants.mean_text([*cell.losses.values()], seeds=seeds - cell.diverged)
+          + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
+
+
+def sensitivity(row):
+  """None unless each rate has a run."""
+  means = [statistics.mean(cell.capped.values()) for cell in row.values() if cell.capped]
+  return statistics.mean(means) - min(means) if len(means) == len(row) else None
+
+
+def best(row):
+  """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
+  found = {column: cell for column, cell in row.items() if cell.losses and not cell.diverged}
+  return min(found.items(), key=lambda item: (statistics.mean(item[1].losses.values()), item[0])) if found else None
+
+
+def loss_name(result):
+  return "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
+
+
+def table(result):
+  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
+  what = f"{loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
+  lines = []
+  for label, row in rows.items():
+    top, even = best(row), sensitivity(row)
+    lines.append([label, *(cell_text(cell, seeds) for cell in row.values())] + lr * [
+        f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
+  return tables.markdown([what, *next(iter(rows.values()))] + lr * ["best", "sensitivity"], lines)
+
+
+def paired(one, other):
+  """Mean difference of the losses over the seeds that both have, with its interval, as text."""
+  return variants.mean_text([one[seed] - other[seed] for seed in one if seed in other], "{:+.3f}")
+
+
+def difference_table(result):
+  """Same seed, same order of data: the rows less the first one. "" for a single row."""
+  (first, base), *others = grid(result).items()
+  lr = result["chart"] == "lr"
+  lines, counts = [], set()  # of seeds that both have
+  for label, row in others:
+    tops = [best(base), best(row)]
+    pairs = [(cell.losses, base[column].losses) for column, cell in row.items()]
+    lines.append([f"{label} - {first}", *(paired(*pair) for pair in pairs)]
+                 + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
+    counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
+  seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
+  head = "difference in nats" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
+  return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+
+
+def seeds_text(result):
+  """How many have a result: "3 seeds", or "1 of 3 seeds"."""
+  count = len(result["seeds"])
+  found = len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
+  return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
+
+
+def note(result):
+  """What the figures are of, one sentence."""
+  states = collections.Counter(entry["state"] for entry in result["runs"])
+  missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
+  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} "
+          f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
+
+
+def texts(result):
+  """The tables, then what the figures are of and what ± is."""
+  interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
+  return list(filter(None, (table(result), difference_table(result), note(result) + interval)))
+
+
+# ------------------------------------------------------------------------------------------------------------ the chart
+
+def draw_row(kind, axes, number, rows, look, places, cells):
+  shown = [(place, [*cell.losses.values()]) for place, cell in zip(places, cells) if cell.losses]
+  at, values = [place for place, _ in shown], [values for _, values in shown]
+  means, spread = [*map(statistics.mean, values)], [*map(metrics.half_width, values)]
+  if kind == "bars":
+    width = 0.8 / rows
+    axes.bar([place + (number - (rows - 1) / 2) * width for place in at], means, width, yerr=spread, capsize=2,
+             hatch=["", "//", "..", "xx"][number % 4], edgecolor="white", ecolor="black", color=look["color"],
+             label=look["label"])
+  elif kind == "lengths":
+    axes.errorbar(at, means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
+  else:
+    axes.plot(at, means, markersize=4, linewidth=1.6, **look)
+    axes.fill_between(at, [*map(min, values)], [*map(max, values)], color=look["color"], alpha=0.15, linewidth=0)
+    lost = [place for place, cell in zip(places, cells) if cell.diverged]
+    axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
+              transform=axes.get_xaxis_transform(), clip_on=False)
+
+
+def draw(result, axes):
+  rows, kind = grid(result), result["chart"]
+  columns, cells = list(next(iter(rows.values()))), [cell for row in rows.values() for cell in row.values()]
+  try:
+    places = list(range(len(columns))) if kind == "bars" else [float(column) for column in columns]
+  except ValueError:  # names
+    places, kind = list(range(len(columns))), "lines"
+  for number, (label, row) in enumerate(rows.items()):
+    if kind == "lr" and (even := sensitivity(row)) is not None:
+      label += " (sensitivity %.3f)" % even
+    look = {**variants.look(number), "label": drawing.in_text(label)}
+    draw_row(kind, axes, number, len(rows), look, places, row.values())
+  x = next(iter(result["axes"]))
+  if kind == "lengths":
+    x = "evaluated length (tokens); the dashed line is the trained one"
+    drawing.length_axis(axes, places)
+    axes.axvline(result["context"], color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+  elif kind == "lr":
+    axes.set_xscale("log")
+    x += "; a cross at the top: some run diverged" if any(cell.diverged for cell in cells) else ""
+  elif kind == "bars":  # losses differ little: from 0 they would all look alike
+    means = [statistics.mean(cell.losses.values()) for cell in cells if cell.losses] or [0, 1]
+    gap = max(means) - min(means) + 1e-3
+    axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
+  if kind != "lengths":
+    crowded = max(map(len, columns)) * len(columns) >= 70
+    axes.set_xticks(places, [*map(drawing.in_text, columns)], rotation=25 if crowded else 0)
+    axes.minorticks_off()
+  spread = "95% interval" if kind in ("lengths", "bars") else "range"
+  axes.set(xlabel=drawing.in_text(x), ylabel=f"{loss_name(result)} (nats per token)",
+           title=f"Mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "One seed")
+
+
+def section(result, number):
+  """As report.py shows the results."""
+  *found, said = texts(result)
+  lost = "\n".join(f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"])
+  said = [Text(said), *[Text(lost, "code")] * bool(lost), Text(f"Made by {result['command']}")]
+  title = f"Sweep {result['name']}" + f", size {result['size']}" * bool(result["size"])
+  return Section(f"sweep_{number}", title, None, "", lambda view: [*found, *said],
+                 lambda view: [functools.partial(draw, result)], title + ".")

@@ -1,0 +1,134 @@
+"""A section is the unit of what scripts show of runs: report.py shows all of them, plot.py, diagnose.py and
+passkey.py some.
+
+It says which command makes its lines, and has tables and the panels of a picture, with a row or a line for each
+variant."""
+import collections
+import os
+
+import drawing
+import metrics
+import tables
+import variants
+from common import UserError
+
+# name: of its lines, and its picture. has(run): whether the run has such lines; None: it is not of runs. needs: the
+# command that makes them. tables(view): a list of tables and Texts. panels(view): functions that draw on given axes.
+Section = collections.namedtuple("Section", "name title has needs tables panels caption",
+                                 defaults=(lambda view: [], ""))
+Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning" or "code"
+# value(item): a number, a text or None. better: min or max, of a number whose best is in bold.
+Column = collections.namedtuple("Column", "title value digits better", defaults=("{:.3f}", None))
+
+
+def field(key):
+  """Of a line: its number of this name, or None."""
+  return lambda line: metrics.finite(line.get(key))
+
+
+class View:
+  """The runs that are shown, as variants, with the run that differences are to. unit: of losses. length: of
+  diagnostics; None: the trained one."""
+
+  def __init__(self, runs, baseline=None, unit="nats", length=None):
+    self.runs, self.unit, self.length, self.variants = runs, unit, length, variants.of(runs)
+    self.baseline = variants.baseline(runs, baseline)
+    other = {run: f"\nof {run.of()}".replace(", ", ",\n") for group in metrics.comparable(runs)[1:] for run in group}
+    for variant in self.variants:
+      variant.of_other_data = other.get(variant.runs[0], "")
+      variant.look["label"] = drawing.in_text(variant.label + variant.of_other_data)
+
+  def base(self):
+    return next(variant for variant in self.variants if self.baseline in variant.runs)
+
+  def rows(self, has=lambda run: True):
+    """[([label], those of a variant's runs that it is true of)] of the variants that have some."""
+    found = [([variant.label], [*filter(has, variant.runs)]) for variant in self.variants]
+    return [row for row in found if row[1]]
+
+
+def cells(rows, column, bold):
+  """Of a column, or None if it has no values."""
+  found = [[value for item in items if (value := column.value(item)) is not None] for _, items in rows]
+  known = [values for values in found if values]
+  if not known:
+    return None
+  if isinstance(known[0][0], str):
+    return [", ".join(dict.fromkeys(values)) or "-" for values in found]
+  texts = [variants.mean_text(values, column.digits, len(items), exact=True) for values, (_, items) in zip(found, rows)]
+  if column.better and bold and len(set(map(metrics.mean, known))) > 1:
+    best = column.better(known, key=metrics.mean)
+    meets = lambda values: (abs(metrics.mean(values) - metrics.mean(best))
+                            <= metrics.half_width(values) + metrics.half_width(best))
+    texts = [f"**{text}**" if values and meets(values) else text for text, values in zip(texts, found)]
+  return texts
+
+
+def table(rows, columns, head=("run",), bold=False):
+  """rows: (texts, items) of each. A cell has the mean of the column's value over the items, or the texts that differ;
+  a column without values is left out. bold: for the best mean, and all whose intervals meet its own, as a difference
+  within the errors is none."""
+  made = [(column.title, texts) for column in columns if (texts := cells(rows, column, bold))]
+  return tables.markdown([*head, *(title for title, _ in made)],
+                         [[*texts, *(column[number] for _, column in made)] for number, (texts, _) in enumerate(rows)])
+
+
+# ------------------------------------------------------------------------------------- scripts that show some sections
+
+def add_arguments(parser, picture):
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
+  parser.add_argument("--out", metavar="FILE.png",
+                      help=f"the picture (.png, .pdf or .svg), or a folder for {picture} [the first run's]")
+
+
+def add_baseline(parser):
+  parser.add_argument("--baseline", metavar="RUN",
+                      help="the one of these runs that differences are to [the first; of a sweep, its first]")
+
+
+def read_runs(folders, *sections):
+  """The runs, of which each must have lines of one of the sections."""
+  runs = metrics.read_runs(folders)
+  for run in runs:
+    if not any(section.has(run) for section in sections):
+      raise UserError(f"{metrics.metrics_file(run.folder)} holds no {sections[0].name} yet; run "
+                      + sections[0].needs.replace("RUN", run.folder))
+  return runs
+
+
+def picture_path(out, view, name):
+  """Where the picture goes that --out asks for."""
+  path = out or view.runs[0].folder
+  return drawing.picture_path("--out", os.path.join(path, name) if os.path.isdir(path) else path)
+
+
+def print_tables(view, *shown):
+  blocks = [block for section in shown if any(map(section.has, view.runs)) for block in section.tables(view)]
+  print("\n\n".join(block.text if isinstance(block, Text) else block for block in blocks))
+
+
+def finished(view, drawn):
+  if (most := max(len(variant.runs) for variant in view.variants)) > 1:
+    drawn.supxlabel(f"Mean and range over up to {most} seeds", fontsize=9, color="#666666", x=0.01, ha="left")
+  return drawn
+
+
+def figure(view, section):
+  """Of its panels; None without any."""
+  if panels := section.panels(view):
+    drawn, _ = drawing.picture(panels, panels[0])
+    return finished(view, drawn) if section.has else drawn
+  return None
+
+
+def save(drawn, path):
+  drawn.savefig(path, dpi=drawing.DPI)
+  print(f"\npicture: {path}")
+
+
+def show(section, folders, out, **options):
+  """All that a script of one section does."""
+  view = View(read_runs(folders, section), **options)
+  path = picture_path(out, view, section.name + ".png")
+  print_tables(view, section)
+  save(figure(view, section), path)
