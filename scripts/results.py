@@ -23,10 +23,11 @@ def number(value):
 TEXT = lambda value: isinstance(value, str), "a text"
 WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
 NUMBER = lambda value: value is None or number(value), "a number or null"
+CHART = lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"
 COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": the axis has several
 RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
           "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"), "context": (whole, "a whole number"),
-          "chart": (lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"), "seeds": WHOLES, "lengths": WHOLES,
+          "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
           "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
           "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
                    "lists of texts by axis"),

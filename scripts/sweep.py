@@ -53,7 +53,6 @@ import section_sweep
 import variants
 from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
 
-KINDS = {"_": object, "name": str, "config": str, "set": dict, "axes": dict, "seeds": list, "chart": str, "sizes": dict}  # of entries
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 
 # labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
@@ -75,72 +74,88 @@ def meaning(value):
     return text(value)
 
 
-def check_kinds(path, entries):
+def different(values):
+  return isinstance(values, list) and 0 < len(values) == len(set(map(meaning, values)))
+
+
+def is_axis(values):
+  return different(values) or isinstance(values, dict) and values and all(isinstance(chosen, dict) for chosen in values.values())
+
+
+NAME = lambda value: isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value), "a text of letters, digits and _ . + -"
+ENTRIES = {  # of a sweep's file, and of each of its sizes: whether a value is good, and what it must be
+    "_": (lambda value: True, ""),
+    "name": NAME,
+    "config": results.TEXT,
+    "set": (lambda value: isinstance(value, dict), "an object {key: value}"),
+    "axes": (lambda value: isinstance(value, dict), "an object of axes"),
+    "seeds": (lambda value: results.WHOLES[0](value) and different(value), "a list of different whole numbers, from 0"),
+    "chart": results.CHART,
+    "sizes": (lambda value: isinstance(value, dict) and all(map(NAME[0], value)), "an object of sizes, by name"),
+}
+
+
+def checked(path, entries):
   if not isinstance(entries, dict):
-    raise UserError(f"{path}: must be a JSON object with entries of {', '.join(KINDS)}")
+    raise UserError(f"{path}: must be a JSON object with entries of {', '.join(ENTRIES)}")
   for key, value in entries.items():
-    if key not in KINDS:
-      raise UserError(f"{path}: {key}: must be one of {', '.join(KINDS)}")
-    if not isinstance(value, KINDS[key]):
-      raise UserError(f"{path}: {key}: must be {({str: 'a text', dict: 'an object', list: 'a list'})[KINDS[key]]}, not {json.dumps(value)[:40]}")
+    if key not in ENTRIES:
+      raise UserError(f"{path}: {key}: must be one of {', '.join(ENTRIES)}")
+    good, what = ENTRIES[key]
+    if not good(value):
+      raise UserError(f"{path}: {key}: must be {what}, not {json.dumps(value)[:40]}")
+  return entries
 
 
-def settings_of(values, where):
-  if not isinstance(values, dict):
-    raise UserError(f"{where}: must be an object {{key: value}}")
+def texts_of(values):
   return {key: text(value) for key, value in values.items()}
+
+
+def axes_of(path, sweep, given):
+  """({axis: {label: {key: text}}} with the --axis of the command line applied, the same with the labels of the file beside these)."""
+  for axis, values in sweep["axes"].items():
+    if not is_axis(values):
+      raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}, "
+                      f"not {json.dumps(values)[:40]}")
+  own = {axis: {label: texts_of(chosen) for label, chosen in values.items()} if isinstance(values, dict)
+         else {text(value): {axis: text(value)} for value in values} for axis, values in sweep["axes"].items()}
+  axes = dict(own)
+  for axis, labels in given:
+    known = own.get(axis) if isinstance(sweep["axes"].get(axis), dict) else None
+    if not different(labels):
+      raise UserError(f"--axis {axis}: must be a list of different values")
+    if known and (unknown := [label for label in labels if label not in known]):
+      raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
+    axes[axis] = {label: known[label] if known else {axis: label} for label in labels}
+  return axes, {axis: {**own.get(axis, {}), **chosen} for axis, chosen in axes.items()}
 
 
 def read_sweep(path, arguments):
   """The sweep with the size and the flags applied; axes as {axis: {label: {key: text}}}."""
-  sweep = read_json(path, "the JSON of a sweep")
-  check_kinds(path, sweep)
+  sweep = checked(path, read_json(path, "the JSON of a sweep"))
   sizes = sweep.pop("sizes", {})
   if arguments.size and arguments.size not in sizes:
     raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
-  size = sizes[arguments.size] if arguments.size else {}
-  check_kinds(f"{path}: sizes: {arguments.size}", size)
-  sweep.update({**size, "set": {**sweep.get("set", {}), **size.get("set", {})}})
-  stem = os.path.splitext(os.path.basename(path))[0]
-  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep}
-  sweep["size"] = arguments.size or ""
+  size = checked(f"{path}: sizes: {arguments.size}", sizes[arguments.size]) if arguments.size else {}
+  own_set = texts_of({**sweep.get("set", {}), **size.get("set", {})})
+  sweep = checked(path, {"name": os.path.splitext(os.path.basename(path))[0], "config": "configs/quickstart.json", "axes": {},
+                         "seeds": [1337], "chart": "lines", **sweep, **size, "set": {**own_set, **dict(arguments.set)}})
+  sweep["seeds"] = arguments.seeds or sweep["seeds"]
   sweep["config"] = arguments.config or sweep["config"]
   if os.path.isdir(sweep["config"]):
     sweep["config"] = os.path.join(sweep["config"], "config.json")
-  sweep["seeds"] = arguments.seeds or sweep["seeds"]
-  if sweep["chart"] not in results.CHARTS:
-    raise UserError(f"{path}: chart {sweep['chart']}: must be one of {', '.join(results.CHARTS)}")
-  for what in ("name", "size"):
-    if not re.fullmatch(r"[\w.+-]*", sweep[what]) or not sweep["name"]:
-      raise UserError(f"{path}: {what} {sweep[what]}: use letters, digits and _ . + - only")
-  axes, names = {}, {}
-  for axis, values in [*sweep["axes"].items(), *arguments.axis]:
-    known, named = axes.get(axis, {}), isinstance(sweep["axes"].get(axis), dict)
-    if isinstance(values, dict):
-      axes[axis] = {label: settings_of(chosen, f"{path}: {axis}: {label}") for label, chosen in values.items()}
-    elif not isinstance(values, list) or len(set(map(meaning, values))) < len(values) or not values:
-      raise UserError(f"{path}: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}")
-    elif named and (unknown := [label for label in values if label not in known]):
-      raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
-    else:
-      axes[axis] = {text(value): known[value] if named else {axis: text(value)} for value in values}
-    names[axis] = {**known, **axes[axis]}
-  if not axes or not all(axes.values()):
+  axes, names = axes_of(path, sweep, arguments.axis)
+  if not axes:
     raise UserError(f"{path}: axes: name at least one, with values")
-  seeds = sweep["seeds"]
-  if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
-    raise UserError(f"{path}: seeds: must be a list of different whole numbers, from 0")
-  own_set = settings_of(sweep["set"], f"{path}: set")
-  everywhere = {**own_set, **dict(arguments.set)}
   own = {key for values in axes.values() for chosen in values.values() for key in chosen}
   if taken := sorted(own & {"name", "seed"}):
     raise UserError(f"{path}: axes: {taken[0]}: the sweep itself gives each run a {taken[0]}; " + (
         'list the seeds in "seeds", or with --seeds' if taken[0] == "seed" else "remove it"))
   own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
-  if mine := sorted(own & set(everywhere)):
-    raise UserError(f"--set {mine[0]}={everywhere[mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
-  return {**sweep, "axes": axes, "set": everywhere, "own_set": own_set, "names": names}
+  if mine := sorted(own & set(sweep["set"])):
+    raise UserError(f"--set {mine[0]}={sweep['set'][mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
+  return {**sweep, "size": arguments.size or "", "axes": axes, "own_set": own_set, "names": names}
 
 
 def only_evaluates(key):

@@ -146,10 +146,10 @@ class Series(ScriptTest):
 
   def test_refuses_files(self):
     for changes, part in (({"axis": {}}, "axis: must be one of _, name, config"), ({"axes": {}}, "name at least one"),
-                          ({"axes": {"x": []}}, "x: must be a list"), ({"axes": {"x": {"a": 7}}}, "x: a: must be an object"),
+                          ({"axes": {"x": []}}, "x: must be a list"), ({"axes": {"x": {"a": 7}}}, "axes: x: must be a list of different values, or an object {label: {key: value}}, not {"),
                           ({"axes": {"x": [1, "1"]}}, "different values"), ({"seeds": [1, 1]}, "seeds: must be"),
-                          ({"chart": "pie"}, "chart pie: must be one of lengths"), ({"name": "a/b"}, "name a/b"),
-                          ({"set": [1]}, "set: must be an object, not [1]"), ({"axes": [1]}, "axes: must be an object"), ({"seeds": [[1]]}, "seeds: must be"),
+                          ({"chart": "pie"}, "chart: must be one of lengths, lines, bars, lr, not \"pie\""), ({"name": "a/b"}, "name: must be a text of letters, digits and _ . + -, not \"a/b\""),
+                          ({"set": [1]}, "set: must be an object {key: value}, not [1]"), ({"axes": [1]}, "axes: must be an object"), ({"seeds": [[1]]}, "seeds: must be"),
                           ({"seeds": ["1", 1]}, "seeds: must be"), ({"config": 5}, "config: must be a text, not 5"),
                           ({"axes": {"x": [1e-3, "0.001"]}}, "different values"), ({"axes": {"x": {"a": {"seed": 1}}}}, "axes: seed"),
                           ("[]", "must be a JSON object"), ("[" * 100000, "is not the JSON of a sweep")):
