@@ -5,17 +5,9 @@ or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
     python3 scripts/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
 
-Columns: registers of a thread, bytes that it spills (for a kernel of attention all its local memory: an array whose
-indices are not constants is not in registers either), shared memory that the kernel declares (without what a launch adds),
-and how many of the 64 warps of a multiprocessor the 65536 registers allow. --sass counts some instructions of
-each kernel, by cuobjdump: products of a warp (HMMA) and of a warpgroup (HGMMA), tiles that the copy engine loads
-(UTMALDG) and stores (UTMASTG); exit 1 if a kernel for Hopper lacks one of the last three.
-
---count prints another table, from machine code alone: every inner loop with tensor-core products, and what a step of
-it takes without masks (sass.py says how it is found). "scores" are those that two warpgroups handle in a step (with
-mma.sync 4 warps), "issued" the instructions of a warp, "per score" those of a thread for one of its scores; then cycles
-of a multiprocessor for the step, by unit. A second table bounds each pass by the slowest unit of its loops. Without
-cuobjdump, pip fetches it into build/.
+bench/README.md says what the columns are. --sass counts some instructions of each kernel, by cuobjdump, and fails if a
+kernel for Hopper lacks one of its own; --count prints another table, of the inner loops of attention, from machine code
+alone. Without cuobjdump, pip fetches it into build/.
 """
 import argparse
 import collections

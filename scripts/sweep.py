@@ -4,29 +4,10 @@
     python3 scripts/sweep.py configs/sweeps/lr.json [--size gpu] [--axis KEY=A,B]... [--seeds 1,2,3] [--set key=value]...
                              [--plan | --table] [--overwrite] [--results FILE.json] [--picture FILE.png]
 
-SWEEP.json: "config" (a configuration, or the folder of a run), "set" {key: value} for all runs, "seeds", "axes" and
-"chart". An axis is a key with a list of values, or a name with {label: {key: value, ...}}. "sizes" {name: {...}} holds
-entries that --size puts in place of these; its "set" is added. An axis over train.steps compares the ends of runs of unlike
-lengths, which the note below the table says. --axis selects labels of an axis, or gives a key other values.
-
-Keys eval.* but eval.every, in an axis or by --set, train nothing: a combination with such keys is a run that evaluates the
-last checkpoint of the one without them, which is trained first if it is missing. After a sweep, --set eval.mode=suffix thus
-makes the table of suffix losses of the same weights, in runs/SWEEP_suffix.json; other eval.* in the configuration do the same.
-
-Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second, in
-runs/SWEEP_LABELS_SEED_HASH; the hash is that of all settings that are given, but for those that may change while a run
-continues (./train --print-config marks them): another log.every does not make another run. All settings are checked before
-the first run. A complete run is not repeated, and one that was stopped continues from its newest checkpoint, unless
---overwrite is given. If a run fails the others are still made. Ctrl-C ends the sweep once the run has saved.
-
-A run has diverged if its loss was not finite, or if it made at least 100 steps and its validation loss ended less than 0.5
-below that of step 0 (above that, with init or a regression head), or the mean training loss of its last 5% is more than 5%
-above that of an earlier window as long.
-
-Charts: "lengths" (loss by evaluated length, a line for each combination), and three of the loss at the trained length,
-with the first axis along x: "lines", "bars", and "lr", with the sensitivity of Wortsman et al. (arXiv 2309.14322): the mean
-over the rates of min(loss, loss of step 0) less the lowest loss. Prints the losses, mean and 95% interval over the seeds, and
-paired differences to the first row. --results keeps all of it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png].
+docs/comparing.md says what a sweep file holds, which runs are made, repeated and called diverged, and what the charts show.
+Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second. Prints the
+losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of it
+[runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
 """
 import argparse
 import collections
