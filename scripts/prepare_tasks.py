@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 
 from common import Failure, UserError, encode, run, whole_files
-from prepare_text import kind_of, unpacked
+from documents import kind_of, parquet_file, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
 HUB = "https://huggingface.co"
@@ -133,16 +133,8 @@ def examples(task, rows, dev=(), shots=0):
 # ------------------------------------------------------------------------------------------------------------ input
 
 def parquet_rows(name, stream):
-  try:
-    import pyarrow
-    from pyarrow import parquet
-  except ImportError as error:
-    raise UserError("%s: %s; python3 -m pip install pyarrow, or give JSONL" % (name, error))
-  data = io.BytesIO(stream.read())
-  try:
-    return parquet.read_table(data).to_pylist()
-  except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
+  with parquet_file(name, io.BytesIO(stream.read())) as file:
+    return file.read().to_pylist()
 
 
 def csv_rows(name, stream):

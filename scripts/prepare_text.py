@@ -14,8 +14,6 @@ import argparse
 import array
 import bisect
 import codecs
-import contextlib
-import gzip
 import itertools
 import json
 import os
@@ -24,139 +22,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zlib
 
 import shards
 from common import Failure, Progress, UserError, run, whole_files
+from documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from shards import NO_LABEL
 
-MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh", ".zip": b"PK\3\4"}
-MARKER = b"<|endoftext|>"
 BLOCK = 4 << 20
 
 
 # ------------------------------------------------------------------------------------------------------------ input
-
-def kind_of(name):
-  """The ending of a name, but for that of its compression."""
-  return os.path.splitext(re.sub(r"\.(gz|zst)$", "", name))[1]
-
-
-@contextlib.contextmanager
-def unpacked(name, stream):
-  """The file without the compression that its name tells of."""
-  if name.endswith(".gz"):
-    try:
-      with gzip.GzipFile(fileobj=stream) as whole:
-        yield whole
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-      raise UserError("%s is damaged, or not a gzip file: %s" % (name, error))
-  elif name.endswith(".zst"):
-    try:  # --long: some archives have windows beyond the default limit
-      process = subprocess.Popen(["zstd", "-dcq", "--long=31"], stdin=stream, stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE)
-    except OSError as error:
-      raise UserError("%s needs the program zstd: %s; install it (apt-get install zstd), or unpack the file" % (
-          name, error.strerror))
-    with process:
-      yield process.stdout
-      if process.wait() != 0:
-        said = re.sub(r"/\*stdin\*\\ ?: ", "", process.stderr.read().decode(errors="replace")).strip()
-        raise UserError("%s is damaged, or not a zstd file: %s" % (name, said))
-  else:
-    yield stream
-
-
-def listed(names):
-  return ", ".join('"%s"' % name for name in names[:20]) or "no fields"
-
-
-def utf8(value, where, args, flag="--field"):
-  """The text of a document, in the field that the flag names, as UTF-8; None if it is null and no answer is needed."""
-  field = args.fields[flag]
-  if value is None and not args.answer_field:
-    return None
-  if not isinstance(value, str):
-    raise UserError('%s: "%s" is %s, not text; name the field that has the text with %s' % (
-        where, field, json.dumps(value, default=str)[:40], flag))
-  try:
-    return value.encode()
-  except UnicodeEncodeError:  # JSON can write half of a surrogate pair
-    if args.errors == "strict":
-      raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, field))
-    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-
-
-def json_documents(name, stream, args):
-  for number, line in enumerate(stream, 1):
-    if line.isspace():
-      continue
-    where = "%s, line %d" % (name, number)
-    try:
-      record = json.loads(line.decode("utf-8", args.errors).lstrip("\ufeff"))  # a byte order mark
-    except UnicodeDecodeError as error:
-      raise UserError("%s is not UTF-8 at byte %d of the line: convert it (iconv -t UTF-8) or use --errors replace" % (
-          where, error.start))
-    except (ValueError, RecursionError) as error:
-      at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
-      raise UserError("%s is not JSON: %s; every line must be a JSON object" % (where, at))
-    for flag, field in args.fields.items():
-      if not isinstance(record, dict) or field not in record:
-        raise UserError('%s: a JSON object with "%s" is needed, but it %s; %s names the field with the text' % (
-            where, field, "has " + listed(list(record)) if isinstance(record, dict) else
-            "is an array; write each of its elements on a line of its own (jq -c '.[]')"
-            if isinstance(record, list) else "is " + json.dumps(record)[:40], flag))
-    parts = [utf8(record[field], where, args, flag) for flag, field in args.fields.items()]
-    if args.answer_field and not parts[1]:
-      raise UserError('%s: the answer, "%s", is empty; write one, or remove the line' % (where, args.answer_field))
-    if args.answer_field and args.tokenizer != "bytes" and MARKER in b"".join(parts):
-      raise UserError("%s has %s; remove it: it separates documents" % (where, MARKER.decode()))
-    yield parts if args.answer_field else parts[0]
-
-
-def parquet_documents(name, stream, args):
-  try:
-    import pyarrow
-    from pyarrow import parquet
-  except ImportError as error:
-    raise UserError("%s: %s; %s -m pip install pyarrow, or save it as JSONL" % (name, error, sys.executable))
-  try:
-    file = parquet.ParquetFile(stream, pre_buffer=False)
-    if args.field not in file.schema_arrow.names:
-      raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
-          name, args.field, listed(file.schema_arrow.names)))
-    batches = file.iter_batches(batch_size=1000, columns=[args.field])
-    columns = (batch.column(0) for batch in batches)
-    for number, value in enumerate(itertools.chain.from_iterable(columns), 1):
-      where = "%s, row %d" % (name, number)
-      if isinstance(value, (pyarrow.StringScalar, pyarrow.LargeStringScalar)) and value.is_valid:
-        try:
-          yield value.as_buffer().to_pybytes().decode("utf-8", args.errors).encode()
-        except UnicodeDecodeError as error:
-          raise UserError('%s: "%s" is not UTF-8 (%s); correct it, or use --errors replace' % (where, args.field, error))
-      else:
-        yield utf8(value.as_py(), where, args)
-  except (pyarrow.ArrowException, OSError) as error:
-    raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
-
-
-def warn_of_another_format(name, block):
-  """Of a file that is taken as text, if its first block looks like something else."""
-  warn = lambda what: sys.stderr.write("prepare_text.py: warning: %s is taken as text, but %s\n" % (name, what))
-  for ending, magic in MAGICS.items():
-    if block.startswith(magic):
-      return warn("begins like a file in the format %s; %s" % (
-          ending, "unpack it, or let its name end so" if ending in (".gz", ".zst", ".parquet") else "convert it to text"))
-  if kind_of(name) == ".json" and block.lstrip()[:1] == b"[":
-    return warn("seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')")
-  line, newline, _ = block.partition(b"\n")
-  try:
-    fields = listed(list(json.loads(line))) if newline and line.startswith(b"{") else ""
-  except ValueError:
-    return
-  if fields:
-    warn("its first line is a JSON object, which has %s; --jsonl takes a document from each line" % fields)
-
 
 class Text:
   """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and
@@ -225,21 +100,22 @@ class Text:
           self.starts.append(offset + marker.start())
       yield block
 
-  def documents(self, first, last, chosen=lambda number: True):
-    """(name, first byte within the file, blocks) of each chosen document that has text in [first, last), and only of
-    that text. chosen: of its number, counted from 1. Blocks are valid until the next document."""
+  def _spans(self, first, last, chosen):
+    """(number, first byte, end) of the text in [first, last) of each document whose number, from 1, is chosen."""
     for number in range(bisect.bisect_right(self.starts, first), bisect.bisect_left(self.starts, last) + 1):
-      start, end = max(self.starts[number - 1], first), min(self.starts[number], last)
       if chosen(number):
-        of = bisect.bisect_right(self.firsts, start) - 1
-        yield self.names[of], start - self.firsts[of], self._blocks(start, end)
+        yield number, max(self.starts[number - 1], first), min(self.starts[number], last)
 
-  def answers_in(self, first, last, chosen=lambda number: True):
-    """(bytes before its answer, bytes) of each document that documents() yields for the same arguments."""
-    for number, (start, end, answer) in enumerate(zip(self.starts, self.starts[1:], self.answers), 1):
-      if start < last and first < end and chosen(number):
-        start = max(start, first)
-        yield max(answer - start, 0), min(end, last) - start
+  def documents(self, *part):
+    """(name, first byte within the file, blocks) of each document of a part. Blocks are valid until the next one."""
+    for _, start, end in self._spans(*part):
+      of = bisect.bisect_right(self.firsts, start) - 1
+      yield self.names[of], start - self.firsts[of], self._blocks(start, end)
+
+  def answers_in(self, *part):
+    """(bytes before its answer, bytes) of each document that documents() yields."""
+    for number, start, end in self._spans(*part):
+      yield max(self.answers[number - 1] - start, 0), end - start
 
   def _blocks(self, start, end):
     self.file.seek(start)
@@ -492,31 +368,31 @@ def parse_arguments():
                       help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
-  if not re.fullmatch(r"[\w.+-]+", args.name):
-    raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
-  if not 0 <= args.val_fraction <= 1:
-    raise UserError("--val-fraction %g is not between 0 and 1" % args.val_fraction)
-  if args.val_every is not None and args.val_every < 2:
-    raise UserError("--val-every %d is less than 2, which validates on every second document" % args.val_every)
-  if args.field is not None and not args.jsonl and not any(kind_of(f) in (".jsonl", ".parquet") for f in args.files):
-    raise UserError("--field %s: no input is called .jsonl or .parquet; --jsonl reads others as JSONL" % args.field)
+  jsonl = [args.jsonl or kind_of(name) == ".jsonl" for name in args.files]
+  plain = next((name for name, known in zip(args.files, jsonl) if not known), "")
+  bytes_or_gpt2 = args.tokenizer in ("bytes", "gpt2")
+  for wrong, message in (
+      (not re.fullmatch(r"[\w.+-]+", args.name), f"--name {args.name!r}: use letters, digits and _ . + - only"),
+      (not 0 <= args.val_fraction <= 1, f"--val-fraction {args.val_fraction:g} is not between 0 and 1"),
+      (args.val_every is not None and args.val_every < 2,
+       f"--val-every {args.val_every} is less than 2, which validates on every second document"),
+      (args.field is not None and not any(jsonl) and ".parquet" not in map(kind_of, args.files),
+       f"--field {args.field}: no input is called .jsonl or .parquet; --jsonl reads others as JSONL"),
+      (not bytes_or_gpt2 and not args.tokenizer.endswith(".json"),
+       f"--tokenizer {args.tokenizer}: use bytes, gpt2, or the path of a tokenizer.json"),
+      (args.separator and bytes_or_gpt2,
+       f"--separator {args.separator}: only a tokenizer.json can choose; leave it out"),
+      (args.answer_field and plain,
+       f"--answer-field {args.answer_field}: {plain} is not called .jsonl; --jsonl reads it as JSONL if it is"),
+      (not 1 <= args.shard_tokens < 1 << 31,
+       f"--shard-tokens {args.shard_tokens} is not between 1 and {(1 << 31) - 1}"),
+      (args.tokenizer == "gpt2" and not args.tokenizer_dir,
+       "--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocab.json or encoder.json and merges.txt or "
+       "vocab.bpe")):
+    if wrong:
+      raise UserError(message)
   args.field = args.field or "text"
-  if args.tokenizer not in ("bytes", "gpt2") and not args.tokenizer.endswith(".json"):
-    raise UserError("--tokenizer %s: use bytes, gpt2, or the path of a tokenizer.json" % args.tokenizer)
-  if args.separator and not args.tokenizer.endswith(".json"):
-    raise UserError("--separator %s: only a tokenizer.json can choose; leave it out" % args.separator)
-  args.fields = {"--field": args.field}
-  if args.answer_field:
-    args.fields["--answer-field"] = args.answer_field
-    for name in args.files:
-      if not args.jsonl and kind_of(name) != ".jsonl":
-        raise UserError("--answer-field %s: %s is not called .jsonl; --jsonl reads it as JSONL if it is" % (
-            args.answer_field, name))
-  if not 1 <= args.shard_tokens < 1 << 31:
-    raise UserError("--shard-tokens %d is not between 1 and %d" % (args.shard_tokens, (1 << 31) - 1))
-  if args.tokenizer == "gpt2" and not args.tokenizer_dir:
-    raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocab.json or encoder.json and "
-                    "merges.txt or vocab.bpe")
+  args.fields = {"--field": args.field, **({"--answer-field": args.answer_field} if args.answer_field else {})}
   return args
 
 
@@ -533,11 +409,11 @@ def prepare(text, args, tokenizer, folder):
     train = 0, text.size, lambda number: number % args.val_every
     val = 0, text.size, lambda number: number % args.val_every == 0
   else:
-    start = validation_start(text, args.val_fraction)
+    start, every = validation_start(text, args.val_fraction), lambda number: True
     if args.val_fraction not in (0, 1) and start in (0, text.size):
       raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
                       "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
-    train, val = (0, start), (start, text.size)
+    train, val = (0, start, every), (start, text.size, every)
   writers = []
   progress = Progress(text.size)
   for split, part in (("train", train), ("val", val)):
