@@ -22,7 +22,7 @@ def main():
   parser.add_argument("--length", type=int, metavar="T",
                       help="[the trained length, else the shortest that all runs have]")
   args = parser.parse_args()
-  sections.show(DIAGNOSTICS, args.runs, args.out, length=args.length)
+  sections.show_one(DIAGNOSTICS, args, length=args.length)
 
 
 if __name__ == "__main__":

@@ -112,10 +112,10 @@ def legend_below(axes):
     axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
 
 
-def picture(panels, legend, columns=3):
-  """A figure and its axes. panels: functions that draw on given axes. legend: the panel that has it below."""
+def picture(panels, legend, inside=None):
+  """The figure. panels: functions that draw on given axes. legend: the panel that has it below; inside: one within it."""
   pyplot = load_pyplot()
-  columns = min(columns, len(panels))
+  columns = min(3, len(panels))
   rows = -(-len(panels) // columns)
   figure, grid = pyplot.subplots(rows, columns, figsize=({1: 7, 2: 11}.get(columns, 5 * columns), 4.2 * rows),
                                  constrained_layout=True, squeeze=False)
@@ -123,6 +123,8 @@ def picture(panels, legend, columns=3):
     draw(axes)
     if draw is legend:
       legend_below(axes)
+    elif draw is inside:
+      axes.legend(loc="best")
   for axes in grid.flat[len(panels):]:
     axes.axis("off")
-  return figure, [*grid.flat[:len(panels)]]
+  return figure

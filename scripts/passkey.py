@@ -133,7 +133,7 @@ def main():
   drawn = commands.add_parser("picture", help="draw results")
   sections.add_arguments(drawn, "passkey.png")
   args = parser.parse_args()
-  make(args) if args.command == "make" else sections.show(PASSKEY, args.runs, args.out)
+  make(args) if args.command == "make" else sections.show_one(PASSKEY, args)
 
 
 if __name__ == "__main__":

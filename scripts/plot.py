@@ -10,7 +10,6 @@ learning rate and speed; --brief draws only the first two. docs/comparing.md say
 import argparse
 import functools
 
-import drawing
 import sections
 from section_answers import TASKS
 from section_losses import CONTEXTS, LENGTHS, SETTINGS, UNITS
@@ -25,16 +24,14 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   sections.add_baseline(parser)
   arguments = parser.parse_args()
-  runs = sections.read_runs(arguments.runs, CURVES, LENGTHS, CONTEXTS)
-  view = sections.View(runs, arguments.baseline, arguments.unit)
-  path = sections.picture_path(arguments.out, view, "loss.png")
-  sections.print_tables(view, LENGTHS, CONTEXTS, SETTINGS)
-  by_step = [functools.partial(draw_losses, view)] * any(map(CURVES.has, runs))
+  view = sections.View(sections.read_runs(arguments.runs, CURVES, LENGTHS, CONTEXTS), arguments.baseline, arguments.unit)
+  by_step = [functools.partial(draw_losses, view)] * any(map(CURVES.has, view.runs))
   others = [panel for section in (LENGTHS, TASKS, CONTEXTS, STABILITY, SPEED) for panel in section.panels(view)]
-  figure, axes = drawing.picture([*by_step, *others[:1 if arguments.brief else None]], others[0])
-  if by_step and (len(view.variants) <= 8 or len(axes[1].get_legend_handles_labels()[1]) < len(view.variants)):
-    axes[0].legend(loc="best")
-  sections.save(sections.finished(view, figure), path)
+  panels = [*by_step, *others[:1 if arguments.brief else None]]
+  known = all(any(run.row or run.contexts for run in variant.runs) for variant in view.variants)  # in the legend below
+  inside = panels[0] if len(view.variants) <= 8 or not known else None
+  sections.show(view, (LENGTHS, CONTEXTS, SETTINGS), arguments.out, "loss.png",
+                lambda: sections.figure(view, panels, others[0], inside))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import json
 import os
 import time
 
+import drawing
 import metrics
 import results
 import section_sweep
@@ -28,7 +29,7 @@ import variants
 from common import UserError, check_output, output_folder, run as run_main
 from section_answers import DIAGNOSTICS, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
 from section_losses import CONTEXTS, LENGTHS, SETTINGS
-from section_training import CURVES, SPEED, STABILITY, each, last, middle, trained_hours
+from section_training import COST, CURVES, DEVICE, SPEED, SPEEDS, STABILITY, each, last
 from sections import Column, Section, Text, View, field, table
 
 Picture = collections.namedtuple("Picture", "name caption png wide")
@@ -58,6 +59,9 @@ pre { background: #f5f7f9; padding: .7rem; font-size: .8rem; white-space: pre-wr
 
 # ---------------------------------------------------------------------------------------------------------- the summary
 
+PARAMETERS = Column("parameters", lambda run: field("parameters")(run.start), "{:,.0f}")
+
+
 def loss_at(length):
   return lambda run: run.row[length].loss if length in run.row else None
 
@@ -65,15 +69,12 @@ def loss_at(length):
 def summary(view):
   context = min((run.context() for run in view.runs if run.context()), default=1)
   lengths = sorted({length for run in view.runs for length in run.row if length >= context})
-  columns = [Column("parameters", lambda run: field("parameters")(run.start), "{:,.0f}"),
-             Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"), Column("hours", trained_hours, "{:.3g}")]
+  columns = [PARAMETERS, *COST]
   columns += [Column(f"loss at {length}", loss_at(length), better=min) for length in lengths]
   if lengths:
     end = lambda run: (e := run.row.get(lengths[-1])) and e.last_loss
     columns.append(Column(f"end of {lengths[-1]}", end, better=min))
-  columns += task_columns(view.runs) + passkey_columns(view.runs) + diagnostics_columns()
-  columns += [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
-              Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
+  columns += task_columns(view.runs) + passkey_columns(view.runs) + diagnostics_columns() + SPEEDS
   return table(view.rows(), columns, bold=len(metrics.comparable(view.runs)) < 2)
 
 
@@ -114,12 +115,8 @@ def unfair(view):
 
 
 def facts(view):
-  text = lambda value, digits: "-" if metrics.finite(value) is None else digits.format(value)
-  columns = [Column("parameters", lambda run: text(run.start.get("parameters"), "{:,.0f}")),
-             Column("FLOPs per token", lambda run: text(run.start.get("flops_per_token"), "{:.3g}")),
-             Column("step", lambda run: str(run.step())),
-             Column("tokens", lambda run: text(last(run, "tokens"), "{:,.0f}")),
-             Column("hours", trained_hours, "{:.3g}"), Column("device", lambda run: str(run.start.get("device", "-"))),
+  columns = [PARAMETERS, Column("FLOPs per token", lambda run: field("flops_per_token")(run.start), "{:.3g}"),
+             Column("step", lambda run: str(run.step())), *COST, DEVICE,
              Column("commit", lambda run: str(run.start.get("commit", "-"))),
              Column("versions", lambda run: " ".join(
                  f"{name} {version}" for name, version in metrics.section(run.start, "versions").items()))]
@@ -210,10 +207,11 @@ def write_markdown(folder, title, subtitle, sections):
 def blocks_of(view, section):
   """Its tables, then its picture."""
   try:
-    blocks, figure = section.tables(view), sections.figure(view, section)
+    blocks, panels = section.tables(view), section.panels(view)
   except UserError as error:  # no length in common
     return [Text(str(error))]
-  if figure:
+  if panels:
+    figure = sections.figure(view, panels, panels[0]) if section.has else drawing.picture(panels, panels[0])
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=100, metadata={"Software": None})
     blocks = [*blocks, Picture(section.name, section.caption, data.getvalue(), bool(figure.get_figwidth() > 8))]

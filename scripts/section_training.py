@@ -22,8 +22,11 @@ def last(run, key):
   return next(iter(each(reversed(run.lines), key)), None)
 
 
-def trained_hours(run):
-  return run.axis("hours")(run.lines[-1]["step"]) if run.lines else None
+COST = [Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"),
+        Column("hours", lambda run: run.axis("hours")(run.lines[-1]["step"]) if run.lines else None, "{:.3g}")]
+SPEEDS = [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
+          Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
+DEVICE = Column("device", lambda run: str(run.start.get("device", "-")))
 
 
 def smooth(losses):
@@ -114,10 +117,7 @@ def field_panels(*fields):
 
 
 def speed_tables(view):
-  columns = [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}"),
-             Column("ms a step", lambda run: middle(run, "ms"), "{:.1f}"),
-             Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}"),
-             Column("device", lambda run: str(run.start.get("device", "-")))]
+  columns = [*SPEEDS, Column("ms a step", lambda run: middle(run, "ms"), "{:.1f}"), DEVICE]
   return [Text("Medians over the steps of training. MFU is known only where the peak of the device is."),
           table(view.rows(SPEED.has), columns)]
 

@@ -12,8 +12,8 @@ import tables
 import variants
 from common import UserError
 
-# name: of its lines, and its picture. has(run): whether the run has such lines; None: it is not of runs. needs: the
-# command that makes them. tables(view): a list of tables and Texts. panels(view): functions that draw on given axes.
+# name: of its lines, and its picture. has(run): whether the run has such lines. needs: the command that makes them.
+# tables(view): a list of tables and Texts. panels(view): functions that draw on given axes; the first has the legend.
 Section = collections.namedtuple("Section", "name title has needs tables panels caption",
                                  defaults=(lambda view: [], ""))
 Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning" or "code"
@@ -96,39 +96,24 @@ def read_runs(folders, *sections):
   return runs
 
 
-def picture_path(out, view, name):
-  """Where the picture goes that --out asks for."""
-  path = out or view.runs[0].folder
-  return drawing.picture_path("--out", os.path.join(path, name) if os.path.isdir(path) else path)
-
-
-def print_tables(view, *shown):
-  blocks = [block for section in shown if any(map(section.has, view.runs)) for block in section.tables(view)]
-  print("\n\n".join(block.text if isinstance(block, Text) else block for block in blocks))
-
-
-def finished(view, drawn):
+def figure(view, panels, legend, inside=None):
+  drawn = drawing.picture(panels, legend, inside)
   if (most := max(len(variant.runs) for variant in view.variants)) > 1:
     drawn.supxlabel(f"Mean and range over up to {most} seeds", fontsize=9, color="#666666", x=0.01, ha="left")
   return drawn
 
 
-def figure(view, section):
-  """Of its panels; None without any."""
-  if panels := section.panels(view):
-    drawn, _ = drawing.picture(panels, panels[0])
-    return finished(view, drawn) if section.has else drawn
-  return None
-
-
-def save(drawn, path):
-  drawn.savefig(path, dpi=drawing.DPI)
+def show(view, shown, out, name, draw):
+  """Prints the sections' tables, and saves the picture that draw() returns, as all that a script does."""
+  path = out or view.runs[0].folder
+  path = drawing.picture_path("--out", os.path.join(path, name) if os.path.isdir(path) else path)
+  blocks = [block for section in shown if any(map(section.has, view.runs)) for block in section.tables(view)]
+  print("\n\n".join(block.text if isinstance(block, Text) else block for block in blocks))
+  draw().savefig(path, dpi=drawing.DPI)
   print(f"\npicture: {path}")
 
 
-def show(section, folders, out, **options):
-  """All that a script of one section does."""
-  view = View(read_runs(folders, section), **options)
-  path = picture_path(out, view, section.name + ".png")
-  print_tables(view, section)
-  save(figure(view, section), path)
+def show_one(section, args, **options):
+  view = View(read_runs(args.runs, section), **options)
+  panels = section.panels(view)
+  show(view, [section], args.out, section.name + ".png", lambda: figure(view, panels, panels[0]))

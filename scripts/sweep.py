@@ -439,7 +439,7 @@ def main():
     print("\n\n".join(section_sweep.texts(result)), flush=True)
     if drawable:
       panel = functools.partial(section_sweep.draw, result)
-      drawing.picture([panel], panel)[0].savefig(arguments.picture or stem + ".png", dpi=drawing.DPI)
+      drawing.picture([panel], panel).savefig(arguments.picture or stem + ".png", dpi=drawing.DPI)
   for name, reason in failed.items():
     print(f"sweep.py: runs/{name} failed: {reason}", file=sys.stderr)
   if stopped:
