@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 
-from support.scripts import ScriptTest
+from support.scripts import DAMAGED, ScriptTest
 
 REFUSE = "raise ImportError('No module named ' + repr(__name__))\n"
 RECORD = """
@@ -56,10 +56,6 @@ LINES = [
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
     {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
 ]
-DAMAGED = [line + "\n" for line in (
-    '{"type":"start","config":null}', '{"type":"train","step":3,"loss":1e400}', '{"type":"train","step":"a","loss":1}',
-    '{"type":"eval","step":3,"length":"100","loss":1,"by_position":7}', '{"type":"skip","step":null,"skipped":1}',
-    '{"type":"eval","step":3,"length":100,"loss":Infinity,"by_position":7}', "[]")]
 POINTS = [
     ("step", 1, 2e9, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
     ("step", 1, None, {"skip/skipped": 1}),
@@ -78,10 +74,7 @@ LAST = {"last/train/loss": 5.5, "last/val/loss/64": 5.25, "last/eval/loss/100": 
 class Export(ScriptTest):
   def setUp(self):
     super().setUp()
-    self.run_folder = self.path("a")
-    os.mkdir(self.run_folder)
-    lines = [json.dumps(line) + "\n" for line in LINES]
-    self.write("a/metrics.jsonl", "".join(lines[:8] + DAMAGED + lines[8:]) + '{"type":"train","st')
+    self.run_folder = self.make_run("a", [*LINES[:8], *DAMAGED, *LINES[8:], DAMAGED[-1]])
     self.libraries(torch=REFUSE, tensorboardX=REFUSE, wandb=REFUSE)
 
   def libraries(self, **modules):
