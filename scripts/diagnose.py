@@ -3,12 +3,9 @@
 
     python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024]
 
-The table has the share of attention that the first token gets, the sink rate, the mean of the largest activations,
-the entropy relative to uniform weights, the gate's mean, the zeros, and the spikes in training. The picture shows by
-layer the first token's share, the largest activation, entropy and zeros; how far attention reaches, at each length,
-beside uniform weights (dotted); the gate's scores; and the first token's share by layer and head. All is of the last
-step with diagnostics, at the trained length or the shortest that all runs have (--length: another). Without --out the
-picture is RUN/diagnostics.png of the first run."""
+docs/evaluating.md says what the numbers are. All are of the last step with diagnostics, at the trained length or the
+shortest that all runs have (--length: another). Without --out the picture is RUN/diagnostics.png of the first run.
+"""
 import argparse
 
 import sections

@@ -113,7 +113,7 @@ def legend_below(axes):
 
 
 def picture(panels, legend, inside=None):
-  """The figure. panels: functions that draw on given axes. legend: the panel that has it below; inside: one within it."""
+  """The figure. panels: functions that draw on given axes. legend: the panel that has it below; inside: within it."""
   pyplot = load_pyplot()
   columns = min(3, len(panels))
   rows = -(-len(panels) // columns)

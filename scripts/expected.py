@@ -3,11 +3,10 @@
 
     python3 scripts/expected.py bench/results/quickstart_cpu.json runs/quickstart_softmax runs/quickstart_lssar
 
-The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and each seed. Prints their
-mean and range, and the losses of the runs below them, each in the row of its variant. A correct run of another seed lies
-outside the range of n seeds with a chance of 2 in n + 1 at each length. So a loss counts as unexpected only outside the
-mean -+ t s sqrt(1 + 1 / n), which a further seed's loss leaves once in a hundred times (s: the standard deviation over the
-seeds; t: Student's, for n - 1 degrees of freedom). Standard library only.
+The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and each seed. Prints
+their mean and range, and below the losses of the runs. A correct run of another seed lies outside the range of n seeds
+with a chance of 2 in n + 1 at each length. So a loss counts as unexpected only outside the mean -+ t s sqrt(1 + 1 / n),
+which another seed leaves once in a hundred times (s: standard deviation; t: Student's, n - 1 degrees of freedom).
 """
 import math
 import statistics

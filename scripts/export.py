@@ -4,12 +4,7 @@
     python3 scripts/export.py runs/a runs/b --to tensorboard      then: tensorboard --logdir runs
     python3 scripts/export.py runs/a --to wandb [--project plusgpt]
 
-Training and validation become curves over the step, named train/loss, val/loss/LENGTH, eval/suffix/loss/LENGTH
-(of eval.mode=suffix) and so on; the newest loss by position becomes a curve over the position; runs can be sorted by
-configuration and last losses. Evaluations with other settings or of other data than the run's own are left out, and
-counted. Needs PyTorch with tensorboard, or tensorboardX; or wandb, whose own variables control the login
-(WANDB_MODE=offline). TensorBoard's files are in RUN/tensorboard, and the next export replaces them; wandb makes a new
-run each time.
+docs/comparing.md says what becomes a curve. Needs PyTorch with tensorboard, or tensorboardX; or wandb.
 """
 import argparse
 import glob

@@ -220,8 +220,8 @@ def plus_minus(values, digits="{:.3f}"):
   return "" if len(values) < 2 else f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
-SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the 1,000 steps before it; "
-          "of runs shorter than 2,000 steps 6, of the 128 before.")
+SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the 1,000 "
+          "steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
 
 
 def spike_score(values):

@@ -1,18 +1,11 @@
 #!/usr/bin/env python3
-"""Data that teach passkey retrieval, and a picture of the results of ./train --passkey.
+"""Data that teach passkey retrieval, and what ./train --passkey measured, as a table and a picture.
 
     python3 scripts/passkey.py make --length 128 --samples 26000 --out data/shards/passkey --name passkey
     python3 scripts/passkey.py picture runs/a runs/b [--out FILE.png]
 
-make writes DIR/NAME_train_000000.bin and DIR/NAME_val_000000.bin (format: data/shards.h). A sample has exactly --length
-tokens: with model.context equal to it, windows are whole samples, also when they are shuffled. Most are prompts of
-passkey.form "compact" (eval/passkey.h), with the key at a random depth and its answer. The others (--repeats is their share
-in training) repeat a random string of letters and digits of random period: small models learn to copy from these.
-Validation has a twentieth as many samples, all with a key. For GPT-2 tokens every sample begins with 50256.
---labels also writes a label file for each shard, NAME_labels_train_000000.bin: of a prompt, only the answer is predicted.
-
-picture prints the answers as a table and draws the share of exact ones: by the distance from the key to the answer, and for each
-variant by length and depth. It uses the last line of each length in RUN/metrics.jsonl, of the last step that has any.
+make writes DIR/NAME_train_000000.bin and DIR/NAME_val_000000.bin (format: data/shards.h). docs/evaluating.md says what
+they hold, and what picture shows.
 """
 import argparse
 import array

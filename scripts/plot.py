@@ -3,10 +3,10 @@
 
     python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte] [--baseline runs/b]
 
-The picture shows the loss, the loss by length and by position in the longest windows that all runs have, the
-differences, the mean of the tasks, the loss of the same targets by context (of eval.mode = suffix), gradient norm,
-learning rate and speed; --brief draws only the first two. docs/comparing.md says what is compared with what. Without
---out the picture is RUN/loss.png of the first run."""
+The picture shows the loss by step, by length and by position, differences, tasks, the loss of the same targets by
+context, gradient norm, learning rate and speed; --brief draws only the first two. docs/comparing.md says what is compared
+with what. Without --out the picture is RUN/loss.png of the first run.
+"""
 import argparse
 import functools
 
@@ -24,8 +24,9 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   sections.add_baseline(parser)
   arguments = parser.parse_args()
-  view = sections.View(sections.read_runs(arguments.runs, CURVES, LENGTHS, CONTEXTS), arguments.baseline, arguments.unit)
-  by_step = [functools.partial(draw_losses, view)] * any(map(CURVES.has, view.runs))
+  runs = sections.read_runs(arguments.runs, CURVES, LENGTHS, CONTEXTS)
+  view = sections.View(runs, arguments.baseline, arguments.unit)
+  by_step = [functools.partial(draw_losses, view)] * any(map(CURVES.has, runs))
   others = [panel for section in (LENGTHS, TASKS, CONTEXTS, STABILITY, SPEED) for panel in section.panels(view)]
   panels = [*by_step, *others[:1 if arguments.brief else None]]
   known = all(any(run.row or run.contexts for run in variant.runs) for variant in view.variants)  # in the legend below

@@ -4,10 +4,8 @@
     python3 scripts/report.py RUN... [--sweep FILE.json]... [--out report.html] [--markdown DIR] [--title TEXT]
                               [--baseline RUN]
 
-All numbers are from RUN/metrics.jsonl and the results of scripts/sweep.py (--sweep). Runs that differ in nothing but
-the seed are one row, with mean and 95% interval, and one line of a picture. Differences are to the first run, or
---baseline. What makes a comparison unfair is listed first; what was not measured, last, with the commands that do.
-Equal inputs give equal pages: the date is that of the newest line. Damaged lines are skipped."""
+docs/comparing.md says what it shows. Equal inputs give equal pages: the date is that of the newest line.
+"""
 import argparse
 import base64
 import collections

@@ -8,32 +8,28 @@ import tables
 import variants
 from sections import Column, Section, Text, table
 
-UNITS = {"nats": ("validation loss", "loss (nats per token)"), "bits_per_byte": ("bits per byte", "bits per byte"),
-         "perplexity": ("perplexity", "perplexity (of a token)")}
+# Names, and a loss of an evaluation in the unit; None where its bits per byte are unknown.
+UNITS = {"nats": ("validation loss", "loss (nats per token)", lambda e, loss: loss),
+         "bits_per_byte": ("bits per byte", "bits per byte",
+                           lambda e, loss: loss * e.bits_per_byte / e.loss if e.bits_per_byte and e.loss else None),
+         "perplexity": ("perplexity", "perplexity (of a token)",
+                        lambda e, loss: math.exp(loss) if loss < 700 else math.inf)}
 
 
 def title(unit):
   return UNITS[unit][0].replace("validation ", "").capitalize()
 
 
-def perplexity(loss):
-  return math.exp(loss) if loss < 700 else math.inf
-
-
-def in_unit(unit, evaluation):
-  """The function from its losses to the unit; None where its bits per byte are unknown."""
-  if unit == "bits_per_byte":
-    bits = evaluation.bits_per_byte
-    return (lambda loss: loss * bits / evaluation.loss) if bits and evaluation.loss else None
-  return perplexity if unit == "perplexity" else float
+def curve(view, evaluations):
+  """[(length, loss in the unit)] of {length: evaluation}."""
+  found = [(length, UNITS[view.unit][2](e, e.loss)) for length, e in sorted(evaluations.items())]
+  return [point for point in found if point[1] is not None]
 
 
 def loss_table(view, runs, at, row_of):
   """row_of(run): {length: evaluation}."""
-  def loss(length, run):
-    return convert(e.loss) if (e := row_of(run).get(length)) and (convert := in_unit(view.unit, e)) else None
-  lengths = sorted({length for run in runs for length in row_of(run)})
-  columns = [Column(str(length), functools.partial(loss, length)) for length in lengths]
+  columns = [Column(str(length), lambda run, length=length: dict(curve(view, row_of(run))).get(length))
+             for length in sorted({length for run in runs for length in row_of(run)})]
   return table(view.rows(runs.__contains__), columns, [f"{UNITS[view.unit][0]} {at}"])
 
 
@@ -62,7 +58,7 @@ def differences(view):
 
 
 def difference_table(view, gaps):
-  lengths, base = sorted({length for row in gaps.values() for length in row}), view.base().label
+  lengths, base = sorted(set().union(*gaps.values())), view.base().label
   return tables.markdown(["difference in nats at length", *map(str, lengths)], [
       [f"{variant.label} - {base}", *(row[length][2] if length in row else "-" for length in lengths)]
       for variant, row in gaps.items()])
@@ -96,14 +92,13 @@ def mark_contexts(view, axes):
 
 def draw_lengths(view, axes):
   for variant in view.variants:
-    curves = [[(e.length, convert(e.loss), convert(e.loss + (e.stderr or 0)) - convert(e.loss))
-               for e in run.row.values() if (convert := in_unit(view.unit, e)) and convert(e.loss) < math.inf]
-              for run in variant.runs]
-    points = variants.over_seeds([[point[:2] for point in curve] for curve in curves])
-    if points:
+    curves = [[point for point in curve(view, run.row) if point[1] < math.inf] for run in variant.runs]
+    if points := variants.over_seeds(curves):
       lengths, means, least, most = zip(*points)
-      errors = [error for *_, error in sorted(curves[0])] if len(curves) == 1 else [
-          [mean - low for mean, low in zip(means, least)], [high - mean for mean, high in zip(means, most)]]
+      errors = [[mean - low for mean, low in zip(means, least)], [high - mean for mean, high in zip(means, most)]]
+      if len(variant.runs) == 1:
+        of = [variant.runs[0].row[length] for length in lengths]
+        errors = [UNITS[view.unit][2](e, e.loss + (e.stderr or 0)) - mean for e, mean in zip(of, means)]
       axes.errorbar(lengths, means, yerr=errors, linewidth=1.6, markersize=5, capsize=3, **variant.look)
     elif any(run.contexts for run in variant.runs):
       axes.plot([], [], **variant.look)  # for the legend: it is in another panel
@@ -118,10 +113,10 @@ def draw_lengths(view, axes):
 
 
 def positions(evaluation, unit):
-  """(middle of the bin, loss) of the bins that have a loss; [] if its loss by position is unknown in the unit."""
-  e, convert = evaluation, in_unit(unit, evaluation)
-  return [((first + last + 1) / 2, convert(loss)) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
-          if loss is not None] if convert else []
+  """(middle of the bin, loss in the unit) of the bins that have one."""
+  e = evaluation
+  return [((first + last + 1) / 2, found) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
+          if loss is not None and (found := UNITS[unit][2](e, loss)) is not None]
 
 
 def draw_positions(view, axes):
@@ -151,7 +146,7 @@ def draw_differences(view, gaps, axes):
   axes.axhline(0, color="#888888", linewidth=1)
   axes.set(title=drawing.wrapped(drawing.in_text(f"Difference to {view.base().title}"), 30),
            xlabel="evaluated length (tokens)", ylabel="nats per token")
-  drawing.length_axis(axes, sorted({length for row in gaps.values() for length in row}))
+  drawing.length_axis(axes, sorted(set().union(*gaps.values())))
 
 
 def length_panels(view):
@@ -180,8 +175,7 @@ def context_tables(view):
 def draw_contexts(view, axes):
   """No error bars: the losses at all lengths are of the same targets, and vary together."""
   for variant in view.variants:
-    drawing.mean_line(axes, [[(length, convert(e.loss)) for length, e in sorted(run.contexts.items())
-                              if (convert := in_unit(view.unit, e))] for run in variant.runs], variant.look)
+    drawing.mean_line(axes, [curve(view, run.contexts) for run in variant.runs], variant.look)
   axes.set(title=title(view.unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[view.unit][1])
   drawing.length_axis(axes, sorted({length for run in view.runs for length in run.contexts}))
   mark_contexts(view, axes)

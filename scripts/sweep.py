@@ -4,9 +4,9 @@
     python3 scripts/sweep.py configs/sweeps/lr.json [--size gpu] [--axis KEY=A,B]... [--seeds 1,2,3] [--set key=value]...
                              [--plan | --table] [--overwrite] [--results FILE.json] [--picture FILE.png]
 
-docs/comparing.md says what a sweep file holds, which runs are made, repeated and called diverged, and what the charts show.
-Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second. Prints the
-losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of it
+docs/comparing.md says what a sweep file holds, which runs are made, repeated and called diverged, and what the charts
+show. Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second. Prints
+the losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of it
 [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
 """
 import argparse
@@ -60,10 +60,10 @@ def different(values):
 
 
 def is_axis(values):
-  return different(values) or isinstance(values, dict) and values and all(isinstance(chosen, dict) for chosen in values.values())
+  return different(values) or isinstance(values, dict) and values and {*map(type, values.values())} == {dict}
 
 
-NAME = lambda value: isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value), "a text of letters, digits and _ . + -"
+NAME = lambda value: results.TEXT[0](value) and re.fullmatch(r"[\w.+-]+", value), "a text of letters, digits and _ . + -"
 ENTRIES = {  # of a sweep's file, and of each of its sizes: whether a value is good, and what it must be
     "_": (lambda value: True, ""),
     "name": NAME,
@@ -93,11 +93,11 @@ def texts_of(values):
 
 
 def axes_of(path, sweep, given):
-  """({axis: {label: {key: text}}} with the --axis of the command line applied, the same with the labels of the file beside these)."""
+  """({axis: {label: {key: text}}} with --axis applied, the same with the labels of the file beside these)."""
   for axis, values in sweep["axes"].items():
     if not is_axis(values):
-      raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: value}}}}, "
-                      f"not {json.dumps(values)[:40]}")
+      raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: "
+                      f"value}}}}, not {json.dumps(values)[:40]}")
   own = {axis: {label: texts_of(chosen) for label, chosen in values.items()} if isinstance(values, dict)
          else {text(value): {axis: text(value)} for value in values} for axis, values in sweep["axes"].items()}
   axes = dict(own)
@@ -119,8 +119,9 @@ def read_sweep(path, arguments):
     raise UserError(f"--size {arguments.size}: {path} has {', '.join(sizes) or 'no sizes'}")
   size = checked(f"{path}: sizes: {arguments.size}", sizes[arguments.size]) if arguments.size else {}
   own_set = texts_of({**sweep.get("set", {}), **size.get("set", {})})
-  sweep = checked(path, {"name": os.path.splitext(os.path.basename(path))[0], "config": "configs/quickstart.json", "axes": {},
-                         "seeds": [1337], "chart": "lines", **sweep, **size, "set": {**own_set, **dict(arguments.set)}})
+  stem = os.path.splitext(os.path.basename(path))[0]
+  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep, **size}
+  sweep = checked(path, {**sweep, "set": {**own_set, **dict(arguments.set)}})
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   sweep["config"] = arguments.config or sweep["config"]
   if os.path.isdir(sweep["config"]):
