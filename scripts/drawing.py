@@ -65,6 +65,11 @@ def mean_line(axes, curves, look, at=lambda x: x, **how):
   return bool(points)
 
 
+def apart(lengths, number, count):
+  """Where the bars of one of several lines are, so that none hides another's."""
+  return [length * 1.02 ** (number - (count - 1) / 2) for length in lengths]
+
+
 def length_axis(axes, lengths=None):
   """The x axis as lengths: powers of two, or these."""
   from matplotlib import ticker

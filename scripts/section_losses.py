@@ -139,10 +139,11 @@ def draw_positions(view, axes):
 
 
 def draw_differences(view, gaps, axes):
-  for variant, row in gaps.items():
+  for number, (variant, row) in enumerate(gaps.items()):
     lengths = sorted(row)
-    axes.errorbar(lengths, [row[length][0] for length in lengths], yerr=[row[length][1] for length in lengths],
-                  markersize=4, capsize=3, linewidth=1.2, **variant.look)
+    means, errors, _ = zip(*map(row.get, lengths))
+    axes.errorbar(drawing.apart(lengths, number, len(gaps)), means, yerr=errors, markersize=4, capsize=3, linewidth=1.2,
+                  **variant.look)
   axes.axhline(0, color="#888888", linewidth=1)
   axes.set(title=drawing.wrapped(drawing.in_text(f"Difference to {view.base().title}"), 30),
            xlabel="evaluated length (tokens)", ylabel="nats per token")

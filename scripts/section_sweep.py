@@ -124,7 +124,7 @@ def draw_row(kind, axes, number, rows, look, places, cells):
              hatch=["", "//", "..", "xx"][number % 4], edgecolor="white", ecolor="black", color=look["color"],
              label=look["label"])
   elif kind == "lengths":
-    axes.errorbar(at, means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
+    axes.errorbar(drawing.apart(at, number, rows), means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
   else:
     axes.plot(at, means, markersize=4, linewidth=1.6, **look)
     axes.fill_between(at, [*map(min, values)], [*map(max, values)], color=look["color"], alpha=0.15, linewidth=0)

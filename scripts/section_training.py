@@ -87,6 +87,8 @@ def draw_losses(view, axes, over="step"):
                       label=None if drawn else look["label"], markerfacecolor=inside, markeredgecolor=edge)
   axes.set(title="Training" + (" (line) and validation (dots)" if any(run.curve() for run in view.runs) else ""),
            xlabel=over, ylabel="loss (nats per token)")
+  if over != "step":
+    axes.locator_params(axis="x", nbins=6)  # long numbers
   # The first steps fall from ln(vocabulary); on a linear axis they would squeeze everything after them.
   late = [loss for run in view.runs for _, loss in smoothed(run)[len(run.train()) // 30:]]
   late += [loss for run in view.runs for step, loss in run.curve() if step > 0]
