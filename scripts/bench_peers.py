@@ -363,14 +363,14 @@ def ours(place, machine):
     if not os.path.exists(place):
       print(f"no {place}: run make bench for the ratios to ours", file=sys.stderr)
       return None
-    parts = [bench_table.read(place)]
+    parts = [common.read_json(place)]
   else:
     parts = []
     with tempfile.TemporaryDirectory() as folder:
       for program, arguments in (("bench_step", []), ("bench_attention", ["softmax,lssa,lssar"])):
         path = os.path.join(folder, program + ".json")
         subprocess.run([os.path.join(place, program), "--json", path, *arguments], check=True, stdout=sys.stderr)
-        parts.append(bench_table.read(path))
+        parts.append(common.read_json(path))
   if parts[0]["device"] != machine.name:
     print(f"{place} is of {parts[0]['device']}, this is {machine.name}: no ratios", file=sys.stderr)
     return None

@@ -20,18 +20,10 @@ import subprocess
 import sys
 
 import tables
-from common import run as run_main, stop
+from common import read_json, run as run_main, stop
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
-
-
-def read(path):
-  try:
-    with open(path, encoding="utf-8") as file:
-      return json.load(file)
-  except (OSError, ValueError) as error:
-    stop(f"{path}: {error}")
 
 
 def write(path, result):
@@ -75,7 +67,7 @@ def with_ceilings(result, ceilings):
 
 def collect(paths):
   """One result from those of several programs. Each has measured the ceilings: the best of them are the machine's."""
-  parts = [read(path) for path in paths]
+  parts = [read_json(path) for path in paths]
   result = {"command": "make bench"}
   for part in parts:
     if (part["device"], part["commit"]) != (parts[0]["device"], parts[0]["commit"]):
@@ -239,16 +231,16 @@ def main():
     print(f"written to {os.path.relpath(path)}")
     return
   if arguments[0] == "--compare" and len(arguments) == 3:
-    print(comparison(read(arguments[1]), read(arguments[2])))
+    print(comparison(read_json(arguments[1]), read_json(arguments[2])))
     return
   if arguments[0] == "--brief" and len(arguments) == 2:
-    print(", ".join(f"{step['variant']} {step['tokens_per_s']:,.0f} tokens/s" for step in read(arguments[1])["steps"]))
+    print(", ".join(f"{step['variant']} {step['tokens_per_s']:,.0f} tokens/s" for step in read_json(arguments[1])["steps"]))
     return
   if arguments[0].startswith("-"):
     stop(f"unknown arguments {' '.join(arguments)} (--help)")
   import readme_tables
   for path in arguments:
-    result, name = read(path), os.path.splitext(os.path.basename(path))[0]
+    result, name = read_json(path), os.path.splitext(os.path.basename(path))[0]
     if name.startswith("peers"):
       readme_tables.replace_block(name, (cpu_peers if "step_ms" in result else peers)(result))
     else:

@@ -81,15 +81,6 @@ def length_axis(axes, lengths=None):
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def amounts(axes, values):
-  """The y axis from 0, or if the values differ by more than ten times, logarithmic."""
-  known = [value for value in values if value]
-  if known and max(known) > 10 * min(known) > 0:
-    axes.set_yscale("log")
-  else:
-    axes.set_ylim(0, None)
-
-
 def whole_numbers(*sides):
   from matplotlib import ticker
   for side in sides:

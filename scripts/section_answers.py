@@ -316,7 +316,8 @@ def diagnostics_panels(view):
   def largest(axes):
     by_layer(axes, lambda d: d.max)
     axes.set(title="Largest activation", ylabel="max |x| of the residual stream")
-    drawing.amounts(axes, [value for _, of_runs in shown for d in of_runs for value in d[length].max])
+    known = [value for _, of_runs in shown for d in of_runs for value in d[length].max if value]
+    axes.set_yscale("log" if known and max(known) > 10 * min(known) else "linear")
 
   def sparse(axes):
     by_layer(axes, lambda d: d.by_layer("entropy_norm"), linestyle="-")

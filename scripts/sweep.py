@@ -207,16 +207,12 @@ def outcome(member):
   """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained or evaluated."""
   if member.trained and (found := outcome(member.trained)) and found[0] == "diverged":
     return found
-  name = member.name
-  run = read_run(name)
+  run = read_run(member.name)
   lengths = run and metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
   if not lengths or not run.steps():
     return None
-  try:
-    with open(variants.note_file(os.path.join("runs", name)), encoding="utf-8") as file:
-      return "diverged", run, str(json.load(file)["diverged"])
-  except (OSError, ValueError, KeyError, TypeError):  # no note, or one that was being written when the sweep was killed
-    pass
+  if "diverged" in (note := variants.read_note(run.folder)):
+    return "diverged", run, str(note["diverged"])
   if run.step() != run.steps() or any(length not in metrics.evaluated(run) for length in lengths):
     return None
   why = metrics.judged(run)

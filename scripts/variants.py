@@ -34,21 +34,26 @@ def note_file(folder):
   return os.path.join(folder, "sweep.json")
 
 
-def write_note(folder, **entries):
+def read_note(folder):
   try:
-    known = read_json(note_file(folder))
+    found = read_json(note_file(folder))
   except UserError:  # none, or one that was being written when the sweep was killed
-    known = {}
+    found = {}
+  return found if isinstance(found, dict) else {}
+
+
+def write_note(folder, **entries):
+  known = read_note(folder)
   with open(note_file(folder), "w", encoding="utf-8") as file:
     json.dump({**known, **entries}, file)
 
 
 def note(folder):
   """{"sweep", "label", "place": of its combination in the sweep}, or {} for a run of no sweep."""
+  found = read_note(folder)
   try:
-    found = read_json(note_file(folder))
     return {"sweep": found["sweep"], "label": ", ".join(found["labels"]), "place": int(found["place"])}
-  except (UserError, ValueError, LookupError, TypeError):
+  except (ValueError, LookupError, TypeError):
     return {}
 
 
