@@ -116,6 +116,8 @@ class Plot(ScriptTest):
     softmax, gated = variants.of(metrics.read_runs([self.path(name) for name in folders]))
     self.assertEqual([softmax.label, gated.label], ["softmax (2 seeds)", "lssar, softplus gate (2 seeds)"])
     self.assertEqual([softmax.look, gated.look], [variants.look(0), variants.look(1)])
+    alone, = variants.of(metrics.read_runs([self.path(name) for name in folders[:2]]))
+    self.assertEqual(alone.look, variants.look(1))  # as in the sweep's picture
     output = self.plot(*folders, "--out", "p.svg")
     self.assertIn("| softmax (2 seeds) | 2.375 ± 1.588 | 3.500 ± 6.353 |\n| lssar, softplus gate (2 seeds) | 1.375 ± 1.588 | 2.500 ± 6.353 |", output)
     self.assertIn("| lssar, softplus gate (2 seeds) - softmax (2 seeds) | -1.000 ± <0.001 | -1.000 ± <0.001 |", output)

@@ -275,6 +275,14 @@ class Report(ScriptTest):
     self.report("a", "b")
     # 2 (1 + 10) / 2^10
     self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], [row for table in self.page.tables for row in table])
+    for name, seed in (("a", 1), ("a", 2), ("b", 1), ("b", 2)):
+      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0, "acc_norm": sum(right[name]) / 20}
+      config = [("task", {"samples": self.path(f"{name}.jsonl")}), ("attention", {"variant": name})]
+      self.make_run(f"{name}_{seed}", [*lines(config=config, seed=seed), of])
+    self.report("a_1", "a_2", "b_1", "b_2")
+    paired, = (table for table in self.page.tables if "p" in table[0])
+    self.assertEqual(paired, [["run", "task", "n", "only this run", "only a_*", "p"], *(
+        [f"b_*, seed {seed}", "piqa", "20", "1", "9", "0.0215"] for seed in (1, 2))])
     self.write("b.jsonl", json.dumps(rows[0]) + "\n")  # no longer the answers of the line
     self.report("a", "b")
     self.assertNotIn("McNemar", self.said)
