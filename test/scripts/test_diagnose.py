@@ -37,6 +37,7 @@ class Diagnose(ScriptTest):
     self.assertIn("| a | 4 | 0.250 | 12.5% | 8 | 0.500 | - | 0.250 | 0.00% | 0.00% |", out)
     self.assertIn("| b | 9 | 0.125 | 12.5% | 8 | 0.500 | 0.500 | 0.250 | - | - |", out)
     self.assertEqual(self.bytes_of("x.png")[:4], b"\x89PNG")
+    self.assertIn("at length 16.", self.diagnose(a))  # not the shortest
     self.assertIn("at length 64.", self.diagnose(a, "--length", 64))
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
     self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
