@@ -218,10 +218,12 @@ def by_distance(by_length):
 
 
 def draw_by_distance(maps, axes):
-  forms = {form for _, form, _ in maps}
+  forms = sorted({form for _, form, _ in maps})
   for variant, form, of_runs in maps:
-    label = variant.look["label"] + f", {form}" * (len(forms) > 1)
-    drawing.mean_line(axes, [by_distance(by_length) for by_length in of_runs], variant.look, label=label)
+    look = {**variant.look, "label": f"{variant.look['label']}, {form}"}
+    if forms[1:]:  # forms have a style each
+      look["linestyle"] = variants.LINES[forms.index(form) % len(variants.LINES)]
+    drawing.mean_line(axes, [by_distance(by_length) for by_length in of_runs], look)
   axes.set(title="By distance", xlabel="tokens from the key to the answer", ylabel="share of exact answers",
            ylim=(-0.03, 1.03))
   drawing.length_axis(axes)
