@@ -48,7 +48,7 @@ template <class T> struct AttentionCall {
 
   int row_stride() const { return qkv_stride ? qkv_stride : 3 * shape.H * shape.D; }
   // Whether a row may see less than all keys before it, or something is added to its scores.
-  bool shaped() const { return settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T; }
+  bool window_or_bias() const { return settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T; }
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out

@@ -27,7 +27,7 @@ template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Arr
       if (family.supports(call, arrays)) return family;
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
           call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], call.shape.D,
-          call.shaped() ? ", a window or a bias" : "");
+          call.window_or_bias() ? ", a window or a bias" : "");
 }
 
 // A window may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
@@ -35,7 +35,7 @@ template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Arr
 template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) {
   const AttentionSettings& s = call.settings;
   if (s.bias != Bias::none && !call.bias) failure("attention: the settings have a bias, but no array of it was given");
-  float no_sink = call.shaped() ? -0x1p100f : -INFINITY;
+  float no_sink = call.window_or_bias() ? -0x1p100f : -INFINITY;
   return {.power = float(s.power),
           .exponent = std::max(float(s.power) - 1, 1e-30f),
           .offset = float(s.offset),

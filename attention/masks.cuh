@@ -49,12 +49,12 @@ struct Causal {
 };
 
 // Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: KernelSettings::bias.
-struct Shaped {
+struct WindowOrBias {
   static constexpr bool ADDS = true, EVEN = true;
   int T, window, sinks;
   const float2* bias;
   float per_unit;
-  __host__ __device__ Shaped(const KernelSettings& s, int T, size_t head)
+  __host__ __device__ WindowOrBias(const KernelSettings& s, int T, size_t head)
       : T(T),
         window(s.window),
         sinks(s.sink_tokens),

@@ -45,7 +45,7 @@ template <class Policy> struct OnePolicy {
 // f.operator()<Policy, Mask>(), with what a call's settings need.
 template <class Policies, class Call, class F> void with_policy_and_mask(const Call& c, F f) {
   Policies::choose(c.settings, [&]<class Policy>() {
-    if (c.call.shaped()) f.template operator()<Policy, Shaped>();
+    if (c.call.window_or_bias()) f.template operator()<Policy, WindowOrBias>();
     else f.template operator()<Policy, Causal>();
   });
 }

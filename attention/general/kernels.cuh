@@ -534,14 +534,14 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
 
 // ---- the family
 
-// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for Shaped:
+// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for WindowOrBias:
 // some of these kernels would spill.
 template <class T, Kind KIND> bool add_general_of() {
   using Policies = PolicyOf<KIND, FullMaths>;
-  using Mask = std::conditional_t<on_cpu, Shaped, Causal>;
+  using Mask = std::conditional_t<on_cpu, WindowOrBias, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits_device = [] { return true; };
-  f.supports = [](const AttentionCall<T>& call, Arrays) { return on_cpu || !call.shaped(); };
+  f.supports = [](const AttentionCall<T>& call, Arrays) { return on_cpu || !call.window_or_bias(); };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });

@@ -23,7 +23,7 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps) {
   return {64, 8};                    // two outputs of 128 channels leave registers for 64 keys
 }
 // The widest heads: with a window or a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
-constexpr int hopper_widest(int heavy, bool shaped) { return heavy && shaped ? 64 : 128; }
+constexpr int hopper_widest(int heavy, bool window_or_bias) { return heavy && window_or_bias ? 64 : 128; }
 constexpr HopperSize hopper_keys_size(int width, int heavy) {
   if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them
   if (heavy) return {64, 8};         // slopes of scores leave registers for 64 queries: 128 would spill

@@ -46,8 +46,8 @@ static AttentionShape fit(AttentionShape shape) {
   return shape;
 }
 // make HEAD_DIM=... leaves out tensor-core kernels
-static bool has_kernels(Kind kind, int D, bool shaped = false) {
-  AttentionSettings s{.kind = kind, .bias = shaped ? Bias::fox : Bias::none};
+static bool has_kernels(Kind kind, int D, bool biased = false) {
+  AttentionSettings s{.kind = kind, .bias = biased ? Bias::fox : Bias::none};
   return family == "general" ||
          family_of<bf16>(kind, family.data()).supports({.settings = s, .shape = {1, 1, 1, D}}, {});
 }
@@ -549,9 +549,9 @@ template <class Policy> void check_tiles_of_a_gpu(Kind kind) {
     family = "general";
     Family<float>& general = family_of<float>(kind, "general");
     const Family<float> usual = general;
-    general.forward = general_forward<float, Policy, Shaped, false>;
-    general.evaluate = general_forward<float, typename Policy::Evaluation, Shaped, false>;
-    general.backward = general_backward<float, Policy, Shaped, false>;
+    general.forward = general_forward<float, Policy, WindowOrBias, false>;
+    general.evaluate = general_forward<float, typename Policy::Evaluation, WindowOrBias, false>;
+    general.backward = general_backward<float, Policy, WindowOrBias, false>;
     for (int D : {20, 64, 200})
       for (int T : {1, 70, 257}) check_random<float>(settings_of(kind, T), {1, T, 2, D});
     general = usual;
