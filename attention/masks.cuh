@@ -4,12 +4,15 @@
 //
 //   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
 //   keys(i)                         the number of keys that query i sees
-//   leaves(i0, rows, j0, columns)   whether scores of these queries and keys stay as they are
-//   cuts(i0, rows, j0, columns)     whether one of these queries may not see one of these keys j <= i
-//   sees(i, j)                      any other score is -inf
-//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile of hopper/tiles.cuh)
-//   ADDS, adds()                    whether z_ij is add(z_ij, from(c(i), o), from(c(j), o)) before that, with o = c(r).x of
-//                                   one held row r; backward kernels then sum the gradients of scores by query and key
+//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile, hopper/tiles.cuh)
+//
+// and, of held rows from held0 and streamed rows from stream0 on, where keys are held (KEYS) or queries:
+//
+//   leaves<KEYS>(held0, rows, stream0, columns)   whether these scores stay as they are
+//   cuts<KEYS>(held0, rows, stream0, columns)     whether one of these queries may not see one of these keys j <= i
+//   sees<KEYS>(held, streamed)                    any other score is -inf
+//   ADDS, adds()   whether z_ij is add<KEYS>(z_ij, from(c(held), o), from(c(streamed), o)) before that, with o = c(r).x
+//                  of one held row r; backward kernels then sum the gradients of scores by query and key
 #pragma once
 #include "attention/family.h"
 
@@ -43,19 +46,23 @@ struct Causal {
     return {j0 / STREAM * STREAM, T};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
-  __device__ __forceinline__ bool leaves(int i0, int, int j0, int columns) const { return j0 + columns - 1 <= i0; }
-  __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
-  __device__ __forceinline__ bool sees(int i, int j) const { return j <= i; }
+  template <bool KEYS> __device__ __forceinline__ bool leaves(int held0, int rows, int stream0, int columns) const {
+    return KEYS ? held0 + rows - 1 <= stream0 : stream0 + columns - 1 <= held0;
+  }
+  template <bool KEYS> __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
+  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+    return KEYS ? held <= streamed : streamed <= held;
+  }
 };
 
 // Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: KernelSettings::bias.
-struct WindowOrBias {
+struct WindowOrBias : Causal {
   static constexpr bool ADDS = true, EVEN = true;
-  int T, window, sinks;
+  int window, sinks;
   const float2* bias;
   float per_unit;
   __host__ __device__ WindowOrBias(const KernelSettings& s, int T, size_t head)
-      : T(T),
+      : Causal(s, T, head),
         window(s.window),
         sinks(s.sink_tokens),
         bias(s.bias ? s.bias + head * T : nullptr),
@@ -69,16 +76,22 @@ struct WindowOrBias {
     return {j0 / STREAM * STREAM, j0 < sinks ? T : min(j0 + rows + window - 1, T)};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
-  __device__ __forceinline__ bool leaves(int i0, int rows, int j0, int columns) const {
-    return !bias && j0 + columns - 1 <= i0 && !cuts(i0, rows, j0, columns);
+  template <bool KEYS> __device__ __forceinline__ bool leaves(int held0, int rows, int stream0, int columns) const {
+    return !bias && Causal::leaves<KEYS>(held0, rows, stream0, columns) && !cuts<KEYS>(held0, rows, stream0, columns);
   }
-  __device__ __forceinline__ bool cuts(int i0, int rows, int j0, int columns) const {
-    return i0 + rows - window > j0 && j0 + columns > sinks;
+  template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
+    if (KEYS) return cuts<false>(stream0, columns, held0, rows);
+    return held0 + rows - window > stream0 && stream0 + columns > sinks;
   }
-  __device__ __forceinline__ bool sees(int i, int j) const { return j <= i && (i - window < j || j < sinks); }
+  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+    if (KEYS) return sees<false>(streamed, held);
+    return streamed <= held && (held - window < streamed || streamed < sinks);
+  }
   __device__ __forceinline__ bool adds() const { return bias; }
   __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }
   // c.x - origin is exact within a factor of 2 of the origin, and there c_i - c_j keeps its last digits
   __device__ __forceinline__ float from(float2 c, float origin) const { return (c.x - origin) + c.y; }
-  __device__ __forceinline__ float add(float z, float ci, float cj) const { return fmaf(ci - cj, per_unit, z); }
+  template <bool KEYS> __device__ __forceinline__ float add(float z, float c_held, float c_streamed) const {
+    return fmaf(KEYS ? c_streamed - c_held : c_held - c_streamed, per_unit, z);
+  }
 };

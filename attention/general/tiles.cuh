@@ -165,8 +165,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
 // Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
 template <class Tile, bool KEYS, class Mask>
 __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
-  constexpr int ROWS = KEYS ? Tile::STREAM : Tile::HELD, COLUMNS = KEYS ? Tile::HELD : Tile::STREAM;
-  if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
+  if (mask.template leaves<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
@@ -174,21 +173,20 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& 
       float held[E], origin = mask.c(first).x;
       for (int e = 0; e < E; e++) held[e] = mask.from(mask.c(first + e), origin);
       for (int x = 0; x < Tile::X; x++) {
-        float other = mask.from(mask.c(stream0 + mine.streamed(x)), origin);
-        for (int e = 0; e < E; e++) z[x][e] = mask.add(z[x][e], KEYS ? other : held[e], KEYS ? held[e] : other);
+        float streamed = mask.from(mask.c(stream0 + mine.streamed(x)), origin);
+        for (int e = 0; e < E; e++) z[x][e] = mask.template add<KEYS>(z[x][e], held[e], streamed);
       }
     }
   }
   auto hide = [&](auto sees) {
     for (int x = 0; x < Tile::X; x++) {
-      int other = stream0 + mine.streamed(x);
-      for (int e = 0; e < E; e++)
-        z[x][e] = !(KEYS ? sees(other, first + e) : sees(first + e, other)) ? -INFINITY : z[x][e];
+      int streamed = stream0 + mine.streamed(x);
+      for (int e = 0; e < E; e++) z[x][e] = !sees(first + e, streamed) ? -INFINITY : z[x][e];
     }
   };
-  if (mask.cuts(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS))
-    hide([&](int i, int j) { return mask.sees(i, j); });
-  else hide([](int i, int j) { return j <= i; });
+  if (mask.template cuts<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM))
+    hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
+  else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
 }
 
 // With a bias: sums[n] += the sum over a weight tile's streamed rows of dz of held row threadIdx.x + n THREADS.

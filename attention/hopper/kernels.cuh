@@ -10,7 +10,7 @@ namespace {
 
 // ---- forward: queries are held, keys and values stream past
 
-// A consumer thread's part of 64 queries: a quarter of the columns of two rows, called halves (HopperFragment). Scores
+// A consumer thread's part of 64 queries: a quarter of the columns of two rows, called halves (Fragment). Scores
 // become weights in z, and packed weights are left operands of the products with the values.
 template <class Policy, class Tile> struct QueryRows {
   static constexpr int N = Tile::N, DIM = Tile::DIM, OUTPUTS = Policy::OUTPUTS;
@@ -22,7 +22,7 @@ template <class Policy, class Tile> struct QueryRows {
 
   template <class Mask>
   __device__ __forceinline__ void start_sweep(const Policy& policy, const Mask& mask, int sweep,
-                                              const HopperFragment& mine, int block_row) {
+                                              const ConsumerThread& mine, int block_row) {
     for (int half = 0; half < 2; half++)
       policy.start_sweep(sweep, mask.keys(block_row + mine.row(half)), sums[half], mine.quad == 0);
   }
@@ -33,7 +33,7 @@ template <class Policy, class Tile> struct QueryRows {
     for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
   }
   template <class Mask>
-  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const Mask& mask, const HopperFragment& mine,
+  __device__ __forceinline__ void finish_first_sweep(const Policy& policy, const Mask& mask, const ConsumerThread& mine,
                                                      int block_row) {
     for (int half = 0; half < 2; half++) {
       merge_quad(policy, 0, sums[half]);
@@ -75,7 +75,7 @@ template <class Policy, class Tile> struct QueryRows {
         z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
       } else {
         for (int output = 0; output < OUTPUTS; output++)
-          keep_weights(weights[output], n, half, low[output], high[output]);
+          keep_weights<bf16>(weights[output][n / 2], n, half, low[output], high[output]);
       }
     }
   }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       }))
     return;
 
-  HopperFragment mine;
+  ConsumerThread mine;
   Turns<Tile> turns{stages.turns, mine.consumer};
   Rows rows;
   if constexpr (Tile::WAYS & OVERLAP_ALL) clear(rows.z);  // nvcc copies it before a product overwrites it
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       stages.free(keys_number);
     };
     auto mask_step = [&]<int M>(float(&z)[M][4], int step) {
-      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
+      mask_scores<false>(one_group(z), mask, block_row, key_tiles.row(step), mine);
     };
     stages.await_held(number);
 
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       }))
     return;
 
-  HopperFragment mine;
+  ConsumerThread mine;
   Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4];
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     int own_row = block_row + mine.consumer * BOX;
     int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
     bf16 *keys = stages.held(number, 0) + mine.consumer * BOX * TILE_COLUMNS, *values = keys + Tile::HELD_SIZE;
-    float dz_sums[2] = {};
+    float dz_sums[1][2] = {};
     clear(dk), clear(dv);
     stages.await_held(number);
 
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       turns.end();
       wgmma_wait<1>(z);
 
-      mask_scores<true>(z, mask, block_row, i0, mine);
+      mask_scores<true>(one_group(z), mask, block_row, i0, mine);
 
       // P, in place of z, while dP is summed
       auto read_rows = [&](int n, float(&row)[2][ROW_VALUES + 1]) {
@@ -391,9 +391,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
 #pragma unroll
           for (int c = 0; c < 2; c++)
             finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
-          keep_weights(p, n, half, pair_p[0], pair_p[1]);
-          keep_weights(dz, n, half, pair_dz[0], pair_dz[1]);
-          if constexpr (Mask::ADDS) dz_sums[half] += pair_dz[0] + pair_dz[1];
+          keep_weights<bf16>(p[n / 2], n, half, pair_p[0], pair_p[1]);
+          keep_weights<bf16>(dz[n / 2], n, half, pair_dz[0], pair_dz[1]);
+          if constexpr (Mask::ADDS) dz_sums[0][half] += pair_dz[0] + pair_dz[1];
         }
       }
 
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       }))
     return;
 
-  HopperFragment mine;
+  ConsumerThread mine;
   Turns<Tile> turns{stages.turns, mine.consumer};
   Policy policy(settings, 0);
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4];
@@ -464,7 +464,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for (int n = 0; n < ROW_VALUES; n++)
         row[half][n] = i < shape.T ? rows[n * shape.row_values(B) + size_t(head) * shape.row_pitch + i] : 0;
     }
-    float dz_sums[2] = {};
+    float dz_sums[1][2] = {};
     clear(dq);
     stages.await_held(number);
 
@@ -479,7 +479,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       wgmma_commit();
       turns.end();
       wgmma_wait<1>(z);
-      mask_scores<false>(z, mask, block_row, key_tiles.row(step), mine);
+      mask_scores<false>(one_group(z), mask, block_row, key_tiles.row(step), mine);
 
       // P, in place of z, while dP is summed
       if constexpr (Policy::FROM_WEIGHT) {
@@ -494,7 +494,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
       for_elements<N>([&](int n, int half, int c) {
         float p;
         finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
-        if constexpr (Mask::ADDS) dz_sums[half] += dp[n][2 * half + c];
+        if constexpr (Mask::ADDS) dz_sums[0][half] += dp[n][2 * half + c];
       });
       pack_weights(dz, dp);
 

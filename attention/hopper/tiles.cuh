@@ -6,7 +6,7 @@
 // Each buffer and each slot has two mbarriers, full and empty. Producer and consumers count the same tiles in the same
 // order, so a tile's number is all that they need to agree on.
 #pragma once
-#include "attention/heads.cuh"
+#include "attention/fragment.cuh"
 #include "kernels/hopper.cuh"
 
 constexpr int BOX = 64;  // rows of one copy, and rows that a consumer holds
@@ -181,14 +181,11 @@ __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
   }
 }
 
-// A consumer thread's place in its block's rows. The warp's number is read from its first lane: so the compiler knows
-// that it is the same for all, and does not keep it in each lane's registers.
-struct HopperFragment {
-  int thread = anew(threadIdx.x), lane_row = thread % WARP / 4, quad = thread % 4;
+// A thread of a consumer, and where its warp is in the block. The warp's number is read from its first lane: so the
+// compiler knows that it is the same for all, and does not keep it in each lane's registers.
+struct ConsumerThread : Fragment {
   int warp = shuffle(thread / WARP, 0), consumer = warp / 4 - 1;
-  int first = (warp - 4) * 16;  // of the warp's 16 rows
-  __device__ __forceinline__ int row(int half) const { return first + 8 * half + lane_row; }
-  __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
+  __device__ __forceinline__ ConsumerThread() : Fragment{int(anew(threadIdx.x))} { first = (warp - 4) * 16; }
 };
 
 // Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
@@ -196,7 +193,7 @@ struct HopperFragment {
 template <class Tile, class Mask, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (HopperFragment().warp == 0) for_row_tiles<Tile, Mask>(shape, B, f);
+    if (ConsumerThread().warp == 0) for_row_tiles<Tile, Mask>(shape, B, f);
     return true;
   }
   registers_grow<Tile::CONSUMER_REGISTERS>();
@@ -235,46 +232,10 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4]) {
   for_elements<N>([&](int n, int half, int c) { sums[n][2 * half + c] = 0; });
 }
 
-// Scores of the block's held rows, from block_row on, and streamed rows from stream0 on as the mask wants them; KEYS:
-// keys are held.
-template <bool KEYS, class Mask, int N>
-__device__ __forceinline__ void mask_scores(float (&z)[N][4], const Mask& mask, int block_row, int stream0,
-                                            const HopperFragment& mine) {
-  int held0 = block_row + mine.first;
-  if (KEYS ? mask.leaves(stream0, 8 * N, held0, 16) : mask.leaves(held0, 16, stream0, 8 * N)) return;
-  if constexpr (Mask::ADDS) {
-    if (mask.adds()) {
-      float origin = shuffle(mask.c(held0).x, 0);  // the same for all lanes: a uniform register
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float held = mask.from(mask.c(block_row + mine.row(half)), origin);
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin);
-            float& score = z[n][2 * half + c];
-            score = mask.add(score, KEYS ? streamed : held, KEYS ? held : streamed);
-          }
-      }
-    }
-  }
-  for_elements<N>([&](int n, int half, int c) {
-    int held = block_row + mine.row(half), streamed = stream0 + mine.column(n) + c;
-    if (!(KEYS ? mask.sees(streamed, held) : mask.sees(held, streamed))) z[n][2 * half + c] = -INFINITY;
-  });
+// The array of one group of rows, as Fragment's functions take it.
+template <int N, class X> __device__ __forceinline__ X (&one_group(X (&array)[N][4]))[1][N][4] {
+  return reinterpret_cast<X(&)[1][N][4]>(array);
 }
-
-// With a bias: to[row] = the sum of dz of each held row, of which its four lanes have parts.
-__device__ __forceinline__ void store_dz_sums(float* to, int block_row, int T, float (&sums)[2],
-                                              const HopperFragment& mine) {
-  for (int half = 0; half < 2; half++) {
-    for (int mask = 1; mask <= 2; mask *= 2) sums[half] += shuffle_xor(sums[half], mask);
-    int row = block_row + mine.row(half);
-    if (mine.quad == 0 && row < T) to[row] = sums[half];
-  }
-}
-
 // The first M rows of an array in registers.
 template <int M, int N, class X> __device__ __forceinline__ X (&first_rows(X (&array)[N][4]))[M][4] {
   static_assert(M <= N);
@@ -301,17 +262,14 @@ __device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], cons
     wgmma(sums, weights[k], columns_operand(streamed, Tile::STREAM * TILE_ROW_BYTES) + k * 128);
 }
 
-// Packs weights as left operands: those of columns 8 n + 2 quad and the next, in the first or second half of the rows.
-template <int K>
-__device__ __forceinline__ void keep_weights(unsigned (&weights)[K][4], int n, int half, float low, float high) {
-  weights[n / 2][half + n % 2 * 2] = pack_pair<bf16>(low, high);
-}
+// Packs weights as left operands.
 template <int N>
 __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], const float (&values)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int half = 0; half < 2; half++) keep_weights(weights, n, half, values[n][2 * half], values[n][2 * half + 1]);
+    for (int half = 0; half < 2; half++)
+      keep_weights<bf16>(weights[n / 2], n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
 // In a thread's gradients of prepared rows of q (part 0) or k (1), undoes what prepare_forward() did, as
@@ -323,7 +281,7 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
                                                  const Shape& shape) {
   constexpr int N = Tile::DIM / 8, HALF = N / 2;
   if (!done.undo) return;
-  HopperFragment mine;
+  ConsumerThread mine;
   float alpha[2], inverse[2];
   const float2* angles[2];
   for (int half = 0; half < 2; half++) {
@@ -379,7 +337,7 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
 template <class Tile>
 __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, int head, bf16* held,
                                            const float (&sums)[Tile::DIM / 8][4]) {
-  HopperFragment mine;
+  ConsumerThread mine;
   named_barrier(1 + mine.consumer, WARPGROUP);  // the products of all four warps are done
 #pragma unroll
   for (int n = 0; n < Tile::DIM / 8; n++)

@@ -59,10 +59,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     // Scores, masked
     if (step % tiles == 0)
       for_rows<M>([&](int m, int half) {
-        policy.start_sweep(weighing ? SWEEPS - 1 : 0, mask.keys(i0 + mine.row(m, half)), sums[m][half], mine.quad == 0);
+        policy.start_sweep(weighing ? SWEEPS - 1 : 0, mask.keys(i0 + mine.row(half, m)), sums[m][half], mine.quad == 0);
       });
     scores<Tile>(z, my_queries, keys);
-    mask_scores<Tile, false>(z, mask, i0, j0);
+    mask_scores<false>(z, mask, i0, j0);
 
     // First of two sweeps
     if (SWEEPS > 1 && !weighing) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
         if (step != tiles - 1) return;
         merge_quad(policy, 0, sums[m][half]);
-        policy.row_constants(mask.keys(i0 + mine.row(m, half)), sums[m][half], constants[m][half]);
+        policy.row_constants(mask.keys(i0 + mine.row(half, m)), sums[m][half], constants[m][half]);
       });
     } else {
       // Larger scores: older outputs shrink
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
 #pragma unroll
           for (int output = 0; output < OUTPUTS; output++)
-            keep_weights<Tile, T>(weights[output], m, half, n, low[output], high[output]);
+            keep_weights<T>(weights[output][n / 2][m], n, half, low[output], high[output]);
         }
       });
 #pragma unroll
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t rows = shape.rows(gridDim.z), first = (size_t(b) * shape.H + h) * shape.T, A = size_t(shape.H) * shape.D;
   float factor[OUTPUTS][M][2];
   for_rows<M>([&](int m, int half) {
-    int i = i0 + mine.row(m, half);
+    int i = i0 + mine.row(half, m);
     float f[OUTPUTS], saved[Policy::SAVED + 1];
     merge_quad(policy, SWEEPS - 1, sums[m][half]);
     policy.finish(mask.keys(i), constants[m][half], sums[m][half], f, saved);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   if constexpr (OUTPUTS > 1)
     if (stats)
       for_channels<Tile>(out_sum[1], [&](int m, int half, int channel, float low, float high) {
-        int i = i0 + mine.row(m, half);
+        int i = i0 + mine.row(half, m);
         float* to = stats + Policy::SAVED * rows + (first + i) * shape.D + channel;
         if (i < shape.T && channel < shape.D) to[0] = low;
         if (i < shape.T && channel + 1 < shape.D) to[1] = high;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     constexpr bool DP_FIRST = Tile::DIM == 128;
     if constexpr (DP_FIRST) scores<Tile>(dp, my_values, douts);
     scores<Tile>(z, my_keys, queries);
-    mask_scores<Tile, true>(z, mask, j0, i0);
+    mask_scores<true>(z, mask, j0, i0);
     if constexpr (!DP_FIRST) scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
 #pragma unroll
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
-        keep_weights<Tile, T>(p, m, half, n, pair_p[0], pair_p[1]);
-        keep_weights<Tile, T>(dz, m, half, n, pair_dz[0], pair_dz[1]);
+        keep_weights<T>(p[n / 2][m], n, half, pair_p[0], pair_p[1]);
+        keep_weights<T>(dz[n / 2][m], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair_dz[0] + pair_dz[1];
       });
     }
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
   if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums<Tile>(dz_by_key + head, j0, shape.T, dz_sum);
+    if (mask.adds()) store_dz_sums(dz_by_key + head, j0, shape.T, dz_sum);
 }
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   fetch(0);
   float row[M][2][ROW_VALUES + 1];
   for_rows<M>([&](int m, int half) {
-    int i = i0 + mine.row(m, half);
+    int i = i0 + mine.row(half, m);
     for (int r = 0; r < ROW_VALUES; r++) row[m][half][r] = i < shape.T ? rows[r * count + i] : 0;
   });
 
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
     // Scores, masked, and dP, dz
     scores<Tile>(z, my_queries, keys);
-    mask_scores<Tile, false>(z, mask, i0, j0);
+    mask_scores<false>(z, mask, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
     for_rows<M>([&](int m, int half) {
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c]);
-        keep_weights<Tile, T>(dz, m, half, n, pair[0], pair[1]);
+        keep_weights<T>(dz[n / 2][m], n, half, pair[0], pair[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair[0] + pair[1];
       }
     });
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
                    my_queries);
   if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums<Tile>(dz_by_query + head, i0, shape.T, dz_sum);
+    if (mask.adds()) store_dz_sums(dz_by_query + head, i0, shape.T, dz_sum);
 }
 
 // ---- launchers

@@ -6,7 +6,7 @@
 // through shared memory. gpu.cuh (mma_m16n8k16) says which elements a lane has: rows lane / 4 and lane / 4 + 8 of 16,
 // columns in pairs.
 #pragma once
-#include "attention/heads.cuh"
+#include "attention/fragment.cuh"
 
 // How large the tiles are, for each pass and width (channels of a tile: the least width that holds the head), with the
 // reason for each: widths 32, 64, 96 and 128.
@@ -79,22 +79,6 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
   }
 }
 
-// The rows and columns of a product's 16 M x 8 N result d[M][N][4] that a lane has: d[m][n][2 half + c] is in row(m,
-// half) and column(n) + c.
-struct Fragment {
-  int group = int(threadIdx.x) % WARP / 4, quad = int(threadIdx.x) % 4;
-  __device__ __forceinline__ int row(int m, int half) const { return 16 * m + 8 * half + group; }
-  __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
-};
-
-// f(m, half) for every row of which a lane has elements, unrolled.
-template <int M, class F> __device__ __forceinline__ void for_rows(F f) {
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) f(m, half);
-}
-
 // z = held rows x streamed rows, summed over all channels. held: the warp's first row in a tile.
 template <class Tile, class T>
 __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
@@ -123,62 +107,11 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
   }
 }
 
-// Scores z of the warp's held rows, from held0 on, and streamed rows from stream0 on as the mask wants them; KEYS: keys
-// are held.
-template <class Tile, bool KEYS, class Mask>
-__device__ __forceinline__ void mask_scores(float (&z)[Tile::M][Tile::N][4], const Mask& mask, int held0, int stream0) {
-  constexpr int ROWS = KEYS ? Tile::STREAM : Tile::WARP_ROWS, COLUMNS = KEYS ? Tile::WARP_ROWS : Tile::STREAM;
-  if (mask.leaves(KEYS ? stream0 : held0, ROWS, KEYS ? held0 : stream0, COLUMNS)) return;
-  Fragment mine;
-  if constexpr (Mask::ADDS) {
-    if (mask.adds()) {
-      float origin = mask.c(held0).x;
-      for_rows<Tile::M>([&](int m, int half) {
-        float held = mask.from(mask.c(held0 + mine.row(m, half)), origin);
-#pragma unroll
-        for (int n = 0; n < Tile::N; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            float other = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
-            score = mask.add(score, KEYS ? other : held, KEYS ? held : other);
-          }
-      });
-    }
-  }
-  for_rows<Tile::M>([&](int m, int half) {
-#pragma unroll
-    for (int n = 0; n < Tile::N; n++)
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        int held = held0 + mine.row(m, half), other = stream0 + mine.column(n) + c;
-        if (!(KEYS ? mask.sees(other, held) : mask.sees(held, other))) z[m][n][2 * half + c] = -INFINITY;
-      }
-  });
-}
-
-// With a bias: to[row] = the sum of dz of each of the warp's held rows, of which the four lanes of a row have parts.
-template <class Tile>
-__device__ __forceinline__ void store_dz_sums(float* to, int row0, int T, float (&sum)[Tile::M][2]) {
-  Fragment mine;
-  for_rows<Tile::M>([&](int m, int half) {
-    float& all = sum[m][half];
-#pragma unroll
-    for (int mask = 1; mask <= 2; mask *= 2) all += shuffle_xor(all, mask);
-    int row = row0 + mine.row(m, half);
-    if (mine.quad == 0 && row < T) to[row] = all;
-  });
-}
-
 // The lane's sums over streamed rows, in parts of WIDTH channels.
 template <class Tile> using Sums = float[Tile::PARTS][Tile::M][Tile::WIDTH / 8][4];
 
 // Weights as left operands, two columns to a register.
 template <class Tile> using Weights = unsigned[Tile::K][Tile::M][4];
-
-template <class Tile, class T>
-__device__ __forceinline__ void keep_weights(Weights<Tile>& weights, int m, int half, int n, float low, float high) {
-  weights[n / 2][m][half + n % 2 * 2] = pack_pair<T>(low, high);
-}
 
 // sums += weights x streamed rows
 template <class Tile, class T>
@@ -235,7 +168,7 @@ __device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const S
   warp_sync();
   for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {
     unsigned pair = pack_pair<T>(low, high);
-    *reinterpret_cast<unsigned*>(tile + place<Tile>(mine.row(m, half), channel / 8) + channel % 8) = pair;
+    *reinterpret_cast<unsigned*>(tile + place<Tile>(mine.row(half, m), channel / 8) + channel % 8) = pair;
   });
   warp_sync();
   for (int n = threadIdx.x % WARP; n < Tile::WARP_ROWS * Tile::CHUNKS; n += WARP) {

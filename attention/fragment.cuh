@@ -1,0 +1,70 @@
+// For both families on tensor cores, mma.sync's and wgmma's: which elements of a product's result a lane has, and what
+// happens to scores and weights there.
+#pragma once
+#include "attention/heads.cuh"
+
+// A warp's result d[M][N][4] has 16 M rows and 8 N columns: d[m][n][2 half + c] is in row(half, m) and column(n) + c.
+// first: the warp's first row, where a caller counts the rows of several warps.
+struct Fragment {
+  int thread = int(threadIdx.x), lane_row = thread % WARP / 4, quad = thread % 4, first = 0;
+  __device__ __forceinline__ int row(int half, int m = 0) const { return first + 16 * m + 8 * half + lane_row; }
+  __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
+};
+
+// f(m, half) for every row of which a lane has elements, unrolled.
+template <int M, class F> __device__ __forceinline__ void for_rows(F f) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) f(m, half);
+}
+
+// Two weights, of column(n) and the next, as a register of the left operand of columns 16 (n / 2) to 16 (n / 2) + 15.
+template <class T>
+__device__ __forceinline__ void keep_weights(unsigned (&operand)[4], int n, int half, float low, float high) {
+  operand[half + n % 2 * 2] = pack_pair<T>(low, high);
+}
+
+// Scores z of the warp's held rows, counted from held0, and streamed rows from stream0 on as the mask wants them; KEYS:
+// keys are held.
+template <bool KEYS, class Mask, int M, int N>
+__device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
+                                            const Fragment& mine = {}) {
+  if (mask.template leaves<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
+  if constexpr (Mask::ADDS) {
+    if (mask.adds()) {
+      float origin = mask.c(held0 + mine.first).x;
+      for_rows<M>([&](int m, int half) {
+        float held = mask.from(mask.c(held0 + mine.row(half, m)), origin);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++) {
+            float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
+            score = mask.template add<KEYS>(score, held, streamed);
+          }
+      });
+    }
+  }
+  for_rows<M>([&](int m, int half) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int c = 0; c < 2; c++)
+        if (!mask.template sees<KEYS>(held0 + mine.row(half, m), stream0 + mine.column(n) + c))
+          z[m][n][2 * half + c] = -INFINITY;
+  });
+}
+
+// With a bias: to[row] = the sum of dz of each of the warp's held rows, of which the four lanes of a row have parts.
+template <int M>
+__device__ __forceinline__ void store_dz_sums(float* to, int held0, int T, float (&sums)[M][2],
+                                              const Fragment& mine = {}) {
+  for_rows<M>([&](int m, int half) {
+    float& sum = sums[m][half];
+#pragma unroll
+    for (int mask = 1; mask <= 2; mask *= 2) sum += shuffle_xor(sum, mask);
+    int row = held0 + mine.row(half, m);
+    if (mine.quad == 0 && row < T) to[row] = sum;
+  });
+}
