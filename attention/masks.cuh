@@ -4,7 +4,7 @@
 //
 //   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
 //   keys(i)                         the number of keys that query i sees
-//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile, hopper/tiles.cuh)
+//   EVEN                            whether most row tiles need equally many streamed tiles (RowTile, hopper/roles.cuh)
 //
 // and, of held rows from held0 and streamed rows from stream0 on, where keys are held (KEYS) or queries:
 //

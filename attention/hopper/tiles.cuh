@@ -65,6 +65,7 @@ template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, int
 template <class Tile> struct Stages {
   bf16* tiles;
   Mbarrier *full, *empty, *held_full, *held_empty, *turns;
+  int streamed = 0;  // tiles that this role has done with
 
   // Called by the whole block.
   __device__ __forceinline__ explicit Stages(bf16* shared) : tiles(shared) {
@@ -81,8 +82,8 @@ template <class Tile> struct Stages {
     }
     __syncthreads();
   }
-  __device__ __forceinline__ bf16* held(int number, int tensor) const {
-    return tiles + (number % 2 * Tile::HELD_TENSORS + tensor) * Tile::HELD_SIZE;
+  __device__ __forceinline__ bf16* held(int number, int tensor, int consumer = 0) const {
+    return tiles + ((number % 2 * Tile::HELD_TENSORS + tensor) * Tile::HELD_SIZE + consumer * BOX * TILE_COLUMNS);
   }
   __device__ __forceinline__ bf16* slot(int number) const {
     return tiles + 2 * Tile::HELD_TENSORS * Tile::HELD_SIZE + number % Tile::SLOTS * Tile::SLOT_SIZE;
@@ -104,10 +105,12 @@ template <class Tile> struct Stages {
     }
     warp_sync();  // no lane may run ahead by two phases, which look alike
   }
-  // If `rows` is given, STREAM floats of each of ROW_VALUES arrays, `pitch` apart, are copied to row_values(number).
-  __device__ __forceinline__ void fetch(int number, const TensorMap& map, int b, int row, int head,
-                                        const float* rows = nullptr, size_t pitch = 0) {
+  // The next streamed tile. If `rows` is given, STREAM floats of each of ROW_VALUES arrays, `pitch` apart, are copied
+  // to its row_values().
+  __device__ __forceinline__ void fetch(const TensorMap& map, int b, int row, int head, const float* rows = nullptr,
+                                        size_t pitch = 0) {
     constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
+    int number = streamed++;
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
     if (threadIdx.x == 0) {
@@ -151,71 +154,11 @@ template <class Tile> struct Stages {
   }
 };
 
-// The n-th of the row tiles of all heads of B H, of which a block takes two at a time. A head's tiles come in the order
-// last, first, last but one, second, ..., so much and little work alternate. Where nearly all tiles need as much (EVEN)
-// the pair with less comes from each head at a time: otherwise the same blocks might get it from every head.
-struct RowTile {
-  int head, tile;
-  template <class Mask> __host__ __device__ __forceinline__ static RowTile at(int n, int tiles, int heads) {
-    int head = n / tiles, k = n % tiles;
-    if constexpr (Mask::EVEN) {
-      int pair = n / (2 * heads), rest = n % (2 * heads);
-      bool two = 2 * pair + 1 < tiles;
-      head = n < tiles * heads ? rest / (two ? 2 : 1) : heads;
-      k = 2 * pair + two * (rest % 2);
-    }
-    return {head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2};
-  }
-};
-
-// f(head of B H, row tile, number) for this block's tiles of HELD rows, numbered from 0.
-template <class Tile, class Mask, class F>
-__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
-#pragma unroll 1
-  for (int number = 0;; number++) {
-    int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
-    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * B;
-    RowTile mine = RowTile::at<Mask>(n, tiles, heads);
-    if (mine.head >= heads) return;
-    f(mine.head, mine.tile, number);
-  }
-}
-
 // A thread of a consumer, and where its warp is in the block. The warp's number is read from its first lane: so the
 // compiler knows that it is the same for all, and does not keep it in each lane's registers.
 struct ConsumerThread : Fragment {
   int warp = shuffle(thread / WARP, 0), consumer = warp / 4 - 1;
   __device__ __forceinline__ ConsumerThread() : Fragment{int(anew(threadIdx.x))} { first = (warp - 4) * 16; }
-};
-
-// Divides the block into its roles. The producer runs f(head, row tile, number) for each of the block's row tiles.
-// Returns true for its warpgroup, which has nothing else to do, and false for the consumers, which get its registers.
-template <class Tile, class Mask, class F> __device__ __forceinline__ bool produce(const Shape& shape, int B, F f) {
-  if (threadIdx.x < WARPGROUP) {
-    registers_shrink<Tile::PRODUCER_REGISTERS>();
-    if (ConsumerThread().warp == 0) for_row_tiles<Tile, Mask>(shape, B, f);
-    return true;
-  }
-  registers_grow<Tile::CONSUMER_REGISTERS>();
-  return false;
-}
-
-// With IN_TURN the consumers start products one after the other, so that the products of one run beside the other's
-// arithmetic. The first consumer begins. Both take as many turns in a row tile; a step that one of them skips is a turn
-// too. Without, this does nothing.
-template <class Tile> struct Turns {
-  Mbarrier* turns;
-  int consumer, number = 0;
-  __device__ __forceinline__ void begin() {
-    if constexpr (Tile::WAYS & IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
-  }
-  __device__ __forceinline__ void end() const {
-    if constexpr (Tile::WAYS & IN_TURN) {
-      warp_sync();  // all lanes have begun
-      if (threadIdx.x % WARP == 0) mbarrier_arrive(turns[1 - consumer]);
-    }
-  }
-  __device__ __forceinline__ void skip() { begin(), end(); }
 };
 
 // f(n, half, c) for every element [n][2 half + c] that a thread has of a product's result.

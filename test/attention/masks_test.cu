@@ -3,7 +3,7 @@
 // them. Host code: the masks' functions are for both sides.
 #include "attention/masks.cuh"
 
-#include "attention/hopper/tiles.cuh"
+#include "attention/hopper/roles.cuh"
 
 #include <gtest/gtest.h>
 

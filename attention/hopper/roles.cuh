@@ -1,0 +1,113 @@
+// The roles in a block of Hopper's kernels and what they work on. A pass is a struct: load() is what the producer does
+// for a row tile, compute() what a consumer does.
+#pragma once
+#include "attention/hopper/tiles.cuh"
+
+// The n-th of the row tiles of all heads of B H, of which a block takes two at a time. A head's tiles come in the order
+// last, first, last but one, second, ..., so much and little work alternate. Where nearly all tiles need as much (EVEN)
+// the pair with less comes from each head at a time: otherwise the same blocks might get it from every head.
+struct RowTile {
+  int head, tile, number = 0;  // number: of the block's row tiles
+  template <class Mask> __host__ __device__ __forceinline__ static RowTile at(int n, int tiles, int heads) {
+    int head = n / tiles, k = n % tiles;
+    if constexpr (Mask::EVEN) {
+      int pair = n / (2 * heads), rest = n % (2 * heads);
+      bool two = 2 * pair + 1 < tiles;
+      head = n < tiles * heads ? rest / (two ? 2 : 1) : heads;
+      k = 2 * pair + two * (rest % 2);
+    }
+    return {head, k % 2 == 0 ? tiles - 1 - k / 2 : k / 2};
+  }
+};
+
+// f(row tile) for this block's tiles of HELD rows, numbered from 0.
+template <class Tile, class Mask, class F>
+__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
+#pragma unroll 1
+  for (int number = 0;; number++) {
+    int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
+    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * B;
+    RowTile mine = RowTile::at<Mask>(n, tiles, heads);
+    if (mine.head >= heads) return;
+    mine.number = number;
+    f(mine);
+  }
+}
+
+// With IN_TURN the consumers start products one after the other, so that the products of one run beside the other's
+// arithmetic. The first consumer begins. Both take as many turns in a row tile; a step that one of them skips is a turn
+// too. Without, this does nothing.
+template <class Tile> struct Turns {
+  Mbarrier* turns;
+  int consumer, number = 0;
+  __device__ __forceinline__ void begin() {
+    if constexpr (Tile::WAYS & IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
+  }
+  __device__ __forceinline__ void end() const {
+    if constexpr (Tile::WAYS & IN_TURN) {
+      warp_sync();  // all lanes have begun
+      if (threadIdx.x % WARP == 0) mbarrier_arrive(turns[1 - consumer]);
+    }
+  }
+  __device__ __forceinline__ void skip() { begin(), end(); }
+};
+
+// Divides the block into its roles, for each of its row tiles: load() by the producer's warp, compute() by the consumers,
+// which get the registers of the producer's warpgroup.
+template <class Pass, class Arguments> __device__ __forceinline__ void run_roles(bf16* shared, const Arguments& a) {
+  using Tile = typename Pass::Tile;
+  Stages<Tile> stages(shared);
+  if (threadIdx.x < WARPGROUP) {
+    registers_shrink<Tile::PRODUCER_REGISTERS>();
+    if (ConsumerThread().warp != 0) return;
+    for_row_tiles<Tile, typename Pass::Mask>(a.shape, a.B, [&](const RowTile& tile) { Pass::load(stages, a, tile); });
+  } else {
+    registers_grow<Tile::CONSUMER_REGISTERS>();
+    ConsumerThread mine;
+    Turns<Tile> turns{stages.turns, mine.consumer};
+    for_row_tiles<Tile, typename Pass::Mask>(
+        a.shape, a.B, [&](const RowTile& tile) { Pass(a, stages, turns, mine, tile).compute(); });
+  }
+}
+
+// What a pass, a consumer's work on its 64 held rows of a row tile, has of both.
+template <class Arguments, class Mask_, class Tile_> struct HopperPass {
+  using Mask = Mask_;
+  using Tile = Tile_;
+  const Arguments& a;
+  Stages<Tile>& stages;
+  Turns<Tile>& turns;
+  const ConsumerThread& mine;
+  RowTile tile;
+  int block_row = tile.tile * Tile::HELD;
+  Mask mask{a.settings, a.shape.T, size_t(tile.head)};
+
+  __device__ __forceinline__ HopperPass(const Arguments& a, Stages<Tile>& stages, Turns<Tile>& turns,
+                                        const ConsumerThread& mine, const RowTile& tile)
+      : a(a), stages(stages), turns(turns), mine(mine), tile(tile) {}
+  __device__ __forceinline__ bf16* held(int tensor) const {
+    return stages.held(tile.number, tensor) + mine.consumer * BOX * TILE_COLUMNS;
+  }
+  // The scores as the mask wants them; KEYS: keys are held.
+  template <bool KEYS, int N> __device__ __forceinline__ void hide(float (&z)[N][4], int stream0) const {
+    mask_scores<KEYS>(one_group(z), mask, block_row, stream0, mine);
+  }
+  // With a bias: a.dz_sums = the held rows' sums of dz.
+  __device__ __forceinline__ void store_sums_of_dz(float (&sums)[1][2]) const {
+    if constexpr (Mask::ADDS)
+      if (mask.adds()) store_dz_sums(a.dz_sums + size_t(tile.head) * a.shape.T, block_row, a.shape.T, sums, mine);
+  }
+  // load() where keys and values stream past; before them the keys alone, if there are two sweeps.
+  static __device__ __forceinline__ void load_keys_and_values(Stages<Tile>& stages, const Arguments& a,
+                                                              const RowTile& tile, bool two_sweeps = false) {
+    int H = a.shape.H, b = tile.head / H, h = tile.head % H;
+    auto key_tiles =
+        Mask(a.settings, a.shape.T, tile.head).template key_tiles<Tile::STREAM>(tile.tile * Tile::HELD, Tile::HELD);
+    int steps = key_tiles.end();
+    for (int step = 0; step < two_sweeps * steps; step++) stages.fetch(a.qkv, b, key_tiles.row(step), H + h);
+    for (int step = 0; step < steps; step++) {
+      stages.fetch(a.qkv, b, key_tiles.row(step), H + h);
+      stages.fetch(a.qkv, b, key_tiles.row(step), 2 * H + h);
+    }
+  }
+};
