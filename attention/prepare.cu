@@ -13,45 +13,60 @@ namespace {
 constexpr float RMS_EPS = 1e-6f;
 constexpr int THREADS = 128;
 
-// The row that a group of lanes works on. Groups past the end get the last row but touch no q or k: they only take part
-// in the shuffles, which need all lanes. (If they read the row, they would race with the group that writes it.)
+// The row that a group of `lanes` lanes works on, as lane number `lane`. Groups past the end get the last row but touch
+// no q or k: they only take part in the shuffles, which need all lanes. (If they read the row, they would race with the
+// group that writes it.) Functions take it by value: by reference g++ fuses other products, and last bits change.
 struct Row {
   bool inside, is_q;
-  int n, h;       // position b T + t, head
-  size_t offset;  // of its first element in qkv
-  size_t norm;    // of its norm in norms
+  int lane, lanes;              // they take its pieces of W elements in turn
+  size_t offset, norm, result;  // its first element; its place in [B, T, parts, H], and in [B, H, T]
+  float alpha;
+  const float2* angles;  // of its position, or nullptr
 };
-__device__ inline Row row_of_thread(int rows, int lanes, int parts, int H, int D, size_t qkv_stride) {
-  int r = int((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
-  Row row;
-  row.inside = r < rows;
-  if (!row.inside) r = rows - 1;
-  int part_head = r % (parts * H);
-  row.n = r / (parts * H);
-  row.is_q = part_head < H;
-  row.h = part_head % H;
-  row.offset = row.n * qkv_stride + size_t(part_head) * D;
-  row.norm = size_t(row.n) * parts * H + part_head;
-  return row;
-}
+
+// Enough lanes for each to have at most 32 elements of a row; 16 lanes at most.
+int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
+
+// Rows, one of D elements for each of B T positions, `parts` (q and k, or one) and H heads, and what is done to them.
+template <class T> struct RowJob {
+  int rows, parts, length, H, D;
+  size_t stride;  // from position to position
+  QkNorm norm;
+  RowScale<T> scale = {1, false, 1, nullptr};
+  const float2* rope = nullptr;
+  bool wide = false;  // 16-byte accesses
+  int lanes = lanes_for(D);
+
+  __device__ Row row_of_thread() const {
+    int r = int((blockIdx.x * blockDim.x + threadIdx.x) / lanes);
+    bool inside = r < rows;
+    if (!inside) r = rows - 1;
+    int part_head = r % (parts * H), n = r / (parts * H), h = part_head % H, b = n / length, t = n % length;
+    bool is_q = part_head < H;
+    return {.inside = inside,
+            .is_q = is_q,
+            .lane = int(threadIdx.x) % lanes,
+            .lanes = lanes,
+            .offset = n * stride + size_t(part_head) * D,
+            .norm = size_t(n) * parts * H + part_head,
+            .result = (size_t(b) * H + h) * length + t,
+            .alpha = is_q ? scale(t, h) : 1,
+            .angles = rope ? rope + size_t(t) * (D / 2) : nullptr};
+  }
+};
 
 __device__ inline float group_sum(float v, int lanes) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
   return v;
 }
 
-// A row's lanes take its pieces of W elements in turn.
-struct Lanes {
-  int lane, count;
-};
-
 // This lane's share of the sum of x y over a row. It reads only the elements that it will also write (in each half of a
 // row that is rotated), because lanes do not wait for each other's reads.
-template <int W, class T> __device__ float dot_share(const T* x, const T* y, int D, bool rotated, Lanes lanes) {
+template <int W, class T> __device__ float dot_share(const T* x, const T* y, int D, Row row) {
   float sum = 0;
-  int width = rotated ? D / 2 : D;
+  int width = row.angles ? D / 2 : D;
   for (int start = 0; start < D; start += width)
-    for (int d = start + lanes.lane * W; d < start + width; d += lanes.count * W) {
+    for (int d = start + row.lane * W; d < start + width; d += row.lanes * W) {
       float a[W], b[W];
       read_floats(a, x + d);
       read_floats(b, y + d);
@@ -62,9 +77,9 @@ template <int W, class T> __device__ float dot_share(const T* x, const T* y, int
 
 // x <- rotation of (scale x - along y); SIGN -1 turns back. y is read only if `along` is used; otherwise pass x for it.
 template <int W, int SIGN, class T>
-__device__ void scale_and_rotate(T* x, const T* y, float scale, float along, const float2* angles, int D, Lanes lanes) {
-  if (!angles) {
-    for (int d = lanes.lane * W; d < D; d += lanes.count * W) {
+__device__ void scale_and_rotate(T* x, const T* y, float scale, float along, int D, Row row) {
+  if (!row.angles) {
+    for (int d = row.lane * W; d < D; d += row.lanes * W) {
       float a[W], b[W];
       read_floats(a, x + d);
       read_floats(b, y + d);
@@ -74,14 +89,14 @@ __device__ void scale_and_rotate(T* x, const T* y, float scale, float along, con
     return;
   }
   int half = D / 2;
-  for (int d = lanes.lane * W; d < half; d += lanes.count * W) {
+  for (int d = row.lane * W; d < half; d += row.lanes * W) {
     float a[W], b[W], ya[W], yb[W];
     read_floats(a, x + d);
     read_floats(b, x + half + d);
     read_floats(ya, y + d);
     read_floats(yb, y + half + d);
     for (int i = 0; i < W; i++) {
-      float2 angle = angles[d + i];
+      float2 angle = row.angles[d + i];
       float u = scale * a[i] - along * ya[i], v = scale * b[i] - along * yb[i], sine = SIGN * angle.y;
       a[i] = u * angle.x - v * sine;
       b[i] = v * angle.x + u * sine;
@@ -91,61 +106,38 @@ __device__ void scale_and_rotate(T* x, const T* y, float scale, float along, con
   }
 }
 
-template <int W, class T>
-__device__ void forward_row(T* x, float* norm, const float2* angles, QkNorm qk_norm, float alpha, int D, Lanes lanes,
-                            bool inside) {
+template <int W, class T> __device__ void forward_row(T* x, float* norms, RowJob<T> job, Row row) {
   float inverse = 1;
-  if (qk_norm != QkNorm::none) {
-    float squares = group_sum(dot_share<W>(x, x, inside ? D : 0, angles, lanes), lanes.count);
-    inverse = qk_norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / D + RMS_EPS);
-    if (lanes.lane == 0 && inside) *norm = inverse;
+  if (job.norm != QkNorm::none) {
+    float squares = group_sum(dot_share<W>(x, x, row.inside ? job.D : 0, row), row.lanes);
+    inverse = job.norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / job.D + RMS_EPS);
+    if (row.lane == 0 && row.inside) norms[row.norm] = inverse;
   }
-  if (inside) scale_and_rotate<W, 1>(x, x, alpha * inverse, 0, angles, D, lanes);
+  if (row.inside) scale_and_rotate<W, 1>(x, x, row.alpha * inverse, 0, job.D, row);
 }
 
-template <class T>
-__global__ void prepare_forward_kernel(T* qkv, float* norms, const float2* rope, QkNorm qk_norm, RowScale<T> scale,
-                                       int rows, int lane_count, int parts, int T_, int H, int D, size_t qkv_stride,
-                                       bool wide) {
-  Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
-  Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
-  int t = row.n % T_;
-  float alpha = row.is_q ? scale(t, row.h) : 1;
-  const float2* angles = rope ? rope + size_t(t) * (D / 2) : nullptr;
-  T* x = qkv + row.offset;
-  float* norm = norms ? norms + row.norm : nullptr;
-  if (wide) forward_row<Pack<T>::size>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
-  else forward_row<1>(x, norm, angles, qk_norm, alpha, D, lanes, row.inside);
+template <class T> __global__ void prepare_forward_kernel(T* x, float* norms, RowJob<T> job) {
+  Row row = job.row_of_thread();
+  if (job.wide) forward_row<Pack<T>::size>(x + row.offset, norms, job, row);
+  else forward_row<1>(x + row.offset, norms, job, row);
 }
 
 template <int W, class T>
-__device__ void backward_row(T* dx, const T* x, float inverse, const float2* angles, QkNorm qk_norm, float alpha,
-                             bool any_dots, float* row_dot, int D, Lanes lanes, bool inside) {
-  float along = 0;
-  if (qk_norm != QkNorm::none || any_dots) {  // the same for the whole warp, as shuffles require
-    float dot = group_sum(dot_share<W>(x, dx, inside ? D : 0, angles, lanes), lanes.count);
-    if (row_dot && lanes.lane == 0 && inside) *row_dot = dot;
-    along = gradient_along(qk_norm, dot, alpha, inverse, D);
+__device__ void backward_row(T* dx, const T* x, const float* norms, float* row_dots, const RowJob<T>& job, Row row) {
+  float along = 0, inverse = norms ? norms[row.norm] : 1;
+  if (job.norm != QkNorm::none || row_dots) {  // the same for the whole warp, as shuffles require
+    float dot = group_sum(dot_share<W>(x, dx, row.inside ? job.D : 0, row), row.lanes);
+    if (row_dots && row.is_q && row.lane == 0 && row.inside) row_dots[row.result] = dot;
+    along = gradient_along(job.norm, dot, row.alpha, inverse, job.D);
   }
-  if (inside) scale_and_rotate<W, -1>(dx, x, alpha * inverse, along, angles, D, lanes);
+  if (row.inside) scale_and_rotate<W, -1>(dx, x, row.alpha * inverse, along, job.D, row);
 }
 
 template <class T>
-__global__ void prepare_backward_kernel(T* dqkv, const T* qkv, const float* norms, const float2* rope, QkNorm qk_norm,
-                                        RowScale<T> scale, float* row_dots, int rows, int lane_count, int parts, int T_,
-                                        int H, int D, size_t qkv_stride, bool wide) {
-  Row row = row_of_thread(rows, lane_count, parts, H, D, qkv_stride);
-  Lanes lanes{int(threadIdx.x) % lane_count, lane_count};
-  int t = row.n % T_, b = row.n / T_;
-  float alpha = row.is_q ? scale(t, row.h) : 1, inverse = norms ? norms[row.norm] : 1;
-  const float2* angles = rope ? rope + size_t(t) * (D / 2) : nullptr;
-  T* dx = dqkv + row.offset;
-  const T* x = qkv + row.offset;
-  float* row_dot = nullptr;
-  if (row_dots && row.is_q) row_dot = row_dots + (size_t(b) * H + row.h) * T_ + t;
-  if (wide)
-    backward_row<Pack<T>::size>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
-  else backward_row<1>(dx, x, inverse, angles, qk_norm, alpha, row_dots, row_dot, D, lanes, row.inside);
+__global__ void prepare_backward_kernel(T* dx, const T* x, const float* norms, float* row_dots, RowJob<T> job) {
+  Row row = job.row_of_thread();
+  if (job.wide) backward_row<Pack<T>::size>(dx + row.offset, x + row.offset, norms, row_dots, job, row);
+  else backward_row<1>(dx + row.offset, x + row.offset, norms, row_dots, job, row);
 }
 
 // ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. One block per head.
@@ -163,17 +155,37 @@ __global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* r
 }
 
 // 16-byte accesses need aligned arrays and rows (with rope, halves of rows) of whole packs.
-template <class T> bool can_be_wide(int D, size_t qkv_stride, const float2* rope, const void* a, const void* b) {
-  int unit = Pack<T>::size * (rope ? 2 : 1);
-  return D % unit == 0 && qkv_stride % Pack<T>::size == 0 && aligned16(a, b);
+template <class T> RowJob<T> widened(RowJob<T> job, const void* a, const void* b) {
+  int unit = Pack<T>::size * (job.rope ? 2 : 1);
+  job.wide = job.D % unit == 0 && job.stride % Pack<T>::size == 0 && aligned16(a, b);
+  return job;
 }
 
-template <class T> constexpr RowScale<T> UNSCALED = {1, false, 1, nullptr};
+// The rows of q and, if anything is done to them, of k; those of attention's output.
+template <class T> RowJob<T> qk_rows(const AttentionCall<T>& call, const void* a, const void* b) {
+  auto [B, length, H, D] = call.shape;
+  QkNorm norm = call.settings.qk_norm;
+  int parts = call.rope || norm != QkNorm::none ? 2 : 1;
+  return widened<T>(
+      {B * length * parts * H, parts, length, H, D, size_t(call.row_stride()), norm, row_scale(call), call.rope}, a, b);
+}
+template <class T> RowJob<T> output_rows(const AttentionCall<T>& call, const void* a, const void* b) {
+  auto [B, length, H, D] = call.shape;
+  return widened<T>({B * length * H, 1, length, H, D, size_t(H) * D, call.settings.norm_of_output()}, a, b);
+}
 
-// Enough lanes for each to have at most 32 elements of a row; 16 lanes at most.
-int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
+template <class T> dim3 grid_of(const RowJob<T>& job) {
+  return dim3(blocks_for(size_t(job.rows) * job.lanes, THREADS));
+}
 
-dim3 grid_for(int rows, int lanes) { return dim3(blocks_for(size_t(rows) * lanes, THREADS)); }
+template <class T> void launch_forward(T* x, float* norms, const RowJob<T>& job, cudaStream_t stream) {
+  LAUNCH(prepare_forward_kernel<T>, grid_of(job), dim3(THREADS), 0, stream, x, norms, job);
+}
+template <class T>
+void launch_backward(T* dx, const T* x, const float* norms, float* row_dots, const RowJob<T>& job,
+                     cudaStream_t stream) {
+  LAUNCH(prepare_backward_kernel<T>, grid_of(job), dim3(THREADS), 0, stream, dx, x, norms, row_dots, job);
+}
 
 }  // namespace
 
@@ -194,13 +206,7 @@ template <class T> RowScale<T> row_scale(const AttentionCall<T>& call) {
 
 // Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
 template <class T> void prepare_forward(T* qkv, const AttentionCall<T>& call) {
-  auto [B, length, H, D] = call.shape;
-  QkNorm norm = call.settings.qk_norm;
-  int parts = call.rope || norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H, lanes = lanes_for(D);
-  size_t stride = call.row_stride();
-  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, qkv, call.norms, call.rope,
-         norm, row_scale(call), rows, lanes, parts, length, H, D, stride,
-         can_be_wide<T>(D, stride, call.rope, qkv, qkv));
+  launch_forward(qkv, call.norms, qk_rows(call, qkv, qkv), call.stream);
 }
 
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape) {
@@ -209,35 +215,20 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, const Atten
 
 // Floor: 4 N A elements moved without a norm, 6 N A with one (then the prepared q and k are read too).
 template <class T> void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void* workspace) {
-  auto [B, length, H, D] = call.shape;
-  QkNorm norm = call.settings.qk_norm;
-  int parts = call.rope || norm != QkNorm::none ? 2 : 1, rows = B * length * parts * H, lanes = lanes_for(D);
-  size_t stride = call.row_stride();
   bool learns = call.settings.scale == Scale::ssmax && call.dssmax_scale;
   float* row_dots = learns ? static_cast<float*>(workspace) : nullptr;
-  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, dqkv, qkv, call.norms,
-         call.rope, norm, row_scale(call), row_dots, rows, lanes, parts, length, H, D, stride,
-         can_be_wide<T>(D, stride, call.rope, dqkv, qkv));
+  launch_backward(dqkv, qkv, call.norms, row_dots, qk_rows(call, dqkv, qkv), call.stream);
   if (row_dots)
-    LAUNCH(ssmax_scale_kernel<T>, dim3(H), dim3(THREADS), 0, call.stream, call.dssmax_scale, call.ssmax_scale,
-           static_cast<const float*>(row_dots), B, length, H);
+    LAUNCH(ssmax_scale_kernel<T>, dim3(call.shape.H), dim3(THREADS), 0, call.stream, call.dssmax_scale,
+           call.ssmax_scale, static_cast<const float*>(row_dots), call.shape.B, call.shape.T, call.shape.H);
 }
 
 // One part, no rotation, no scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
 template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call) {
-  auto [B, length, H, D] = call.shape;
-  int rows = B * length * H, lanes = lanes_for(D);
-  LAUNCH(prepare_forward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, out, norms, nullptr,
-         call.settings.norm_of_output(), UNSCALED<T>, rows, lanes, 1, length, H, D, size_t(H) * D,
-         can_be_wide<T>(D, H * D, nullptr, out, out));
+  launch_forward(out, norms, output_rows(call, out, out), call.stream);
 }
-
 template <class T> void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionCall<T>& call) {
-  auto [B, length, H, D] = call.shape;
-  int rows = B * length * H, lanes = lanes_for(D);
-  LAUNCH(prepare_backward_kernel<T>, grid_for(rows, lanes), dim3(THREADS), 0, call.stream, dout, out, norms, nullptr,
-         call.settings.norm_of_output(), UNSCALED<T>, nullptr, rows, lanes, 1, length, H, D, size_t(H) * D,
-         can_be_wide<T>(D, H * D, nullptr, dout, out));
+  launch_backward<T>(dout, out, norms, nullptr, output_rows(call, dout, out), call.stream);
 }
 
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor, double fraction) {
