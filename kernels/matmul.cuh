@@ -44,15 +44,15 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
   bool plain = p.epilogue == Epilogue::none;
-  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: the shape %d x %d x %d is impossible", p.m, p.n, p.k);
+  if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: m, n, k = %d, %d, %d; need 0, 0, 1 or more", p.m, p.n, p.k);
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
-    failure("matmul: the bias is missing");
+    failure("matmul: this epilogue adds a bias; set `bias`");
   if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias)))
     failure("matmul: c needs beta 0 and epilogue none or bias");
   if (p.dbias && (!plain || p.trans_b || !p.scratch || p.biased > p.n || !std::is_same_v<TOut, float>))
     failure("matmul: dbias needs a float D, untransposed B, scratch, and biased <= n");
-  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: the values before GELU are missing");
+  if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: set `aux`, the values before GELU");
 }
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
