@@ -21,7 +21,7 @@ void check_built(Kind kind) {
 }
 
 // The first of a kind's families, or the one with this name, that supports the call.
-template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Arrays arrays) {
+template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Addresses arrays) {
   for (const Family<T>& family : families_of<T>(call.settings.kind))
     if (call.family ? !strcmp(call.family, family.name) : family.suits_device())
       if (family.supports(call, arrays)) return family;

@@ -53,15 +53,15 @@ template <class T> struct BackwardCall {
 
 constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
 
-using Arrays = std::initializer_list<const void*>;
+using Addresses = std::initializer_list<const void*>;
 
 // The kernels of a family for one kind.
 template <class T> struct Family {
   const char* name = nullptr;        // for AttentionCall::family
   int order = 0;                     // dispatch.cu tries families in rising order: the fastest is first
   bool (*suits_device)() = nullptr;  // where not, they run only if they are asked for by name
-  bool (*supports)(const AttentionCall<T>&, Arrays) = nullptr;  // the tensors of the call, for their addresses
-  int saved = 0, vectors = 0;                                   // of a row in training: floats, and vectors of D floats
+  bool (*supports)(const AttentionCall<T>&, Addresses) = nullptr;  // the tensors of the call, for their addresses
+  int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;

@@ -541,7 +541,7 @@ template <class T, Kind KIND> bool add_general_of() {
   using Mask = std::conditional_t<on_cpu, WindowOrBias, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits_device = [] { return true; };
-  f.supports = [](const AttentionCall<T>& call, Arrays) { return on_cpu || !call.window_or_bias(); };
+  f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.window_or_bias(); };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });

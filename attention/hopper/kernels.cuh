@@ -92,7 +92,7 @@ template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(
 
 // The copy engine needs heads that begin at multiples of 16 bytes, rows that are whole heads apart, and arrays at
 // multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
-template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Arrays arrays) {
+template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Addresses arrays) {
   int D = call.shape.D;
   bool aligned = D % 8 == 0 && call.row_stride() % D == 0;
   for (const void* array : arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;

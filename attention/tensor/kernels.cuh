@@ -356,7 +356,7 @@ template <Kind KIND> bool add_tensor() {
   using Policies = PolicyOf<KIND, FastMaths>;
   Family<bf16> f = {.name = "tensor", .order = 2};
   f.suits_device = [] { return !on_cpu; };
-  f.supports = [](const AttentionCall<bf16>& call, Arrays) {
+  f.supports = [](const AttentionCall<bf16>& call, Addresses) {
     return call.shape.D <= tensor_widths[std::size(tensor_widths) - 1];
   };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;

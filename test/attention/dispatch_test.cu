@@ -24,7 +24,9 @@ TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
   static bool suits;
   Family<float> stub = {.name = "stub", .order = 0};
   stub.suits_device = [] { return suits; };
-  stub.supports = [](const AttentionCall<float>& call, Arrays) { return call.shape.D == 16 && !call.window_or_bias(); };
+  stub.supports = [](const AttentionCall<float>& call, Addresses) {
+    return call.shape.D == 16 && !call.window_or_bias();
+  };
   stub.forward = stub.evaluate = [](const ForwardCall<float>&) { calls++; };
   stub.backward = [](const BackwardCall<float>&) { calls++; };
   const std::vector<Family<float>> others = families_of<float>(kind);
