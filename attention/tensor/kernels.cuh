@@ -31,81 +31,92 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
-  // Copies of the queries and of the first tiles
+  // Copies of the queries and of the first tiles. Steps are numbered through all sweeps; the last one has values too.
   auto key_tiles = mask.template key_tiles<Tile::STREAM>(block_row, Tile::HELD);
-  int tiles = key_tiles.end(), steps = SWEEPS * tiles;
+  int tiles = key_tiles.end(), last_sweep = (SWEEPS - 1) * tiles, steps = SWEEPS * tiles;
+  auto first_key = [&](int step) { return key_tiles.row(step < last_sweep ? step : step - last_sweep); };
   auto fetch = [&](int step) {
     if (step < steps) {
       T* stage = stages + step % 2 * 2 * TILE;
-      load_rows<Tile, Tile::STREAM>(stage, k, key_tiles.row(step % tiles));
-      if (step >= steps - tiles) load_rows<Tile, Tile::STREAM>(stage + TILE, v, key_tiles.row(step % tiles));
+      load_rows<Tile, Tile::STREAM>(stage, k, first_key(step));
+      if (step >= last_sweep) load_rows<Tile, Tile::STREAM>(stage + TILE, v, first_key(step));
     }
     cp_async_commit();
   };
   load_rows<Tile, Tile::HELD>(query_tile, q, block_row);
   fetch(0);
 
-  Sums<Tile> out_sum[OUTPUTS] = {};
   float z[M][N][4], sums[M][2][Policy::SUMS + 1], constants[M][2][Policy::CONSTANTS + 1];
-  for (int step = 0; step < steps; step++) {
-    // Copies of the next step's tiles, wait for this step's
-    bool weighing = step >= steps - tiles;
-    int j0 = key_tiles.row(step % tiles);
-    const T *keys = stages + step % 2 * 2 * TILE, *values = keys + TILE;
+  auto start_sweep = [&](int sweep) {
+    for_rows<M>([&](int m, int half) {
+      policy.start_sweep(sweep, mask.keys(i0 + mine.row(half, m)), sums[m][half], mine.quad == 0);
+    });
+  };
+  // Copies of the next step's tiles; z = the masked scores of this one's. Returns its values.
+  auto next_scores = [&](int step) {
+    const T* keys = stages + step % 2 * 2 * TILE;
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
-
-    // Scores, masked
-    if (step % tiles == 0)
-      for_rows<M>([&](int m, int half) {
-        policy.start_sweep(weighing ? SWEEPS - 1 : 0, mask.keys(i0 + mine.row(half, m)), sums[m][half], mine.quad == 0);
-      });
     scores<Tile>(z, my_queries, keys);
-    mask_scores<false>(z, mask, i0, j0);
+    mask_scores<false>(z, mask, i0, first_key(step));
+    return keys + TILE;
+  };
 
-    // First of two sweeps
-    if (SWEEPS > 1 && !weighing) {
+  // First of two sweeps. It is a loop of its own, before the outputs need their registers.
+  if constexpr (SWEEPS > 1) {
+    start_sweep(0);
+    for (int step = 0; step < last_sweep; step++) {
+      next_scores(step);
       for_rows<M>([&](int m, int half) {
         float row[2 * N];
 #pragma unroll
         for (int n = 0; n < N; n++) row[2 * n] = z[m][n][2 * half], row[2 * n + 1] = z[m][n][2 * half + 1];
         policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
-        if (step != tiles - 1) return;
-        merge_quad(policy, 0, sums[m][half]);
-        policy.row_constants(mask.keys(i0 + mine.row(half, m)), sums[m][half], constants[m][half]);
       });
-    } else {
-      // Larger scores: older outputs shrink
-      if constexpr (Policy::RESCALES) {
-        float top[2 * M], factor[M][2];
-        for_rows<M>([&](int m, int half) {
-          float& most = top[2 * m + half];
-          most = z[m][0][2 * half];
-#pragma unroll
-          for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(z[m][n][2 * half], z[m][n][2 * half + 1]));
-        });
-        quad_max(top);
-        for_rows<M>([&](int m, int half) { factor[m][half] = policy.rescale(sums[m][half], top[2 * m + half]); });
-        for (int n = 0; n < OUTPUTS; n++) scale_rows<Tile>(out_sum[n], factor);
-      }
-
-      // Weights, and the outputs that they add
-      Weights<Tile> weights[OUTPUTS];
-      for_rows<M>([&](int m, int half) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-          float low[OUTPUTS], high[OUTPUTS];
-          policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
-          policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
-#pragma unroll
-          for (int output = 0; output < OUTPUTS; output++)
-            keep_weights<T>(weights[output][n / 2][m], n, half, low[output], high[output]);
-        }
-      });
-#pragma unroll
-      for (int output = 0; output < OUTPUTS; output++) add_weighted<Tile>(out_sum[output], weights[output], values);
+      __syncthreads();  // all have read this step's tiles
     }
+    for_rows<M>([&](int m, int half) {
+      merge_quad(policy, 0, sums[m][half]);
+      policy.row_constants(mask.keys(i0 + mine.row(half, m)), sums[m][half], constants[m][half]);
+    });
+  }
+
+  // Last sweep
+  start_sweep(SWEEPS - 1);
+  Sums<Tile> out_sum[OUTPUTS] = {};
+  for (int step = last_sweep; step < steps; step++) {
+    const T* values = next_scores(step);
+
+    // Larger scores: older outputs shrink
+    if constexpr (Policy::RESCALES) {
+      float top[2 * M], factor[M][2];
+      for_rows<M>([&](int m, int half) {
+        float& most = top[2 * m + half];
+        most = z[m][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(z[m][n][2 * half], z[m][n][2 * half + 1]));
+      });
+      quad_max(top);
+      for_rows<M>([&](int m, int half) { factor[m][half] = policy.rescale(sums[m][half], top[2 * m + half]); });
+      for (int n = 0; n < OUTPUTS; n++) scale_rows<Tile>(out_sum[n], factor);
+    }
+
+    // Weights, and the outputs that they add
+    Weights<Tile> weights[OUTPUTS];
+    for_rows<M>([&](int m, int half) {
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        float low[OUTPUTS], high[OUTPUTS];
+        policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
+        policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
+#pragma unroll
+        for (int output = 0; output < OUTPUTS; output++)
+          keep_weights<T>(weights[output][n / 2][m], n, half, low[output], high[output]);
+      }
+    });
+#pragma unroll
+    for (int output = 0; output < OUTPUTS; output++) add_weighted<Tile>(out_sum[output], weights[output], values);
     __syncthreads();  // all have read this step's tiles
   }
 
