@@ -23,9 +23,9 @@ RATES = {
     "K 768, aux": Rate(product=600),      # GELU's input is written or read in the epilogue as well
     "K 2304": Rate(product=730),          # between 768 and 3072
     "K 3072": Rate(product=740),          # the epilogue is a quarter of that after K 768
-    "dweight": Rate(product=670),         # as "logits, dweight", but 18 to 72 tiles of 128 x 256 for 132 multiprocessors:
-                                          # with k in 7 parts they fill 95% of whole waves; less half the time that the
-                                          # parts' sums take. An estimate: 620 if all of it shows, 725 if none does
+    "dweight": Rate(product=670),         # as "logits, dweight", but 18 to 72 tiles of 128 x 256 for 132
+                                          # multiprocessors: with k in 7 parts they fill 95% of whole waves; less half
+                                          # the time of the parts' sums. An estimate: 620 if all shows, 725 if none does
     "logits": Rate(product=690),          # as "K 768, wide"; the bytes of 50304 columns
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)
     "logits, dweight": Rate(product=760),  # K 16384, whole waves; the sums of wte are counted apart (Launch.shown)
@@ -42,8 +42,8 @@ RATES = {
 # backward         x 0.97 and 0.98: rope's backward in the epilogues takes 13 us (lssar 16) of each kernel where nothing
 #                  hides it. Half of that is assumed
 ATTENTION = {"softmax": (288, 260), "lssar": (140, 162)}
-# FlashAttention-3's at this size (public): forward 265. Backward 363 without a mask; 225 to 290 of it should remain with
-# one, less if it is to be deterministic: 300 is generous.
+# FlashAttention-3's at this size (public): forward 265. Backward 363 without a mask; 225 to 290 of it should remain
+# with one, less if it is to be deterministic: 300 is generous.
 FLASH_ATTENTION_3 = 265, 300
 PRODUCTS = {"lssar": (4, 7)}  # of T x T x D per head that are done, forward and backward; other kinds (2, 7)
 
@@ -102,8 +102,8 @@ def launches(m):
       product("attention's projection, dinput", "K 768", C, A),
       Launch("rows: dO . O", each, 2 * N * A * s),
       *([Launch("rows: dO . O2, in the same launch", each, o2)] if o2 else []),
-      # Rope, norms and scale are undone in registers, before dK and dQ are rounded (heads of 64 and 128 channels). Their
-      # table, 4 N A bytes for each kernel, comes from the L2.
+      # Rope, norms and scale are undone in registers, before dK and dQ are rounded (heads of 64 and 128 channels).
+      # Their table, 4 N A bytes for each kernel, comes from the L2.
       Launch("attention, dK dV", each, 6 * N * A * s, 4 * square, "backward"),
       Launch("attention, dQ", each, 5 * N * A * s, 3 * square, "backward"),
       dweight("q, k, v", C, 3 * A),

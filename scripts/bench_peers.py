@@ -2,7 +2,7 @@
 """Measures GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
 
     python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
-    python3 scripts/bench_peers.py --cpu                   the quick start's steps beside PyTorch's, on this machine's CPU
+    python3 scripts/bench_peers.py --cpu                   the quick start's steps beside PyTorch's, on this CPU
     python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
 Needs PyTorch. bench/README.md says what is measured, and has the tables.
@@ -71,7 +71,8 @@ def flex(q, k, v, score_mod):
   """Causal attention with the weights softmax(score_mod(q . k)), and log(sum of e^score_mod) [B, H, T]."""
   with warnings.catch_warnings():  # newer versions have another name for it
     warnings.simplefilter("ignore", FutureWarning)
-    return flex_attention(q, k, v, score_mod=score_mod, block_mask=causal(q.shape[-2], q.device), scale=1.0, return_lse=True)
+    return flex_attention(q, k, v, score_mod=score_mod, block_mask=causal(q.shape[-2], q.device), scale=1.0,
+                          return_lse=True)
 
 
 def prepared(q, k, v):
@@ -290,14 +291,15 @@ def quick_start():
   with open(QUICK_START, encoding="utf-8") as file:
     config = json.load(file)
   model, batch = config["model"], config["batch"]
-  return Size(QUICK_START, model["layers"], model["heads"], model["channels"], model["context"], model["vocab"], batch["micro"],
-              batch["tokens"], (), (), 0, 0)
+  return Size(QUICK_START, model["layers"], model["heads"], model["channels"], model["context"], model["vocab"],
+              batch["micro"], batch["tokens"], (), (), 0, 0)
 
 
 def our_steps(count):
   """The commit of ./train, and the milliseconds of each of its steps of the quick start."""
   with tempfile.TemporaryDirectory(dir="runs") as folder:
-    settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0, "log.every": count}
+    settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0,
+                "log.every": count}
     common.train(os.environ.get("TRAIN", "./train"), QUICK_START, "--overwrite", settings=settings)
     run = metrics.Run(folder)
     return run.start["commit"], [line["ms"] for line in run.lines if line["type"] == "train"]
@@ -308,7 +310,8 @@ def in_turns(machine, turns=5, count=40):
   size = quick_start()
   os.makedirs("runs", exist_ok=True)
   eager = Peer("eager", "softmax", fused, None, compiled=False)
-  steps = {peer.name: stepper(machine, peer, size, size.micro) for peer in (eager, eager._replace(name="torch.compile", compiled=True))}
+  steps = {peer.name: stepper(machine, peer, size, size.micro)
+           for peer in (eager, eager._replace(name="torch.compile", compiled=True))}
   rows = {"plusgpt": [], **{name: [] for name in steps}}
   for turn in range(turns):
     commit, times = our_steps(count)
@@ -320,7 +323,8 @@ def in_turns(machine, turns=5, count=40):
         step(size.tokens // (size.micro * size.context))
         times.append(1e3 * (time.perf_counter() - start))
       rows[name].append(statistics.median(times))
-    print(f"turn {turn + 1} of {turns}: " + ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows.items()), file=sys.stderr, flush=True)
+    print(f"turn {turn + 1} of {turns}: " + ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows.items()),
+          file=sys.stderr, flush=True)
   return commit, rows
 
 
@@ -397,15 +401,17 @@ def main():
   if not (arguments.tiny or arguments.cpu or torch.cuda.is_available()):
     common.stop("PyTorch finds no GPU (nvidia-smi says whether there is one); --cpu compares on the CPU, --tiny tries "
                 "the script there")
-  arguments.out = arguments.out or os.path.normpath(os.path.join(results, "peers_cpu.json" if arguments.cpu else "peers_gpu.json"))
+  arguments.out = arguments.out or os.path.normpath(
+      os.path.join(results, "peers_cpu.json" if arguments.cpu else "peers_gpu.json"))
   machine, size = Machine(arguments.tiny, arguments.cpu), TINY if arguments.tiny else GPT2
   if arguments.tiny:
     torch.set_num_threads(1)  # there is nothing to share
   if arguments.cpu:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     commit, rows = in_turns(machine)
-    result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name, "threads": torch.get_num_threads(),
-              "torch": torch.__version__, "model": QUICK_START, "commit": commit, "step_ms": rows}
+    result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
+              "threads": torch.get_num_threads(), "torch": torch.__version__, "model": QUICK_START, "commit": commit,
+              "step_ms": rows}
     bench_table.write(arguments.out, result)
     print(bench_table.cpu_peers(result), f"\n\nwritten to {arguments.out}")
     return

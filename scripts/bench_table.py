@@ -113,9 +113,9 @@ def steps_table(result):
       "gaps": lambda step: f"{max(0, step['gaps_ms']):.1f}", "memory": memory})
   step = result["steps"][0]
   peak = "the data sheet's" if step["peak_from"] == "data sheet" else "the measured"
-  return (f"{table}\n\n{step['config']}, {step['precision']}, steps of {step['tokens']:,} tokens, {step['micro']} sequences "
-          f"of {step['context']} at a time. Peak: share of {peak} {step['peak_flops'] / 1e12:.3g} TFLOP/s. Phases "
-          "are those of the median step, in ms; gaps are its time less that of its kernels.")
+  return (f"{table}\n\n{step['config']}, {step['precision']}, steps of {step['tokens']:,} tokens, {step['micro']} "
+          f"sequences of {step['context']} at a time. Peak: share of {peak} {step['peak_flops'] / 1e12:.3g} TFLOP/s. "
+          "Phases are those of the median step, in ms; gaps are its time less that of its kernels.")
 
 
 def launches_table(step):
@@ -123,7 +123,8 @@ def launches_table(step):
   small = [kernel for kernel in step["kernels"] if kernel["share"] < 0.01]
   others = {key: sum(kernel[key] for kernel in small) for key in ("calls", "ms", "share")}
   shown += [{"name": "all others", **others}] if others["share"] > 0 else []
-  return tables.of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}", "share": "{share:.1%}"})
+  return tables.of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}",
+                                   "share": "{share:.1%}"})
 
 
 def attention_table(rows):
@@ -134,8 +135,8 @@ def attention_table(rows):
     measured.setdefault((row["kind"], row["D"]), {})[row["T"]] = row
 
   def rates(T):
-    return lambda which: " / ".join(f"{measured[which][T][what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward")) \
-        if T in measured[which] else "-"
+    flops = lambda row: " / ".join(f"{row[what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward"))
+    return lambda which: flops(measured[which][T]) if T in measured[which] else "-"
   return tables.of_columns(measured, {
       f"attention, training forward / backward, {name} at T =": lambda which: "%s, D %d" % which,
       **{T: rates(T) for T in sorted({row["T"] for row in rows})}})
@@ -167,9 +168,11 @@ def figures(result):
 def comparison(old, new):
   before, after = figures(old), figures(new)
   changed = [name for name in after if name in before and not 0.97 < after[name] / before[name] < 1.03]
-  return f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:\n\n" + tables.of_columns(
-      changed, {"what": str, "ms before": lambda name: f"{before[name] * 1e3:.4g}", "ms now": lambda name: f"{after[name] * 1e3:.4g}",
-                "now / before": lambda name: f"{after[name] / before[name]:.2f}"})
+  return (f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:\n\n" +
+          tables.of_columns(changed, {
+              "what": str, "ms before": lambda name: f"{before[name] * 1e3:.4g}",
+              "ms now": lambda name: f"{after[name] * 1e3:.4g}",
+              "now / before": lambda name: f"{after[name] / before[name]:.2f}"}))
 
 
 def peers(result):
@@ -188,15 +191,15 @@ def peers(result):
       return [row["missing"], "", "", "", "", "", ""]
     rates = row["forward"], row["backward"]
     mine = ours["attention"].get(f"{row['kind']} {row['D']} {row['T']}") if ours else None
-    return [*(f"{rate / 1e12:.3g}" for rate in rates), "yes" if row["repeats"] else "no",
-            *([f"{m / 1e12:.3g}" for m in mine] + [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine else "----")]
+    beside = [f"{m / 1e12:.3g}" for m in mine] + [f"{m / rate:.2f}" for m, rate in zip(mine, rates)] if mine else "----"
+    return [*(f"{rate / 1e12:.3g}" for rate in rates), "yes" if row["repeats"] else "no", *beside]
   return "\n\n".join([
-      f"{result['device']}, PyTorch {result['torch']}, cuDNN {result.get('cudnn')}, {result['model']}. Ratio: ours / PyTorch's; ours: "
-      + (f"commit {ours['commit']}." if ours else "not measured."),
+      f"{result['device']}, PyTorch {result['torch']}, cuDNN {result.get('cudnn')}, {result['model']}. "
+      "Ratio: ours / PyTorch's; ours: " + (f"commit {ours['commit']}." if ours else "not measured."),
       tables.markdown(["GPT-2 in PyTorch", "tokens/s (least to most)", "micro batch", "memory", "ours", "ratio"],
                       [[row["name"], *of_step(row)] for row in result["steps"]]),
-      tables.markdown(["attention in PyTorch, TFLOP/s", "D", "T", "forward", "backward", "same bits", "ours forward", "backward",
-                       "ratio forward", "backward"],
+      tables.markdown(["attention in PyTorch, TFLOP/s", "D", "T", "forward", "backward", "same bits",
+                       "ours forward", "backward", "ratio forward", "backward"],
                       [[row["name"], row["D"], row["T"], *of_attention(row)] for row in result["attention"]])])
 
 
@@ -207,10 +210,12 @@ def cpu_peers(result):
   def ratio(name):
     ratios = sorted(other / mine for other, mine in zip(rows[name], rows["plusgpt"]))
     return "" if name == "plusgpt" else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-  return (f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; {result['model']}, float32; the "
-          f"median of {len(rows['plusgpt'])} turns (least to most).\n\n") + tables.of_columns(rows, {
+  return (f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; "
+          f"{result['model']}, float32; the median of {len(rows['plusgpt'])} turns (least to most).\n\n"
+          ) + tables.of_columns(rows, {
               "": lambda name: name if name == "plusgpt" else "PyTorch, " + name,
-              "ms a step": lambda name: f"{statistics.median(rows[name]):.1f} ({min(rows[name]):.1f} to {max(rows[name]):.1f})",
+              "ms a step": lambda name: f"{statistics.median(rows[name]):.1f} "
+                                        f"({min(rows[name]):.1f} to {max(rows[name]):.1f})",
               "PyTorch's time / ours": ratio})
 
 
@@ -220,7 +225,8 @@ def main():
     print(__doc__)
     sys.exit(0 if arguments else 2)
   if arguments[0] == "--collect":
-    path, parts = (arguments[2], arguments[3:]) if arguments[1:2] == ["--out"] and arguments[2:] else (None, arguments[1:])
+    named = arguments[1:2] == ["--out"] and arguments[2:]
+    path, parts = (arguments[2], arguments[3:]) if named else (None, arguments[1:])
     result = collect(parts)
     path = path or os.path.join(RESULTS, "gpu.json" if result["gpu"] else "cpu.json")
     write(path, result)
@@ -234,7 +240,8 @@ def main():
     print(comparison(read_json(arguments[1]), read_json(arguments[2])))
     return
   if arguments[0] == "--brief" and len(arguments) == 2:
-    print(", ".join(f"{step['variant']} {step['tokens_per_s']:,.0f} tokens/s" for step in read_json(arguments[1])["steps"]))
+    print(", ".join(f"{step['variant']} {step['tokens_per_s']:,.0f} tokens/s"
+                    for step in read_json(arguments[1])["steps"]))
     return
   if arguments[0].startswith("-"):
     stop(f"unknown arguments {' '.join(arguments)} (--help)")

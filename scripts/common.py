@@ -52,7 +52,7 @@ def read_json(path, what="JSON"):
 
 def end_by_exception(number, _):
   """For signals: raises SystemExit, and again every 0.1 s until it is handled. Callbacks of weak references and some C
-  modules lose exceptions, and importing a module runs both. Code that handles it already, as `finally`, is not disturbed."""
+  modules lose exceptions, and importing a module runs both. Code that already handles it, as `finally`, continues."""
   handled = sys.exc_info()[1]
   while handled:
     if isinstance(handled, SystemExit):
@@ -64,8 +64,8 @@ def end_by_exception(number, _):
 
 
 def run(main, interrupted):
-  """Runs main() with its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a script do so
-  through `finally`, which removes temporary folders, with exit code 128 + signal."""
+  """Runs main() and prints its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a
+  script do so through `finally`, which removes temporary folders, with exit code 128 + signal."""
   for number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and sweep.py has its own way
       signal.signal(number, end_by_exception)
@@ -87,10 +87,10 @@ def run(main, interrupted):
 
 
 class Progress:
-  """Of bytes, or of steps: a line on standard error that rewrites itself on a terminal, and a line every half minute elsewhere."""
+  """Of bytes, or of steps: a line on standard error, which rewrites itself on a terminal; else one each half minute."""
 
   def __init__(self, total, title="", unit="MB/s", of=1e6):
-    """total: 0 if it is not known yet, which shows nothing. title: begins the line. unit: of the speed, how much that is."""
+    """total: 0 if not known yet, which shows nothing. title: begins the line. unit, of: of the speed, and its size."""
     self.unit, self.of = unit, of
     self.total, self.title, self.done, self.moved = total, title, 0, 0  # moved: now, not in an earlier attempt
     self.terminal = sys.stderr.isatty()
@@ -139,7 +139,7 @@ def check_output(flag, path):
 
 @contextlib.contextmanager
 def output_folder(folder, flag="--out"):
-  """Makes it for the block. Afterwards removes the folders that it made if they are empty. A UserError if it cannot be made."""
+  """Makes it for the block, and afterwards removes what it made if that is empty. A UserError if it cannot be made."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
     made.append(path)
@@ -158,9 +158,9 @@ def output_folder(folder, flag="--out"):
 
 @contextlib.contextmanager
 def whole_files(folder, pattern, overwrite, what="files of this name, or another folder (--out)"):
-  """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move to
-  `folder`, where they replace all whose names match the compiled pattern; before that nothing changes there. A UserError
-  if some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
+  """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move
+  to `folder` and replace all whose names match the compiled pattern; before that nothing changes there. A UserError if
+  some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
   with output_folder(folder):
     try:
       old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
@@ -180,8 +180,8 @@ def whole_files(folder, pattern, overwrite, what="files of this name, or another
 
 
 def encode(args, texts):
-  """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and args.train. Those of GPT-2 begin
-  with the token that separates documents."""
+  """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and args.train. Those of GPT-2
+  begin with the token that separates documents."""
   if args.tokenizer == "bytes":
     return [array.array("H", list(text.encode())) for text in texts]
   if not args.tokenizer_dir:
@@ -200,7 +200,7 @@ def encode(args, texts):
 
 
 def train(program, *flags, settings={}, folder=None):
-  """Runs ./train in a folder, with --set for each setting, and returns what it prints; ends the script if that fails."""
+  """Runs ./train in a folder, with --set for each setting, and returns its output; ends the script if that fails."""
   flags = [*flags, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
   try:
     done = subprocess.run([os.path.abspath(program), *flags], cwd=folder, capture_output=True, text=True)
@@ -218,7 +218,7 @@ def metrics_of(folder, name):
 
 
 def rows(program, *flags, **options):
-  """{key: (value as ./train writes it, where it is from and whether it may change)} of every setting that ./train makes of a
+  """{key: (value as ./train writes it, its origin and whether it may change)} of every setting that ./train makes of a
   configuration and flags, but for those that are chosen when a run starts (auto)."""
   result = {}
   for line in train(program, *flags, "--print-config", **options).splitlines():

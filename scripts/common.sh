@@ -12,7 +12,7 @@ find_python() {
   return 2
 }
 
-# phase NAME: times all that follows, up to the next phase, under that name. `phases` ends the last and prints the table.
+# phase NAME: times what follows, up to the next phase, under that name. `phases` ends the last and prints the table.
 phase_lines=()
 phase_name=
 phase_start=0

@@ -26,7 +26,8 @@ def parse_arguments():
   shared.add_argument("--train", default="./train", help="the program [./train]")
   commands = parser.add_subparsers(dest="command", required=True)
   one = commands.add_parser("torch", parents=[shared], help="gradients and losses of PyTorch")
-  one.add_argument("shard", help="token shard, e.g. the quick start's training shard; --set model.vocab=50257 for GPT-2 tokens")
+  one.add_argument("shard",
+                   help="token shard, e.g. the quick start's training shard; --set model.vocab=50257 for GPT-2 tokens")
   one.add_argument("--variants", default="softmax", help="attention variants, separated by commas, or all [softmax]")
   one.add_argument("--positions", default="rope,learned",
                    help="some of rope, learned and none, separated by commas [rope,learned]")
@@ -34,7 +35,8 @@ def parse_arguments():
   one.add_argument("--bf16", action="store_true", help="show bf16 as well")
   one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as ./train's, for both sides")
   one.add_argument("--verbose", action="store_true", help="print the error of every gradient tensor")
-  one = commands.add_parser("transformers", parents=[shared], help="checkpoints, both ways, of Hugging Face transformers")
+  one = commands.add_parser("transformers", parents=[shared],
+                            help="checkpoints, both ways, of Hugging Face transformers")
   one.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
   one = commands.add_parser("lm_eval", parents=[shared], help="log-likelihoods and accuracies of lm-eval")
   one.add_argument("checkpoint", metavar="runs/NAME/step_N")

@@ -44,7 +44,8 @@ def theirs(arguments, model, task, rows, dev, folder):
   found = lm_eval.simple_evaluate(model=model, tasks=["compared"], task_manager=TaskManager(include_path=folder),
                                   num_fewshot=arguments.shots, log_samples=True, bootstrap_iters=0)
   samples = sorted(found["samples"]["compared"], key=lambda sample: sample["doc_id"])
-  accuracies = {key.split(",")[0]: value for key, value in found["results"]["compared"].items() if key.startswith("acc")}
+  accuracies = {key.split(",")[0]: value for key, value in found["results"]["compared"].items()
+                if key.startswith("acc")}
   return accuracies, [response[0][0] for sample in samples for response in sample["resps"]]
 
 
@@ -83,8 +84,8 @@ def table(arguments):
     if task not in SHARED or not path:
       raise common.UserError(f"{task}={path}: give TASK=FILE, where TASK is {', '.join(SHARED)}")
   if not os.path.exists(os.path.join(arguments.checkpoint, "vocab.json")):
-    raise common.UserError(f"{arguments.checkpoint} holds no tokenizer; name the folder step_N of a run that was trained with "
-                           "generate.tokenizer_dir")
+    raise common.UserError(f"{arguments.checkpoint} holds no tokenizer; name the folder step_N of a run that was "
+                           "trained with generate.tokenizer_dir")
   model = HFLM(pretrained=arguments.checkpoint, trust_remote_code=True, dtype="float32", device="cpu", batch_size=8)
   columns = "task", "examples", "largest difference of a log-likelihood", "acc: ours / lm-eval", "acc_norm"
   return columns, (compare(arguments, model, *pair) for pair in pairs)

@@ -149,7 +149,8 @@ def save(path, tensors):
 
 
 def load(path):
-  return {name: np.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in shards.read_safetensors(path).items()}
+  return {name: np.frombuffer(data, "<f4").reshape(shape)
+          for name, (_, shape, data) in shards.read_safetensors(path).items()}
 
 
 def run_ours(program, folder, changes, weights):

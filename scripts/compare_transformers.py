@@ -3,7 +3,7 @@
 ./train trains a tiny model of each kind in cases(), transformers opens the folder, and both evaluate it, at twice the
 trained length too unless positions are learned; then ./train reads what transformers saves of it, and GPT-2 models that
 transformers makes, in every type of number. Compared are the validation loss, the loss by position, a row of logits and
-greedy generation. The formula is scripts/modeling_plusgpt.py of this tree; if ./train was built with another one, a line
+greedy generation. The formula is scripts/modeling_plusgpt.py of this tree; if ./train was built with another, a line
 says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and the other GELU,
 for example, not even 1e-4.
 """
@@ -56,12 +56,14 @@ def cases(variants):
   for settings in ({"model.position": "none"}, {"model.position": "learned", "model.head_dim": 6},
                    {"model.mlp_ratio": 2.5, "model.rope_base": 500}, {"attention.qk_norm": "rms"},
                    {"attention.scale": "logn"}, {"attention.scale": 0.3}, {"attention.sink": "one"},
-                   {"model.rope_fraction": 0.5}, {"attention.window": 4, "attention.layers": ["window", "full_unrotated"]},
+                   {"model.rope_fraction": 0.5},
+                   {"attention.window": 4, "attention.layers": ["window", "full_unrotated"]},
                    {"attention.sink_tokens": 1, "attention.layers": ["window3", "lssa_window7_unrotated"]},
                    {"attention.bias": "fox", "attention.layers": ["none_full", "window5_cable"]},
                    {"attention.layers": ["window4_alibi", "unrotated_fox"], "attention.gate": {"activation": "silu"}},
                    {"attention.variant": "lssar_softplus_gated", "attention.layers": ["gated", "softmax_ungated"]},
-                   {"attention.sink": "learned", "attention.gate": {"activation": "silu"}, "attention.layers": ["lssa_ungated", "gated"]},
+                   {"attention.sink": "learned", "attention.gate": {"activation": "silu"},
+                    "attention.layers": ["lssa_ungated", "gated"]},
                    {"attention.variant": "lssar", "attention.window": 5, "attention.sink_tokens": 2},
                    {"attention.variant": "fox", "attention.gate": {"activation": "two_sigmoid"}},
                    {"attention.variant": "lssar", "attention.power": 3, "attention.offset": 0.5},
@@ -80,7 +82,7 @@ def text(count, seed):
 
 
 def take_formula(folder):
-  """Puts this tree's formula into a checkpoint, which has the one that ./train was built with. Whether they were the same.
+  """Replaces the formula of a checkpoint, that of ./train's build, by this tree's. Returns whether they were the same.
   Plain GPT-2 carries none."""
   carried = os.path.join(folder, os.path.basename(FORMULA))
   if not os.path.exists(carried):
@@ -185,7 +187,8 @@ def row(name, model, loss, errors, generates):
 def ours_there(trainer, name):
   folder = trainer.trained()
   if not take_formula(folder):
-    print(f"warning: compared is {FORMULA}; {trainer.program} was built with another one, so run make", file=sys.stderr, flush=True)
+    print(f"warning: compared is {FORMULA}; {trainer.program} was built with another one, so run make",
+          file=sys.stderr, flush=True)
   model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
   learned = trainer.config["model"]["position"] == "learned"
   errors, generated = compare(trainer, folder, model, [CONTEXT] if learned else [CONTEXT, 2 * CONTEXT])

@@ -130,8 +130,8 @@ def warn_of_another_format(name, block):
   warn = lambda what: sys.stderr.write("prepare_text.py: warning: %s is taken as text, but %s\n" % (name, what))
   for ending, magic in MAGICS.items():
     if block.startswith(magic):
-      return warn("begins like a file in the format %s; %s" % (
-          ending, "unpack it, or let its name end so" if ending in (".gz", ".zst", ".parquet") else "convert it to text"))
+      advice = "unpack it, or let its name end so" if ending in (".gz", ".zst", ".parquet") else "convert it to text"
+      return warn("begins like a file in the format %s; %s" % (ending, advice))
   if kind_of(name) == ".json" and block.lstrip()[:1] == b"[":
     return warn("seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')")
   line, newline, _ = block.partition(b"\n")

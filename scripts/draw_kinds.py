@@ -3,8 +3,8 @@
 
     python3 scripts/draw_kinds.py [--out FILE.png]
 
-Needs numpy, matplotlib and PyTorch. Keys are random directions that repeat every 17 positions, so each query has a few keys
-that it agrees with; kinds with a length scale see unit vectors times ln D ln i, the others sqrt D times the cosine.
+Needs numpy, matplotlib and PyTorch. Keys are random directions that repeat every 17 positions, so each query agrees
+with a few keys; kinds with a length scale see unit vectors times ln D ln i, the others sqrt D times the cosine.
 """
 import argparse
 import os
@@ -37,12 +37,13 @@ def scores():
 def weights():
   """{kind: [T, T]}, rows i, columns j; 0 above the diagonal."""
   scaled, plain = scores()
-  drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain, "relu": plain,
-           "relu2": plain, "threshold": plain}
+  drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain,
+           "relu": plain, "relu2": plain, "threshold": plain}
   result = {}
   for name, z in drawn.items():
     kind, _, power = name.partition(", p = ")
-    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, threshold=1, sink="none")
+    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, threshold=1,
+                               sink="none")
     result[name] = formula.weights(torch.from_numpy(z), settings, context=T).numpy()
   return result
 
@@ -62,7 +63,8 @@ def main():
   for axes in panels.flat[len(kinds):-1]:
     axes.axis("off")
   for axes, (kind, w) in zip(panels.flat, kinds.items()):
-    axes.imshow(np.where(np.tril(np.ones((T, T), bool)), w / w.max(1, keepdims=True).clip(1e-30), np.nan), cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(np.where(np.tril(np.ones((T, T), bool)), w / w.max(1, keepdims=True).clip(1e-30), np.nan), cmap="Blues",
+                vmin=0, vmax=1)
     axes.set_title(kind, loc="left", fontweight="bold", fontsize=10)
     axes.set(xlabel="key", ylabel="query")
   last = panels.flat[-1]

@@ -35,7 +35,7 @@ def spread(losses):
 
 
 def table(result, runs=()):
-  """(the table, what lies outside: texts): a row for each variant, mean and range over the seeds, then one for each run."""
+  """(the table, what lies outside: texts): a row for each variant, mean and range over the seeds, then one a run."""
   (axis, _), = result["axes"].items()
   section, _, key = axis.rpartition(".")
   own = {label: [] for label in section_sweep.grid(result)}
@@ -77,10 +77,12 @@ def main():
   try:
     text, outside = table(result, runs)
   except ValueError:
-    raise UserError(f"{sys.argv[1]} does not hold losses by length of several seeds and one axis, as sweep.py --results writes them")
+    raise UserError(f"{sys.argv[1]} does not hold losses by length of several seeds and one axis, "
+                    "as sweep.py --results writes them")
   print(f"{text}\n\nMean and range of {section_sweep.note(result)}")
   if outside:
-    print("NOT as expected. Each loss of a correct run with another seed is outside its interval once in a hundred times:")
+    print("NOT as expected. Each loss of a correct run with another seed is outside its interval "
+          "once in a hundred times:")
     print("\n".join("  " + line for line in outside))
   else:
     print("All losses of these runs are as expected: inside what 99 of 100 other seeds give.")

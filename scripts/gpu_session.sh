@@ -5,7 +5,7 @@
 #   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run?
 #
-#   first      if there are only ten minutes: a quick build, every kernel's tests, dry runs and ten steps of GPT-2 124M in
+#   first      if there are only ten minutes: a quick build, every kernel's tests, dry runs, ten steps of GPT-2 124M in
 #              bf16, make bench QUICK=1; a table, and an archive with all that a reader elsewhere needs to mend the code
 #   ask        the open questions of bench/LOG.md: kernels with one change beside the kernels as they are
 #   tests      builds for the GPU of this machine and runs every test program on it
@@ -16,8 +16,8 @@
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
 # Logs and results go to $OUT, a short table is printed last; exit 1 if a part failed. CPPFLAGS and LDFLAGS reach make,
-# for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and gtest,
-# and libgtest*.a, 3 MB in all. COMMIT names the sources where there is no git; PYTHON is one that has
+# for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and
+# gtest, and libgtest*.a, 3 MB in all. COMMIT names the sources where there is no git; PYTHON is one that has
 # PyTorch; BUILD and SCRATCH are other folders than build/cuda (build/cpu in a rehearsal) and build/gpu_session.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -69,7 +69,8 @@ SCRIPT
 else
   nvidia-smi -L 2>/dev/null | grep -q ^GPU || stop "there is no GPU here: nvidia-smi -L lists none (--rehearse)"
   cuda=${CUDA_HOME:-/usr/local/cuda}
-  command -v nvcc >/dev/null || [ -x "$cuda/bin/nvcc" ] || stop "there is no nvcc on the PATH or in $cuda/bin (CUDA_HOME)"
+  command -v nvcc >/dev/null || [ -x "$cuda/bin/nvcc" ] ||
+    stop "there is no nvcc on the PATH or in $cuda/bin (CUDA_HOME)"
   export PATH=$PATH:$cuda/bin BACKEND=cuda build=${BUILD:-build/cuda}
 fi
 mkdir -p "$out"
@@ -91,7 +92,8 @@ for part in "${parts[@]}"; do
   if [ -f "$work/table" ]; then cp "$work/table" "$out/$part.md" && tables+=("$out/$part.md"); fi
 done
 [ ${#tables[@]} = 0 ] || tail -n +1 "${tables[@]}"
-if [ -n "$rehearse" ]; then printf '\nA REHEARSAL with the programs of %s: nothing here says anything about a GPU.\n' "$build"
+if [ -n "$rehearse" ]; then
+  printf '\nA REHEARSAL with the programs of %s: nothing here says anything about a GPU.\n' "$build"
 else printf '\n%s\n' "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"; fi
 printf '%s\n' '| part | time | result | |' '|---|---|---|---|' "${summary[@]}"
 exit $failed

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what ptxas reported for every kernel of the CUDA build, as a Markdown table; exit 1 if a kernel spills registers,
+"""Prints ptxas's report on every kernel of the CUDA build, as a Markdown table; exit 1 if a kernel spills registers,
 or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
 
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
@@ -110,8 +110,9 @@ def count_table(path, arch, only):
     spills = sum(sass.opcode(one) in ("LDL", "STL") for one in kernels[mangled])
     for number, loop in enumerate(loops, 1):
       per_score = f"{loop['issued'] / loop['each']:.1f}" if loop["each"] else "-"
-      lines.append([name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score, loop["mufu"],
-             loop["products"], *(loop["cycles"][unit] for unit in units), sass.registers(kernels[mangled]), spills])
+      lines.append([name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score,
+                    loop["mufu"], loop["products"], *(loop["cycles"][unit] for unit in units),
+                    sass.registers(kernels[mangled]), spills])
       if ", D " in name and "mma.sync" not in name and loop["scores"]:
         passes[re.sub("dK dV|dQ", "backward", name)].append(loop)
   bounds = []
@@ -145,8 +146,8 @@ def main():
   if not kernels:
     print(f"no kernels compiled by nvcc in {arguments.folder}: make BACKEND=cuda compiles them")
     return 1
-  counts_of = {name: collections.Counter(map(sass.opcode, code)) for name, code in machine_code(arguments.folder, arguments.arch)} \
-      if arguments.sass else {}
+  code_of = machine_code(arguments.folder, arguments.arch) if arguments.sass else ()
+  counts_of = {name: collections.Counter(map(sass.opcode, code)) for name, code in code_of}
   columns = INSTRUCTIONS if arguments.sass else ()
   rows = []
   lacking = []

@@ -69,7 +69,7 @@ def weights_run(path):
 
 
 def other_run(weights, config):
-  """The folder of another run whose weights a line is of, or "" if they are those of the run with this configuration."""
+  """The folder of another run whose weights a line is of, or "" if they are those of the run that has `config`."""
   weights, init = (os.path.normpath(str(value or "random")) for value in (weights, config.get("init")))
   names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
   mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
@@ -80,9 +80,9 @@ class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
   by_position: mean loss of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean losses of consecutive
-  groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G). targets: of mode "suffix", the
-  windows' length and how many of the last targets of each count; else None. elsewhere: the folder of another run whose
-  weights were evaluated, or ""."""
+  groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G). targets: of mode "suffix",
+  the windows' length and how many of the last targets of each count; else None. elsewhere: the folder of another run
+  whose weights were evaluated, or ""."""
 
   def __init__(self, entry, config):
     mode = entry.get("mode", "windows")
@@ -121,7 +121,7 @@ class Evaluation:
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
 
   def same_data(self, other):
-    """By what is predicted and the content of their shards. Of one data.val a length can need fewer shards than another,
+    """By what is predicted and the content of the shards. Of one data.val a length can need fewer shards than another,
     and older lines do not name any."""
     if self.predicted != other.predicted:
       return False
@@ -164,16 +164,18 @@ def mean(values):
 
 def window_of(entry):
   """The window of attention in a "passkey" or "diagnostics" line, as text; "" without one."""
-  return f"a window of {entry['window']} keys and {entry.get('sink_tokens', 0)} sink tokens" if entry.get("window") else ""
+  window = entry.get("window")
+  return f"a window of {window} keys and {entry.get('sink_tokens', 0)} sink tokens" if window else ""
 
 
 class Diagnosis:
-  """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the largest),
-  gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null values are None."""
+  """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the
+  largest), gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null becomes None."""
   NUMBERS = ("first_token", "sink_rate", "entropy", "entropy_norm", "m_act", "gate", "zeros")
 
   def __init__(self, entry):
-    self.step, self.length, self.sequences = count(entry["step"]), count(entry["length"], 1), count(entry["sequences"], 1)
+    self.step, self.length = count(entry["step"]), count(entry["length"], 1)
+    self.sequences = count(entry["sequences"], 1)
     for name in self.NUMBERS:
       setattr(self, name, finite(entry[name]))
     self.window, layers = window_of(entry), entry["layers"]
@@ -182,7 +184,7 @@ class Diagnosis:
     self.max = [finite(layer["max"][0]) for layer in layers]
     self.gate_shares = [shares for layer in layers if (shares := numbers(layer.get("gate_shares")))]
     reach = [numbers(head["reach"]) for layer in layers for head in layer["heads"]]
-    if not reach or len({*map(len, reach)}) > 1 or len({*map(len, self.gate_shares)}) > 1 or len({*map(len, self.heads["first"])}) > 1:
+    if not reach or any(len({*map(len, lists)}) > 1 for lists in (reach, self.gate_shares, self.heads["first"])):
       raise ValueError("no table of layers and heads")
     self.reach = [mean(shares) for shares in zip(*reach)]
 
@@ -191,8 +193,8 @@ class Diagnosis:
 
 
 def student(chance, freedom):
-  """t: a value of Student's distribution lies within -t to t with this chance. By bisection over the angle atan(t / sqrt(freedom)), of
-  which the chance is a finite series."""
+  """t: a value of Student's distribution lies within -t to t with this chance. By bisection over the angle
+  atan(t / sqrt(freedom)), of which the chance is a finite series."""
   low, high = 0.0, math.pi / 2
   for _ in range(60):
     angle, odd = (low + high) / 2, freedom % 2
@@ -215,19 +217,21 @@ def half_width(values):
 
 
 def plus_minus(values, digits="{:.3f}"):
-  """" ± " and the half width as text, never as 0: a spread that small is an accident of few seeds. "" for a single value."""
+  """" ± " and the half width as text, never as 0, an accident of few seeds; "" for a single value."""
+  if len(values) < 2:
+    return ""
   text = digits.format(half_width(values))
-  return "" if len(values) < 2 else f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
+  return f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
-SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the 1,000 "
-          "steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
+SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the "
+          "1,000 steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
 
 
 def spike_score(values):
-  """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them, window,
-  limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes; None if there
-  are too few. The first `window` values are not scored."""
+  """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them,
+  window, limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes;
+  None if there are too few. The first `window` values are not scored."""
   window, limit = (1000, 7) if len(values) >= 2000 else (128, 6)
   if len(values) <= window or None in values:
     return None
@@ -251,12 +255,12 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
-  other types and the run's own weights, unchecked but for their step. own: the evaluation that says
-  what the run's own evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode
-  "windows"). evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope
-  scaling. row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations
-  in mode "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes:
-  those of all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
+  other types and the run's own weights, unchecked but for their step. own: the evaluation that says what the run's own
+  evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode "windows").
+  evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope scaling.
+  row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations in mode
+  "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes: those of
+  all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
   window. left_out: {"of other.bin": how many} of all that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
@@ -292,9 +296,9 @@ class Run:
           elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):
             line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
             if entry["type"] == "task":
-              entry["samples"] = section(latest, "task").get("samples")  # the file with the answers, where --tasks wrote one
-            if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):  # a measurement of its own
-              entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"
+              entry["samples"] = section(latest, "task").get("samples")  # the answers' file, where --tasks wrote one
+            if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):
+              entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"  # a measurement of its own
             asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
@@ -356,7 +360,7 @@ class Run:
             if entry["type"] == "train" and finite(entry.get("loss")) is not None]
 
   def axis(self, over):
-    """The function from a step to where it lies: itself for "step", or the "tokens" and the "hours" of training until then."""
+    """The function from a step to its place: itself for "step", or the "tokens" or "hours" of training until then."""
     if over == "step":
       return lambda step: step
     at, hours = {0: 0.0}, 0.0
@@ -397,7 +401,7 @@ class Run:
 
 
 def read_runs(folders):
-  """The run of each, once. Runs whose folders have the same name get as much of the path as tells them apart as labels."""
+  """The run of each, once. Folders with the same name get enough of the path as labels to tell them apart."""
   given = {}
   for folder in folders:
     given.setdefault(os.path.realpath(metrics_file(folder)), folder)
@@ -416,7 +420,7 @@ def read_runs(folders):
 
 
 def comparable(runs):
-  """Those with evaluations, in lists of runs that were evaluated on the same data and asked for as many tokens of it."""
+  """Those with evaluations, in lists of runs that were evaluated on the same data and asked for equally many tokens."""
   groups = []
   for run in runs:
     if run.row:

@@ -3,9 +3,9 @@
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
 ./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It puts plainness before speed:
-it holds all T x T weights of attention, and keeps nothing from one generated token to the next. config.json has the sizes
-under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of training: eval.rope_scaling
-belongs to evaluations and is not in a checkpoint.
+it holds all T x T weights of attention, and keeps nothing from one generated token to the next. config.json has the
+sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of training:
+eval.rope_scaling belongs to evaluations and is not in a checkpoint.
 
 Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
 """
@@ -49,8 +49,8 @@ class Projection(nn.Module):
 
 
 def rotated(x, base, fraction=1):
-  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D). fraction: of the
-  pairs that turn, the first ones."""
+  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D). fraction: of
+  the pairs that turn, the first ones."""
   T, D = x.shape[-2:]
   frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
   frequency[math.floor(fraction * (D // 2) + 0.5):] = 0
@@ -96,8 +96,8 @@ def bias(decay, kind, H, T):
 
 
 def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1):
-  """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no rotation;
-  context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
+  """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no
+  rotation; context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
   if rope_base is not None:
     q, k = rotated(q, rope_base, rope_fraction), rotated(k, rope_base, rope_fraction)
   q, k = normalised(q, settings.qk_norm), normalised(k, settings.qk_norm)
@@ -116,7 +116,7 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fract
 
 
 def weights(z, settings, context, sink=None):
-  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H], if it is learned."""
+  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None."""
   seen, rows, kind = seen_by_rows(z, settings), rows_of(z, settings), settings.kind
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
@@ -199,7 +199,8 @@ class Attention(nn.Module):
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
-    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale, self.rope_fraction)
+    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale,
+               self.rope_fraction)
     if self.settings.bias != "none":
       decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
       c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
@@ -210,7 +211,7 @@ class Attention(nn.Module):
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
 
   def gated(self, y, x, position):
-    """y [B, T, H, D], or [B, T, C] at the output: under the gate if the gate is at this position. x: input of its logits."""
+    """y [B, T, H, D], or [B, T, C] at the output: gated if the gate is at this position. x: input of its logits."""
     gate = self.gate
     if gate.activation == "none" or gate.position != position:
       return y
@@ -276,15 +277,17 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None, output_hidden_states=None,
               return_dict=True, **others):
     """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
-    (input_ids again; -100 is left out). With a regression head, logits are its outputs [B, T, K], labels [B, T, K] are what
-    each token's are to be (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Padding may only stand at the end, where no other token sees it. On request, as
-    GPT-2 gives them: attentions, the weights P [B, H, T, T] of each layer (their rows sum to 1 where the kind normalises
-    them and has no sink); hidden_states, [B, T, C] before each layer, and after the last one and ln_f."""
+    (input_ids again; -100 is left out). With a regression head, logits are its outputs [B, T, K], labels [B, T, K] are
+    their targets (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Padding may
+    only be at the end, where no other token sees it. On request, as GPT-2 gives them: attentions, the weights P
+    [B, H, T, T] of each layer (their rows sum to 1 where the kind normalises them and has no sink); hidden_states,
+    [B, T, C] before each layer, and after the last one and ln_f."""
     # use_cache asks for speed alone, and None or False for nothing.
-    unknown = [name for name, value in others.items() if value is not None and value is not False and name != "use_cache"]
+    unknown = [name for name, value in others.items() if value is not None and value is not False
+               and name != "use_cache"]
     if unknown:
-      raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, attention_mask, labels, "
-                      "output_attentions, output_hidden_states and return_dict")
+      raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, attention_mask, "
+                      "labels, output_attentions, output_hidden_states and return_dict")
     if output_attentions is None:
       output_attentions = getattr(self.config, "output_attentions", False)
     if output_hidden_states is None:

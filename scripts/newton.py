@@ -3,7 +3,7 @@
 
     python3 scripts/newton.py make       --size mini --out data/shards/newton --name mini
     python3 scripts/newton.py probe-data --size mini --out data/shards/newton --name mini_probe
-    python3 scripts/newton.py judge   --truth data/shards/newton/mini_probe_truth.json --predictions pred.npy [--json FILE]
+    python3 scripts/newton.py judge   --truth data/shards/newton/mini_probe_truth.json --predictions pred.npy [--json F]
     python3 scripts/newton.py picture --truth ... --predictions ... --out newton.png
 
 scripts/newton.sh does all of it for several variants and seeds. docs/results/newton.md says what the data are and how
@@ -59,7 +59,7 @@ def eccentric_anomaly(mean, e):
 
 
 def kepler(mu, a, e, angle, phase, t):
-  """Position and velocity [..., 2] relative to the star at time t, for mu = G (m1 + m2); phase: the mean anomaly at 0."""
+  """Position and velocity [..., 2] relative to the star at time t, for mu = G (m1 + m2); phase: mean anomaly at 0."""
   rate = np.sqrt(mu / a**3)
   E = eccentric_anomaly(rate * t + phase, e)
   minor, speed = np.sqrt(1 - e * e), rate * a / (1 - e * np.cos(E))
@@ -96,7 +96,7 @@ def relative(s, steps):
 
 
 def elements(size, s):
-  """[N, elements, 2]: the positions of all bodies in their order. One planet and its star move about the centre of mass."""
+  """[N, elements, 2]: the positions of all bodies in order. One planet and its star move about the centre of mass."""
   result = np.empty((len(s["n"]), size.elements, 2))
   for n in np.unique(s["n"]):
     rows = s["n"] == n
@@ -215,7 +215,8 @@ def probe_data(args):
       systems = sum(len(s["n"]) for s in parts)
       windows = (tokens(size, s, elements(size, s)) for s in parts)
       write_shards(folder, f"{args.name}_{split}", systems, "tokens", windows, progress)
-      write_shards(folder, f"{args.name}_labels_{split}", systems, "values", map(rows, parts), progress, values.shape[2])
+      write_shards(folder, f"{args.name}_labels_{split}", systems, "values", map(rows, parts), progress,
+                   values.shape[2])
       truth[split] = {key: np.concatenate([s[key] for s in parts]).tolist() for key in parts[0]}
     with open(os.path.join(folder, f"{args.name}_truth.json"), "w", encoding="utf-8") as file:
       json.dump(truth, file)
@@ -228,8 +229,8 @@ def probe_data(args):
 
 def observer(size, s, masses):
   """The force [N, places] as far as the bins of a whole window show it: an ellipse with its focus in the star, Kepler's
-  third law, and the planet's share of the total mass from the movement of the star. masses: those of other planets, whose
-  geometric mean is the guess where the movement is within twice its standard error."""
+  third law, and the planet's share of the total mass from the movement of the star. masses: those of other planets,
+  whose geometric mean is the guess where the movement is within twice its standard error."""
   moments, column = size.elements // 2, lambda x: x[:, None]
   width = 2 * size.box / size.bins
   seen = (bins(size, elements(size, s))[:, :2 * moments] + 0.5) * width - size.box
@@ -285,7 +286,8 @@ def measure(system, r, m1, m2, force, predicted):
   x = np.log(np.stack([np.full(use.sum(), np.e), r[use], m1[use], m2[use]], 1))
   middle = x.mean(0) * [0, 1, 1, 1] if len(x) else 0
   x, y, system = x - middle, np.log(predicted[use]), system[use]
-  explained = lambda truth, guess: float(1 - ((truth - guess)**2).sum() / max(((truth - truth.mean())**2).sum(), 1e-300))
+  squares = lambda x: (x**2).sum()
+  explained = lambda truth, guess: float(1 - squares(truth - guess) / max(squares(truth - truth.mean()), 1e-300))
   result = {"points": len(use), "positive": float(use.mean()), "exponents": None, "constant": None, "r2_log": None,
             "r2": explained(force, predicted), "median_error": float(np.median(np.abs(predicted / force - 1)))}
   if len(x):
@@ -313,14 +315,16 @@ def read_truth(path):
     with open(path, encoding="utf-8") as file:
       truth = json.load(file)
     for split in ("train", "val"):
-      truth[split] = {key: np.array(truth[split][key]) for key in ("n", "m1", "m2", "a", "e", "angle", "phase", "com", "dt")}
+      truth[split] = {key: np.array(truth[split][key])
+                      for key in ("n", "m1", "m2", "a", "e", "angle", "phase", "com", "dt")}
       if len({len(value) for value in truth[split].values()}) != 1 or truth[split]["m1"].shape[1] != 1:
         raise ValueError("systems have several lengths")
     SIZES[truth["size"]], float(truth["mean"]), float(truth["sd"]), TARGETS.index(truth["target"])
   except OSError as error:
     raise UserError(f"--truth {path}: {error.strerror}; name the NAME_truth.json that probe-data wrote")
   except (ValueError, KeyError, TypeError, IndexError) as error:
-    raise UserError(f"--truth {path} is not a NAME_truth.json of probe-data ({type(error).__name__}: {error}); make it again")
+    raise UserError(f"--truth {path} is not a NAME_truth.json of probe-data ({type(error).__name__}: {error}); "
+                    "make it again")
   return truth
 
 
@@ -333,21 +337,23 @@ def read_forces(path, truth):
   except OSError as error:
     raise UserError(f"--predictions {path}: {error.strerror or error}; name a file that ./train --predict wrote")
   except (ValueError, EOFError, AttributeError) as error:
-    raise UserError(f"--predictions {path} is not a .npy file of numbers ({error}); name a file that ./train --predict wrote")
+    raise UserError(f"--predictions {path} is not a .npy file of numbers ({error}); "
+                    "name a file that ./train --predict wrote")
   if shape != (N, size.context, K) or kind != "f":
-    raise UserError(f"--predictions {path}: {found.dtype} {list(shape)}; the systems of --truth need float32 "
-                    f"[{N}, {size.context}, {K}] (windows, model.context, outputs); predict data.val of the same probe-data")
+    raise UserError(f"--predictions {path}: {found.dtype} {list(shape)}; the systems of --truth need float32 [{N}, "
+                    f"{size.context}, {K}] (windows, model.context, outputs); predict data.val of the same probe-data")
   values = found[:, label_places(size)].astype(float) * truth["sd"] + truth["mean"]
   if not np.isfinite(values).all():
-    raise UserError(f"--predictions {path}: a prediction is not finite; the probe's training diverged, lower optimizer.lr")
+    raise UserError(f"--predictions {path}: a prediction is not finite; the probe's training diverged, "
+                    "lower optimizer.lr")
   if truth["target"] == "vector":
     return np.hypot(values[..., 0], values[..., 1])
   return np.exp(values[..., 0]) if truth["target"] == "log" else values[..., 0]
 
 
 def judged(args):
-  """The first step, and by name, of the predictions, then of what they are compared with: (points, forces) and measure()
-  of these. points: system, r, m1, m2, F."""
+  """The first step, and by name, of the predictions, then of what they are compared with: (points, forces) and
+  measure() of these. points: system, r, m1, m2, F."""
   truth = read_truth(args.truth)
   size, val, train = SIZES[truth["size"]], truth["val"], truth["train"]
   places = len(label_places(size))
@@ -356,7 +362,8 @@ def judged(args):
     raise UserError(f"--from-step {first} is not between 0 and {places - 1}, the last step of a {truth['size']} window")
   _, _, r, force = states(size, val)
   wide = lambda x: np.broadcast_to(x[:, None], r.shape)
-  points = np.stack([wide(np.arange(len(r))), r, wide(val["m1"][:, 0]), wide(val["m2"]), force])[:, :, first:].reshape(5, -1)
+  points = [wide(np.arange(len(r))), r, wide(val["m1"][:, 0]), wide(val["m2"]), force]
+  points = np.stack(points)[:, :, first:].reshape(5, -1)
   flat = lambda forces: forces[:, first:].reshape(-1)
   results = {path: (points, flat(read_forces(path, truth))) for path in args.predictions}
   results["truth"] = points, points[4]
@@ -416,7 +423,8 @@ def picture(args):
     left.plot(points[4][some], forces[some], ".", markersize=2, alpha=0.5, **look)
     if rows[name]["exponents"]:
       value, low, high = np.transpose(list(rows[name]["exponents"].values()))
-      right.errorbar(np.arange(3) + 0.1 * number, value, np.maximum([value - low, high - value], 0), fmt="o", capsize=3, **look)
+      right.errorbar(np.arange(3) + 0.1 * number, value, np.maximum([value - low, high - value], 0), fmt="o",
+                     capsize=3, **look)
       right.legend(frameon=False)
   left.set(xscale="log", yscale="log", xlabel="force", ylabel="force by predictions")
   left.legend(frameon=False, markerscale=5)
@@ -468,7 +476,8 @@ def parse_arguments():
   args = parser.parse_args()
   if args.action in (make, probe_data):
     args.systems = SIZES[args.size].systems if args.systems is None else args.systems
-    for flag, value, least in (("--systems", args.systems, 1), ("--val-systems", args.val_systems, 1), ("--seed", args.seed, 0)):
+    for flag, value, least in (("--systems", args.systems, 1), ("--val-systems", args.val_systems, 1),
+                               ("--seed", args.seed, 0)):
       if not least <= value < 1 << 31:
         raise UserError(f"{flag} {value} is not between {least} and {(1 << 31) - 1}")
     if not re.fullmatch(r"[\w.+-]+", args.name):

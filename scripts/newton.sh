@@ -5,8 +5,8 @@
 #   bash scripts/newton.sh full     a million systems of up to ten planets, GPT-2 124M, two seeds: hours on a GPU
 #
 # For each variant and seed: trains on orbits (configs/newton_SIZE.json), tunes that model to predict the force
-# (newton_SIZE_probe.json), does the same from random weights (control), and writes the predictions for other systems. Then
-# scripts/newton.py judges all of them. Needs ./train and numpy, and matplotlib for the picture. Started again, it
+# (newton_SIZE_probe.json), does the same from random weights (control), and writes the predictions for other systems.
+# Then scripts/newton.py judges all of them. Needs ./train and numpy, and matplotlib for the picture. Started again, it
 # continues: finished runs are passed by.
 set -euo pipefail
 
@@ -49,6 +49,7 @@ for seed in "${seeds[@]}"; do
 done
 
 phase "judge"
-"$python" scripts/newton.py judge --truth "$data/${size}_probe_truth.json" --predictions "${predictions[@]}" --json "runs/newton_$size.json"
-"$python" scripts/newton.py picture --truth "$data/${size}_probe_truth.json" --predictions "${predictions[@]}" --out "runs/newton_$size.png"
+given=(--truth "$data/${size}_probe_truth.json" --predictions "${predictions[@]}")
+"$python" scripts/newton.py judge "${given[@]}" --json "runs/newton_$size.json"
+"$python" scripts/newton.py picture "${given[@]}" --out "runs/newton_$size.png"
 phases

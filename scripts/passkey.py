@@ -21,7 +21,8 @@ from section_answers import PASSKEY
 from common import Failure, UserError, encode, run, whole_files
 from shards import NO_LABEL
 
-SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ", "There and back again. ")
+SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
+             "There and back again. ")
 FILLER = "".join(SENTENCES)
 KEY_LINE, QUESTION = "The key is {0}. Remember {0}. ", "What is the key? The key is {0}."
 
@@ -29,8 +30,8 @@ KEY_LINE, QUESTION = "The key is {0}. Remember {0}. ", "What is the key? The key
 # ------------------------------------------------------------------------------------------------------------- make
 
 def passkey(rng, most_after, most):
-  """A text whose end is a passkey sample, after more than `most` characters of filler, which will be cut. most_after: the
-  most characters of filler between the key and the question."""
+  """A text whose end is a passkey sample, after more than `most` characters of filler, which will be cut. most_after:
+  the most characters of filler between the key and the question."""
   key = "%05d" % rng.randrange(100000)
   start = len("".join(SENTENCES[:rng.randrange(len(SENTENCES))]))  # the key follows any of the sentences
   after = (FILLER[start:] + FILLER * (most_after // len(FILLER) + 1))[:rng.randint(0, most_after)]
@@ -44,8 +45,8 @@ def repeat(rng, most):
 
 
 def samples(args, rng, count, repeats):
-  """Pairs: an array of --length tokens, the separator of documents, if the tokenizer has one, and the last of a text; and how
-  many tokens at its end are to be predicted."""
+  """Pairs: an array of --length tokens, the separator of documents, if the tokenizer has one, and the last of a text;
+  and how many tokens at its end are to be predicted."""
   first = int(args.tokenizer == "gpt2")
   keys = ["%05d" % rng.randrange(100000) for _ in range(200)]
   filler, *prompts = [len(tokens) - first for tokens in encode(
@@ -53,7 +54,7 @@ def samples(args, rng, count, repeats):
   # Beside the filler after the key: other keys may have a token more, and the last word of the filler is cut.
   least = max(prompts) + (6 if first else 0)
   if args.length < least + first:
-    raise UserError("--length %d is too short for a key and its question; use at least %d" % (args.length, least + first))
+    raise UserError(f"--length {args.length} is too short for a key and its question; use at least {least + first}")
   per_token = 100 * len(FILLER) / filler
   most, most_after = int(args.length * max(per_token, 3)), int((args.length - first - least) * per_token)
   texts, answers = [], []
@@ -62,7 +63,8 @@ def samples(args, rng, count, repeats):
     texts.append(repeat(rng, most) if repeated else passkey(rng, most_after, most))
     answers.append("" if repeated else texts[-1][-len(" 00000."):])
   lengths = iter([len(tokens) - first for tokens in encode(args, list(filter(None, answers)))] if any(answers) else [])
-  return [(tokens[:first] + tokens[max(first, len(tokens) - args.length + first):], next(lengths) if answer else args.length - 1)
+  return [(tokens[:first] + tokens[max(first, len(tokens) - args.length + first):],
+           next(lengths) if answer else args.length - 1)
           for tokens, answer in zip(encode(args, texts), answers)]
 
 
@@ -89,20 +91,25 @@ def make(args):
     if not least <= value <= most:
       raise UserError("%s %g is not between %d and %d" % (flag, value, least, most))
   if args.length * args.samples >= 1 << 31:
-    raise UserError("--length %d x --samples %d are too many tokens for a shard (at most 2147483647)" % (args.length, args.samples))
+    raise UserError(f"--length {args.length} x --samples {args.samples} are too many tokens for a shard "
+                    "(at most 2147483647)")
   if not re.fullmatch(r"[\w.+-]+", args.name):
     raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
   rng = random.Random(args.seed)
   splits = {split: samples(args, rng, count, repeats) for split, count, repeats in (
       ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}
-  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(labels_)?(train|val)_\d{6}\.bin"), args.overwrite) as folder:
+  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(labels_)?(train|val)_\d{6}\.bin"),
+                   args.overwrite) as folder:
     for split, made in splits.items():
       write_shards(folder, args.name, split, made, args)
-  stems = {"train": "train", "val": "val", **({"labels": "labels_train", "val_labels": "labels_val"} if args.labels else {})}
+  stems = {"train": "train", "val": "val",
+           **({"labels": "labels_train", "val_labels": "labels_val"} if args.labels else {})}
   data = {key: os.path.join(args.out, "%s_%s_000000.bin" % (args.name, stem)) for key, stem in stems.items()}
-  tokenizer = {"tokenizer": args.tokenizer, **({"tokenizer_dir": args.tokenizer_dir} if args.tokenizer == "gpt2" else {})}
-  print('%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, "passkey": {"form": "%s"}'
-        '\nthen: ./train CONFIG.json; ./train runs/NAME --passkey; python3 scripts/passkey.py picture runs/NAME' % (
+  tokenizer = {"tokenizer": args.tokenizer,
+               **({"tokenizer_dir": args.tokenizer_dir} if args.tokenizer == "gpt2" else {})}
+  print('%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, '
+        '"passkey": {"form": "%s"}\n'
+        'then: ./train CONFIG.json; ./train runs/NAME --passkey; python3 scripts/passkey.py picture runs/NAME' % (
             "\n".join(data.values()), json.dumps(data), args.length, 256 if args.tokenizer == "bytes" else 50257,
             json.dumps(tokenizer), args.form))
 

@@ -4,8 +4,8 @@
     python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte] [--baseline runs/b]
 
 The picture shows the loss by step, by length and by position, differences, tasks, the loss of the same targets by
-context, gradient norm, learning rate and speed; --brief draws only the first two. docs/comparing.md says what is compared
-with what. Without --out the picture is RUN/loss.png of the first run.
+context, gradient norm, learning rate and speed; --brief draws only the first two. docs/comparing.md says what is
+compared with what. Without --out the picture is RUN/loss.png of the first run.
 """
 import argparse
 import functools

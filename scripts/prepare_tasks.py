@@ -188,7 +188,7 @@ def download(args, task, split):
     with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "plusgpt"}), timeout=60) as response:
       return parquet_rows(url, response)
   except urllib.error.HTTPError as error:
-    raise UserError("%s: the server answered %d %s; check --base-url, or give --input" % (url, error.code, error.reason))
+    raise UserError(f"{url}: the server answered {error.code} {error.reason}; check --base-url, or give --input")
   except (http.client.HTTPException, OSError, ValueError) as error:
     raise Failure("%s: %s; run the same command again" % (url, error))
 
@@ -236,7 +236,8 @@ def write(args, task, made, path):
     file.write(bytes(4 * HEADER_INTS))
     for number, (context, completions) in enumerate(tokens_of(args, made)):
       texts = made[number][1] if version == 2 else []
-      block = packed(task, number, context, completions, made[number][2], [(len(text), len(text.encode())) for text in texts])
+      block = packed(task, number, context, completions, made[number][2],
+                     [(len(text), len(text.encode())) for text in texts])
       file.write(block)
       longest = max(longest, len(block))
       longest_row = max(longest_row, len(context) + max(map(len, completions)))
@@ -254,7 +255,8 @@ def parse_arguments():
   source.add_argument("--input", nargs="+", metavar="FILE", help="files with the examples of one task")
   source.add_argument("--download", action="store_true", help="take the data sets from the Hugging Face hub")
   parser.add_argument("--dev", nargs="+", metavar="FILE", help="mmlu: files with the examples to show, for --shots")
-  parser.add_argument("--shots", type=int, default=0, metavar="K", help="mmlu: solved examples before each question [0]")
+  parser.add_argument("--shots", type=int, default=0, metavar="K",
+                      help="mmlu: solved examples before each question [0]")
   parser.add_argument("--base-url", default=HUB, metavar="URL", help="server of --download [%(default)s]")
   parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")

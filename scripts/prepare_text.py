@@ -127,7 +127,7 @@ class Text:
 
 
 def validation_start(text, fraction):
-  """The offset where validation begins: the start of a document if there is one nearby, else of a line, else of a character."""
+  """The offset where validation begins: the start of a document if one is nearby, else of a line, else a character."""
   if fraction in (0, 1):
     return 0 if fraction else text.size
   start = text.size - int(round(text.size * fraction))
@@ -221,7 +221,7 @@ class Gpt2:
           yield decoder.decode(block, final=not block).encode()
         except UnicodeDecodeError as error:
           at = offset - len(decoder.getstate()[0]) + error.start
-          raise UserError("%s is not UTF-8 at byte %d: convert it (iconv -t UTF-8) or use --errors replace" % (name, at))
+          raise UserError(f"{name} is not UTF-8 at byte {at}: convert it (iconv -t UTF-8) or use --errors replace")
         offset += len(block)
       yield MARKER
 

@@ -5,8 +5,8 @@
 #   bash scripts/quickstart.sh --text FILE   reads a text of your own, ideally a few megabytes
 #
 # Installs what is missing, builds ./train, turns the text into byte shards, trains configs/quickstart.json once for
-# each variant, measures the loss far beyond the trained length, and shows a table, a sample, a picture and a report. Running
-# it again starts over. With a GPU and nvcc present the same steps run there.
+# each variant, measures the loss far beyond the trained length, and shows a table, a sample, a picture and a report.
+# Running it again starts over. With a GPU and nvcc present the same steps run there.
 set -euo pipefail
 
 variants=(softmax lssar)
@@ -18,7 +18,8 @@ while [ $# -gt 0 ]; do
       [ -f "${2:-}" ] || { echo "quickstart.sh: --text \"${2:-}\" is not a file" >&2; exit 2; }
       text=$(realpath "$2"); shift 2
       [ "$(stat -L -c %s "$text")" -ge 100000 ] ||
-        { echo "quickstart.sh: $text is too short to train on and evaluate; give at least 100 KB, ideally a few megabytes" >&2; exit 2; } ;;
+        { echo "quickstart.sh: $text is too short to train on and evaluate; give at least 100 KB, ideally a few" \
+            "megabytes" >&2; exit 2; } ;;
     -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "quickstart.sh: unknown argument \"$1\" (--text FILE, --help)" >&2; exit 2 ;;
   esac

@@ -2,8 +2,8 @@
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
     python3 scripts/readme_tables.py quickstart bench/results/quickstart_cpu.json    mean and range over the seeds
-    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey, means over
-                                                                               seeds; passkey: the same
+    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey,
+                                                                               means over seeds; passkey: the same
     python3 scripts/readme_tables.py length bench/results/length_cpu.json      what sweep.py --results wrote
     python3 scripts/readme_tables.py variants bench/results/length_long_cpu.json    the losses beside each variant
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
@@ -54,8 +54,10 @@ def with_losses(result):
       return line
     first, what, *_ = line.strip("| ").split(" | ")
     names = re.findall("`(.*?)`", first)
-    losses = [[mean(name, str(length)) for name in names] for length in (min(result["lengths"]), max(result["lengths"]))]
-    return f"| {first} | {what} | " + " | ".join("-" if set(means) == {"-"} else ", ".join(means) for means in losses) + " |"
+    losses = [[mean(name, str(length)) for name in names]
+              for length in (min(result["lengths"]), max(result["lengths"]))]
+    shown = ["-" if set(means) == {"-"} else ", ".join(means) for means in losses]
+    return f"| {first} | {what} | " + " | ".join(shown) + " |"
 
   return lambda old: "\n".join(map(row, old.strip().split("\n")))
 
@@ -77,7 +79,10 @@ def main():
     losses, *differences, note = section_sweep.texts(result)
     if name == "quickstart":
       losses, note = expected.table(result)[0], section_sweep.note(result)
-    content = with_losses(result) if name == "variants" else "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
+    if name == "variants":
+      content = with_losses(result)
+    else:
+      content = "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
   else:
     runs = [metrics.Run(folder) for folder in sources]
     content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION

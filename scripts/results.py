@@ -1,4 +1,4 @@
-"""The file that sweep.py --results writes, for every script that reads it: its fields and their check. Standard library only."""
+"""The file of sweep.py --results, for every script that reads it: its fields and their check. Standard library only."""
 import json
 
 from common import UserError, read_json
@@ -24,13 +24,13 @@ TEXT = lambda value: isinstance(value, str), "a text"
 WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
 NUMBER = lambda value: value is None or number(value), "a number or null"
 CHART = lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"
-COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": the axis has several
+COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": of an axis
 RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
-          "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"), "context": (whole, "a whole number"),
-          "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
+          "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"),
+          "context": (whole, "a whole number"), "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
           "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
-          "axes": (lambda value: isinstance(value, dict) and value and all(list_of(TEXT[0], labels) for labels in value.values()),
-                   "lists of texts by axis"),
+          "axes": (lambda value: isinstance(value, dict) and value
+                   and all(list_of(TEXT[0], labels) for labels in value.values()), "lists of texts by axis"),
           "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
 ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
          "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}

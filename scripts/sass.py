@@ -31,8 +31,8 @@ def tools():
     if not glob.glob(CACHE + "/nvidia/*/bin/cuobjdump"):
       done = subprocess.run(pip, capture_output=True, text=True)
       if done.returncode:
-        stop("cuobjdump is neither on the PATH nor below CUDA_HOME, and pip cannot fetch it (is this machine offline?): "
-             f"install it with the CUDA toolkit, or run {' '.join(pip)}\n{done.stderr.strip()}")
+        stop("cuobjdump is neither on the PATH nor below CUDA_HOME, and pip cannot fetch it (is this machine "
+             f"offline?): install it with the CUDA toolkit, or run {' '.join(pip)}\n{done.stderr.strip()}")
     path = os.pathsep.join(glob.glob(CACHE + "/nvidia/*/bin") + [path])
   return {**os.environ, "PATH": path}
 
@@ -45,7 +45,8 @@ def kernels_of(path, environment, arch=None):
     return {}
   if done.returncode:
     stop(f"cuobjdump -sass {path}: exit {done.returncode}\n{done.stderr.strip()}", 1)
-  return {part.split("\n")[0].strip(): [Instruction(int(line[1], 16), *line.groups()[1:]) for line in LINE.finditer(part)]
+  return {part.split("\n")[0].strip(): [Instruction(int(line[1], 16), *line.groups()[1:])
+                                        for line in LINE.finditer(part)]
           for part in done.stdout.split("Function : ")[1:]}
 
 
@@ -116,9 +117,9 @@ def shortest_step(code, edges, head, body):
 
 
 def costs(step, backward):
-  """What a step costs: dict of `issued` (by a warp), `products` and `mufu` (of them), `scores` (of all warps: elements of
-  products that begin at zero; backward makes two for each), `each` (scores of a thread) and `cycles` of each unit of a
-  multiprocessor with 2 warpgroups (HGMMA) or 4 warps (HMMA)."""
+  """The costs of a step: dict of `issued` (by a warp), `products` and `mufu` (of them), `scores` (of all warps: those
+  elements of products that begin at zero; backward makes two for each), `each` (scores of a thread) and `cycles` of
+  each unit of a multiprocessor with 2 warpgroups (HGMMA) or 4 warps (HMMA)."""
   count = collections.Counter(map(opcode, step))
   wide = count["HGMMA"] > 0
   tensor = shared = begun = 0
@@ -136,8 +137,8 @@ def costs(step, backward):
       shared += 4 * (4 if one.name.endswith((".4", ".128")) and opcode(one) in ("LDSM", "LDGSTS") else 1)
   groups = 2 if wide else 1
   scores = groups * begun // (2 if backward else 1)
-  cycles = {"tensor": tensor, "MUFU": 8 * count["MUFU"], "ALU": 2 * sum(count[name] for name in ALU), "issue": len(step),
-            "shared": shared}
+  cycles = {"tensor": tensor, "MUFU": 8 * count["MUFU"], "ALU": 2 * sum(count[name] for name in ALU),
+            "issue": len(step), "shared": shared}
   return {"issued": len(step), "products": count["HGMMA"] + count["HMMA"], "mufu": count["MUFU"], "scores": scores,
           "each": scores // (128 * groups), "cycles": {unit: round(groups * n) for unit, n in cycles.items()}}
 

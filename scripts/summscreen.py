@@ -6,9 +6,9 @@
         --set 'generate.stop="\\n"' > answers.jsonl
     python3 scripts/summscreen.py score answers.jsonl
 
-prompts takes the rows of SCROLLS' summ_screen_fd (tau/scrolls on the Hugging Face hub) and makes lm-eval's prompts; rows
-of one id are references for one prompt. score needs rouge-score, and prints the mean F-measure of ROUGE-1, -2 and -L in %,
-of the reference that fits best, and the mean length of the answers: a model that ends its answer at once scores 0.
+prompts takes the rows of SCROLLS' summ_screen_fd (tau/scrolls on the Hugging Face hub) and makes lm-eval's prompts;
+rows of one id are references for one prompt. score needs rouge-score, and prints the mean F-measure of ROUGE-1, -2 and
+-L in %, of the reference that fits best, and the mean length of the answers: a model that ends at once scores 0.
 """
 import argparse
 import json

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Trains one run for each combination of a sweep's axes and seeds, and compares them.
 
-    python3 scripts/sweep.py configs/sweeps/lr.json [--size gpu] [--axis KEY=A,B]... [--seeds 1,2,3] [--set key=value]...
-                             [--plan | --table] [--overwrite] [--results FILE.json] [--picture FILE.png]
+    python3 scripts/sweep.py configs/sweeps/lr.json [--size gpu] [--axis KEY=A,B]... [--seeds 1,2,3]
+                             [--set key=value]... [--plan | --table] [--overwrite] [--results FILE] [--picture FILE]
 
 docs/comparing.md says what a sweep file holds, which runs are made, repeated and called diverged, and what the charts
-show. Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second. Prints
-the losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of it
-[runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
+show. Runs ./train ($TRAIN if set) for each combination, all of them with the first seed before any with the second.
+Prints the losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of
+it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
 """
 import argparse
 import collections
@@ -63,7 +63,8 @@ def is_axis(values):
   return different(values) or isinstance(values, dict) and values and {*map(type, values.values())} == {dict}
 
 
-NAME = lambda value: results.TEXT[0](value) and re.fullmatch(r"[\w.+-]+", value), "a text of letters, digits and _ . + -"
+IS_NAME = lambda value: results.TEXT[0](value) and re.fullmatch(r"[\w.+-]+", value)
+NAME = IS_NAME, "a text of letters, digits and _ . + -"
 ENTRIES = {  # of a sweep's file, and of each of its sizes: whether a value is good, and what it must be
     "_": (lambda value: True, ""),
     "name": NAME,
@@ -120,7 +121,8 @@ def read_sweep(path, arguments):
   size = checked(f"{path}: sizes: {arguments.size}", sizes[arguments.size]) if arguments.size else {}
   own_set = texts_of({**sweep.get("set", {}), **size.get("set", {})})
   stem = os.path.splitext(os.path.basename(path))[0]
-  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines", **sweep, **size}
+  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines",
+           **sweep, **size}
   sweep = checked(path, {**sweep, "set": {**own_set, **dict(arguments.set)}})
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   sweep["config"] = arguments.config or sweep["config"]
@@ -136,7 +138,8 @@ def read_sweep(path, arguments):
   own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
   if mine := sorted(own & set(sweep["set"])):
-    raise UserError(f"--set {mine[0]}={sweep['set'][mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; use --axis and --seeds")
+    raise UserError(f"--set {mine[0]}={sweep['set'][mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; "
+                    "use --axis and --seeds")
   return {**sweep, "size": arguments.size or "", "axes": axes, "own_set": own_set, "names": names}
 
 
@@ -145,8 +148,8 @@ def only_evaluates(key):
 
 
 def identity(found, evaluates):
-  """What makes a run another one, of ./train's rows: the values that are given and may not change while it continues. evaluates:
-  and those of its evaluations."""
+  """Of ./train's rows, those that make a run another one: the values that are given and may not change while it
+  continues. evaluates: and those of its evaluations."""
   given = {key: value for key, (value, origin) in found.items() if origin not in ("default", "default; may change")
            and key != "seed" and (not origin.endswith("; may change") or evaluates and only_evaluates(key))}
   return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
@@ -156,7 +159,8 @@ def evaluated_otherwise(name, found):
   """Whether a run made all its steps, but was evaluated with other settings than those of ./train's rows."""
   run = trained(name) and read_run(name)
   was = run.own.evaluation if run and run.own else {}
-  return any(was.get(key, value) != value for key, value in nested(found).get("eval", {}).items() if key not in ("every", "batch"))
+  return any(was.get(key, value) != value for key, value in nested(found).get("eval", {}).items()
+             if key not in ("every", "batch"))
 
 
 def members_of(program, sweep):
@@ -226,7 +230,9 @@ def trained(name):
 
 
 def duration(seconds):
-  return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
+  if seconds >= 5400:
+    return f"{seconds / 3600:.1f} h"
+  return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
 
 
 def title(member):
@@ -246,9 +252,11 @@ def check(program, sweep, members):
   for member in members:
     found = nested(rows(program, *command_of(sweep, member)))
     if not found["eval"]["every"]:
-      raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 (the last step always is)")
+      raise UserError("eval.every = 0: no run would be evaluated; give --set eval.every=N with N above 0 "
+                      "(the last step always is)")
     if member.trained and not found["checkpoint"]["at_end"]:
-      raise UserError("checkpoint.at_end = false: eval.* keys evaluate the last checkpoint; give --set checkpoint.at_end=true")
+      raise UserError("checkpoint.at_end = false: eval.* keys evaluate the last checkpoint; "
+                      "give --set checkpoint.at_end=true")
     found.pop("name", None)
     found["attention"].pop("variant", None)
     same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
@@ -262,11 +270,12 @@ def end_with_parent():
 
 
 def train(command):
-  """Exit code and output. After Ctrl-C it waits until the program has saved; a second one reaches the program too. While the
-  run of a killed sweep saves, it waits for that."""
+  """Exit code and output. After Ctrl-C it waits until the program has saved; a second one reaches the program too.
+  While the run of a killed sweep saves, it waits for that."""
   for attempt in range(60):
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as output:
-      program, interrupted = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=end_with_parent), False
+      program = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=end_with_parent)
+      interrupted = False
       while True:
         try:
           code = program.wait()
@@ -299,13 +308,14 @@ def missing_of(program, sweep, members, overwrite):
 
 
 def collect(program, sweep, members, overwrite):
-  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that failed, and whether
-  Ctrl-C, or a signal to a run, ended the sweep."""
+  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that
+  failed, and whether Ctrl-C, or a signal to a run, ended the sweep."""
   done, missing = missing_of(program, sweep, members, overwrite)
   failed, stopped, start = {}, False, time.monotonic()
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
-    ends = f", about {duration(left)} left, until {time.strftime('%H:%M', time.localtime(time.time() + left))}" if number else ""
+    until = time.strftime("%H:%M", time.localtime(time.time() + left))
+    ends = f", about {duration(left)} left, until {until}" if number else ""
     print(f"{number + 1}/{len(missing)}: {title(member)}{ends}", file=sys.stderr, flush=True)
     name = member.name
     if overwrite and os.path.exists(variants.note_file(os.path.join("runs", name))):
@@ -345,18 +355,22 @@ def summary(sweep, members, done, failed):
   first, entries = next(iter(done.values()))[1], []
   config = first.config
   values = lambda section, key: " or ".join(map(str, sorted({
-      value for _, run, _ in done.values() if (value := metrics.finite(metrics.section(run.config, section).get(key))) is not None})))
+      value for _, run, _ in done.values()
+      if (value := metrics.finite(metrics.section(run.config, section).get(key))) is not None})))
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
-    losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if run and run.step() == run.steps() else {}
+    ended = run and run.step() == run.steps()
+    losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
-                    "initial": run and metrics.initial_loss(run), "loss": losses.get(str(metrics.main_length(run))) if run else None,
+                    "initial": run and metrics.initial_loss(run),
+                    "loss": losses.get(str(metrics.main_length(run))) if run else None,
                     "losses": losses, "clipped": run and metrics.clipped(run)})
-  return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"], "seeds": sweep["seeds"],
-          "axes": {axis: list(values) for axis, values in sweep["axes"].items()}, "chart": sweep["chart"],
-          "mode": metrics.section(config, "eval").get("mode", "windows"),
-          "commit": first.start.get("commit"), "device": first.start.get("device"), "command": shlex.join(["python3", *sys.argv]),
+  return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"],
+          "seeds": sweep["seeds"], "axes": {axis: list(values) for axis, values in sweep["axes"].items()},
+          "chart": sweep["chart"], "mode": metrics.section(config, "eval").get("mode", "windows"),
+          "commit": first.start.get("commit"), "device": first.start.get("device"),
+          "command": shlex.join(["python3", *sys.argv]),
           "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 
@@ -390,7 +404,8 @@ def main():
   parser.add_argument("sweep", metavar="SWEEP.json", help="configs/sweeps/ has examples")
   parser.add_argument("--size", metavar="NAME", help="one of the sizes in the file")
   parser.add_argument("--config", help="in place of the file's")
-  parser.add_argument("--axis", action="append", default=[], type=pair(distinct(str, "1e-3,2e-3")), metavar="KEY=A,B,...")
+  parser.add_argument("--axis", action="append", default=[], type=pair(distinct(str, "1e-3,2e-3")),
+                      metavar="KEY=A,B,...")
   parser.add_argument("--seeds", type=distinct(int, "1,2,3"), metavar="N,M,...")
   parser.add_argument("--set", action="append", default=[], type=pair(str), metavar="key=value", help="for every run")
   parser.add_argument("--train", default=os.environ.get("TRAIN", "./train"), help="the program [$TRAIN, else ./train]")
@@ -414,7 +429,8 @@ def main():
     return
   drawable = bool(importlib.util.find_spec("matplotlib"))
   if not drawable:
-    print(f"sweep.py: no picture will be drawn: {drawing.WITHOUT_MATPLOTLIB}; then run this again", file=sys.stderr, flush=True)
+    print(f"sweep.py: no picture will be drawn: {drawing.WITHOUT_MATPLOTLIB}; then run this again",
+          file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
@@ -427,7 +443,8 @@ def main():
     order = [*itertools.product(*sweep["axes"].values())]
     for member in (member for member in members if os.path.isdir(os.path.join("runs", member.name))):
       labels = tuple(member.labels.values())
-      variants.write_note(os.path.join("runs", member.name), sweep=sweep["name"], labels=labels, place=order.index(labels))
+      variants.write_note(os.path.join("runs", member.name), sweep=sweep["name"], labels=labels,
+                          place=order.index(labels))
     mode = result["mode"] if result["mode"] != "windows" else ""
     stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:

@@ -4,9 +4,9 @@
 #   bash scripts/test.sh
 #
 # Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under
-# AddressSanitizer and ThreadSanitizer. If clang has libFuzzer, it fuzzes the readers for a short while. If nvcc exists, it
-# also compiles a part of the CUDA build, in which no kernel may spill registers; if a GPU exists, the tests run there
-# as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
+# AddressSanitizer and ThreadSanitizer. If clang has libFuzzer, it fuzzes the readers for a short while. If nvcc exists,
+# it also compiles a part of the CUDA build, in which no kernel may spill registers; if a GPU exists, the tests run
+# there as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -22,8 +22,8 @@ failed=0
 logs=build/test_logs
 mkdir -p "$logs"
 
-# Adds up what GoogleTest, test/emulation/planted_bugs.sh and unittest print: "passed failed". Many programs may have written into
-# one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
+# Adds up what GoogleTest, test/emulation/planted_bugs.sh and unittest print: "passed failed". Many programs may have
+# written into one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
 count() {
   awk '
     /^\[==========\] [0-9]+ tests? from .* ran/ { failed += $2 }
@@ -78,8 +78,9 @@ phase "build for the CPU"
 make BACKEND=cpu
 
 export TRAIN=$PWD/build/cpu/train
-# The Python tests wait more than they compute: they run beside those of C++ and AddressSanitizer, which leave a core idle
-# while they link. A second thread of theirs would mostly wait for its turn; tests of several threads name their number.
+# The Python tests wait more than they compute: they run beside those of C++ and AddressSanitizer, which leave a core
+# idle while they link. A second thread of theirs would mostly wait for its turn; tests of several threads name their
+# number.
 OMP_NUM_THREADS=1 "$python" -m unittest discover -s test -p 'test_*.py' > "$logs/python_output" 2>&1 &
 python_tests=$!
 suite "C++ tests" make BACKEND=cpu test

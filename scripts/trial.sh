@@ -71,8 +71,8 @@ trial() {
     log=$logs/${system}_${user}_$command.log status=0 SECONDS=0
     in_root runuser "$user" -c "bash /plusgpt/scripts/$command.sh" >"$log" 2>&1 </dev/null || status=$?
     tests=$(tail -n 1 "$log" | grep -Ex '[0-9]+ passed, [0-9]+ failed' || true)
-    printf "$format" "$system" "$(in_root g++ -dumpfullversion 2>/dev/null || echo -)" "$user" "$command" $status "$tests" $SECONDS |
-      tee -a "$work/table"
+    printf "$format" "$system" "$(in_root g++ -dumpfullversion 2>/dev/null || echo -)" "$user" "$command" \
+      $status "$tests" $SECONDS | tee -a "$work/table"
   done
 }
 export -f trial archive

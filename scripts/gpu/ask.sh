@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The questions that only a GPU can answer before more is built: each a kernel or a product as it is beside the same with
-# one change, measured in turns. One table, question -> answer; bench/hopper_bench.cu and bench_kernels --workspaces
-# say what is measured.
+# The questions that only a GPU can answer before more is built: each a kernel or a product as it is beside the same
+# with one change, measured in turns. One table, question -> answer; bench/hopper_bench.cu and bench_kernels
+# --workspaces say what is measured.
 . scripts/gpu/part.sh
 failed=0
 programs=(kernels)

@@ -16,8 +16,8 @@ train=(env -C "$work" XDG_CACHE_HOME="$work/cache" "$(realpath -m "$quick_build"
 # row PROGRAM SECONDS RESULT CASE: a line of the last table. The archive is packed anew each time: the machine may be
 # taken away before the end.
 row() {
-  [ -s "$work/table" ] || printf '%s\n' '| part | program | seconds | result | first failing case |' '|---|---|---|---|---|' \
-    > "$work/table"
+  [ -s "$work/table" ] ||
+    printf '%s\n' '| part | program | seconds | result | first failing case |' '|---|---|---|---|---|' > "$work/table"
   echo "| first | $1 | $2 | $3 | $4 |" | tee -a "$work/table"
   cp "$work/cache/plusgpt/matmul.txt" "$logs" 2>/dev/null
   tar -czf "$out/first.tar.gz" -C "$work" logs table
@@ -84,8 +84,8 @@ disassemble() {
   done
 }
 
-# test_program NAME: a case that hangs or ends the program is left out in another go, of three at most. The first six that
-# fail are run again alone: an error of one kernel makes all later ones of its process fail.
+# test_program NAME: a case that hangs or ends the program is left out in another go, of three at most. The first six
+# that fail are run again alone: an error of one kernel makes all later ones of its process fail.
 test_program() {
   local program=$quick_build/test_$1 log=$logs/test_$1.log start=$SECONDS skip='' status case ended='' all alone=0 first
   [ -x "$program" ] || { failed=1; row "test_$1" 0 "NOT BUILT" "see the build's log"; return; }
@@ -96,7 +96,9 @@ test_program() {
     status=$?
     [ "$status" -ge 124 ] || break
     case=$(awk '/^\[ RUN      \]/ { run = $4 } /^\[  (     OK|FAILED) / { run = "" } END { print run }' "$log")
-    if time_is_up; then ended+="; NO TIME LEFT"; elif [ "$status" = 124 ]; then ended+="; HUNG"; else ended+="; CRASHED"; fi
+    if time_is_up; then ended+="; NO TIME LEFT"
+    elif [ "$status" = 124 ]; then ended+="; HUNG"
+    else ended+="; CRASHED"; fi
     ended+=" in ${case:-no test}"
     [ -n "$case" ] || break
     skip="${skip:+$skip:}$case"
@@ -104,7 +106,8 @@ test_program() {
   all=$(cases "$log") first=${all%%$'\n'*}
   for case in $(head -n 6 <<< "$all"); do
     echo "=== alone: $case" >> "$log"
-    GTEST_TOTAL_SHARDS=1 CUDA_LAUNCH_BLOCKING=1 limited 20 "$log" "$program" --gtest_filter="$case" || alone=$((alone + 1))
+    GTEST_TOTAL_SHARDS=1 CUDA_LAUNCH_BLOCKING=1 limited 20 "$log" "$program" --gtest_filter="$case" ||
+      alone=$((alone + 1))
   done
   local passed count=0 result
   passed=$(awk '/^\[       OK \]/ && !seen[$4]++ { n++ } END { print n + 0 }' "$log")
@@ -133,7 +136,8 @@ losses_and_speed() {
 import json, statistics, sys
 steps = [entry for entry in map(json.loads, open(sys.argv[1])) if entry["type"] == "train"]
 speed = statistics.median(step["tokens_per_s"] for step in steps[3:])
-print(f"{speed:,.0f} tokens/s (median of steps 4 to {len(steps)}), loss {steps[0]['loss']:.3f} to {steps[-1]['loss']:.3f}")
+loss = [f"{steps[at]['loss']:.3f}" for at in (0, -1)]
+print(f"{speed:,.0f} tokens/s (median of steps 4 to {len(steps)}), loss {loss[0]} to {loss[1]}")
 PYTHON
 }
 
@@ -146,11 +150,13 @@ row machine "$SECONDS" "$(nproc) cores, $(smi --query-gpu=name,driver_version,me
 
 missing=$(
   for header in nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h; do
-    echo "#include <$header>" | "${CXX:-g++}" ${CPPFLAGS:-} -std=c++20 -E -x c++ - >/dev/null 2>&1 || printf '%s ' "$header"
+    echo "#include <$header>" | "${CXX:-g++}" ${CPPFLAGS:-} -std=c++20 -E -x c++ - >/dev/null 2>&1 ||
+      printf '%s ' "$header"
   done
   command -v python3 >/dev/null || echo python3
 )
-[ -z "$missing" ] || { failed=1; row "what it needs" 0 "MISSING: $missing" "bash scripts/install_deps.sh --tests installs it"; }
+[ -z "$missing" ] ||
+  { failed=1; row "what it needs" 0 "MISSING: $missing" "bash scripts/install_deps.sh --tests installs it"; }
 
 tests=${FIRST_TESTS-matmul portability kernels attention prepare gate model}
 if has_hopper; then tests="hopper $tests"; fi

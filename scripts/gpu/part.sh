@@ -1,5 +1,5 @@
-# Sourced by the parts of scripts/gpu_session.sh, which exports: out, the folder for results; work, an empty one for this
-# part's own files; build, that of the full build; rehearse, not empty without a GPU.
+# Sourced by the parts of scripts/gpu_session.sh, which exports: out, the folder for results; work, an empty one for
+# this part's own files; build, that of the full build; rehearse, not empty without a GPU.
 # shellcheck shell=bash disable=SC2034  # the parts use these variables
 : "${out:?scripts/gpu_session.sh sets it}" "${work:?}" "${build:?}" "${rehearse?}"
 
@@ -14,7 +14,9 @@ fi
 note() { echo "$1" >> "$work/note"; }
 
 # Hopper's kernels are in the build for this GPU.
-has_hopper() { [ -n "$rehearse" ] || [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u)" = 9.0 ]; }
+has_hopper() {
+  [ -n "$rehearse" ] || [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u)" = 9.0 ]
+}
 
 # own_shards VOCAB TOKENS: where no shards were given, one of random tokens, low ones more frequent, to train on.
 own_shards() {

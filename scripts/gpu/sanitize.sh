@@ -3,7 +3,8 @@
 # nothing: its log has no SUMMARY line.
 . scripts/gpu/part.sh
 command -v compute-sanitizer >/dev/null || { note "there is no compute-sanitizer"; exit 1; }
-make BUILD="$build" "$build"/test_{portability,kernels,attention,hopper,prepare,gate} || { note "the build failed"; exit 1; }
+make BUILD="$build" "$build"/test_{portability,kernels,attention,hopper,prepare,gate} ||
+  { note "the build failed"; exit 1; }
 failed=0 clean=0 total=0 log=$work/log
 for tool in memcheck racecheck synccheck; do
   while read -r name filter; do
